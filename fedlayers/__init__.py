@@ -8,9 +8,13 @@ Everything that a user needs has its name here; a name is imported when it is fi
 'fedavg'
 """
 
-from typing import TYPE_CHECKING
+from fl_core.interrupts import quiet_imports
 
-from fl_core.lazy import attach
+quiet_imports("fedlayers")
+
+from typing import TYPE_CHECKING  # noqa: E402
+
+from fl_core.lazy import attach  # noqa: E402
 
 if TYPE_CHECKING:
     from fedlayers.diagnostics import measure as measure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,10 +66,12 @@ class Limit:
         guess: loss of the uniform predictor. on_divergence: ``note``, once a run, or ``stop``.
 
     Attributes:
+        tuned: models that were trained before they were first evaluated: their losses then are no start.
         stored: where the losses at the start are found in a run that goes on; read when a loss is suspicious.
     """
 
     def __init__(self, guess: float, on_divergence: str = "note") -> None:
+        self.tuned: frozenset[str] = frozenset()
         self.stored: Callable[[], Mapping[str, float]] | None = None
         self._guess, self._stops, self._noted = guess, on_divergence == "stop", False
         self._starts: dict[str, float] = {}
@@ -102,9 +104,30 @@ class Limit:
         self._noted = True
 
 
-def starts_of(run: Run) -> dict[str, float]:
-    """Each client's largest validation loss before the first round, from the rows of a stored run."""
+def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
+    """Each client's largest validation loss before the first round, from the rows of a stored run.
+
+    Args:
+        tuned: models that do not count.
+    """
     frame = run.rows()[1]
     chosen = (frame["round"] == 0) & (frame["metric"] == "loss") & (frame["split"] == "validation")
+    chosen &= ~frame["model"].isin(list(tuned))
     losses = frame[chosen].fillna({"value": math.inf})  # one that was not finite leaves no bound
     return {str(client): float(loss) for client, loss in losses.groupby("client")["value"].max().items()}
+
+
+def check_end(run: Run, done: int) -> None:
+    """Refuse the result of a stored run whose models have diverged at its last evaluation.
+
+    Raises:
+        DivergedError: names the first client and model.
+    """
+    frame = run.rows()[1]
+    found = frame[(frame["metric"] == DIVERGENCE) & (frame["round"] == done) & (frame["split"] == "validation")]
+    if len(found):
+        first = found.iloc[0]
+        raise DivergedError(
+            f"{run.path} ended with models that have diverged; first the {first['model']} model of client "
+            f"{first['client']!r} ({first['status']}). Train again with a smaller lr."
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,7 +19,7 @@ from fl_core.divergence import Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
 from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.home import Finetune, Home, InProcess, Reply, Request, Score, Train
+from fl_core.execution.home import TUNED, Finetune, Home, InProcess, Reply, Request, Score, Train
 from fl_core.ledger import Ledger, Work
 from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
@@ -94,7 +93,8 @@ class Engine:
         self.server, self.done = checkpoint.server, checkpoint.round
         self.home.restore(checkpoint)
         if self.writer:
-            self.limit.stored = partial(starts_of, self.writer.run)
+            run = self.writer.run
+            self.limit.stored = lambda: starts_of(run, self.limit.tuned)
         if "plan" in self.server.meta:
             self.algorithm = self.algorithm.with_plan(LayerPlan.from_json(self.server.meta["plan"]))
 
@@ -116,6 +116,7 @@ class Engine:
                 self.home.begin(self.algorithm)
             self._check_phases()
         self._use(self.algorithm)
+        self.limit.tuned = frozenset({TUNED} if self.algorithm.finetuning(0, 0) else ())
         if self.done == 0:
             self._evaluate_all(self._finetune(recorded=False))
             self._close_round()

@@ -23,7 +23,7 @@ from fl_core.data import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
-from fl_core.models.external import LOADING
+from fl_core.models.options import check_stored, without_weights
 from fl_core.records import blobs, store
 from fl_core.records.files import Folder, check_version, sha, signed
 from fl_core.task import Task, drop_statistics
@@ -285,7 +285,7 @@ def _described(
             "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
             "callable": "" if "model" in found.config["own"] else config.model,
             "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
-            "options": _fresh(str(config.model), config.model_options),
+            "options": without_weights(str(config.model), config.model_options),
             "seed": config.seed,
             "bn": config.bn,
             "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
@@ -324,9 +324,8 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
     elif not said["callable"]:
         raise UsageError(f"{path} was trained with a model of your own, {said['class']}: pass it again, model=...")
     else:
-        made = models.build(
-            said["callable"], shape, n_classes, seed=seed, options=_fresh(said["callable"], said["options"])
-        )
+        check_stored(str(path), said["callable"], said["options"], code)
+        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
     if said["bn"] == "drop":
         drop_statistics(made)
     if said["extended_by"] is not None:
@@ -336,11 +335,6 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
         if said["bn"] == "drop":
             drop_statistics(made)
     return made
-
-
-def _fresh(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options without those by which a library would load other weights, which these here replace."""
-    return {key: value for key, value in options.items() if not (name.startswith("timm:") and key in LOADING)}
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""How Ctrl-C ends a program: one line on how to continue, and exit code 130, from the first import to the end."""
+"""How signals end a program: one line on how to continue, and an exit code, from the first import to the end.
+
+Ctrl-C (SIGINT) gives exit code 130, SIGTERM 143, and SIGHUP, of a terminal that is closed, 129.
+"""
 
 from __future__ import annotations
 
@@ -7,56 +10,86 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
-CODE = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGINT, signal.SIGHUP)
+"""Those that a terminal sends to all of its processes at once."""
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that ends the program, raised as Ctrl-C is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+def quiet_imports(program: str) -> None:
+    """Let signals end this process with one line from now on, if it is the start of a program of this name."""
+    words = sys.orig_argv
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    if module == [program] or os.path.basename(sys.argv[0]) == program:
+        for number in _heard():
+            signal.signal(number, lambda number, frame: _end_at_once(number, "nothing was written"))
 
 
 @contextmanager
 def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
-    """Let Ctrl-C within the block end this process, with the text of ``goes_on`` as its last line.
+    """Let signals within the block end this process, with the text of ``goes_on`` as its last line.
 
     Within an import it ends at once, for an exception there could be swallowed, turned into another or end in a
     traceback; elsewhere ``KeyboardInterrupt`` is raised, so that workers are ended and files closed on the way. Where
-    interrupts are ignored, as in a shell's background, or belong to another thread, they stay as they are.
+    signals are ignored, as in a shell's background, or belong to another thread, they stay as they are.
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         if _importing(frame):
-            _say(goes_on())
-            os._exit(CODE)  # a run directory is sound whenever its writer dies
-        raise KeyboardInterrupt
+            _end_at_once(number, goes_on())
+        raise Ended(number)
 
-    heard = _main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    earlier = signal.signal(signal.SIGINT, interrupted) if heard else None
+    earlier = {number: signal.signal(number, interrupted) for number in _heard()}
     try:
         yield
-    except KeyboardInterrupt:
-        if heard:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing left to end
+    except KeyboardInterrupt as error:
+        for number in earlier:
+            signal.signal(number, signal.SIG_IGN)  # a second one has nothing left to end
         _say(goes_on())
-        sys.exit(CODE)
+        sys.exit(error.code if isinstance(error, Ended) else 128 + signal.SIGINT)
     finally:
-        if heard and signal.getsignal(signal.SIGINT) is interrupted:
-            signal.signal(signal.SIGINT, earlier)
+        for number, handler in earlier.items():
+            if signal.getsignal(number) is interrupted:
+                signal.signal(number, handler)
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Delay Ctrl-C in this process until the block ends; processes started inside never receive it."""
+    """Delay signals in this process until the block ends; processes started inside never receive a terminal's."""
     came: list[int] = []
-    heard = _main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    earlier = signal.signal(signal.SIGINT, lambda number, frame: came.append(number)) if heard else None
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
+    earlier = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in _heard()}
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # what a new process inherits
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        if heard:
-            signal.signal(signal.SIGINT, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
     if came:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(came[0])
+
+
+def _heard() -> list[signal.Signals]:
+    """The signals that this thread may handle, and that are not ignored."""
+    if not _main_thread():
+        return []
+    return [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
+def _end_at_once(number: int, goes_on: str) -> NoReturn:
+    _say(goes_on)
+    os._exit(128 + number)  # a run directory is sound whenever its writer dies
 
 
 def _main_thread() -> bool:
@@ -72,4 +105,5 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _say(goes_on: str) -> None:
-    print(f"fedlayers: interrupted; {goes_on}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal may be gone
+        print(f"fedlayers: interrupted; {goes_on}", file=sys.stderr, flush=True)

@@ -67,7 +67,7 @@ class Ledger:
                 self.row(metric, value, done, client, model=model, split=split, n_samples=n)
             if split == "validation" and done:
                 self._check_loss(values["loss"], done, client, model=model, split=split)
-            elif split == "validation":
+            elif split == "validation" and model not in self.limit.tuned:
                 self.limit.begin(self.names[client], values["loss"])
 
     def _check_loss(self, loss: float, done: int, client: int, **columns: Any) -> None:

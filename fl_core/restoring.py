@@ -19,6 +19,7 @@ from fl_core.data import Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, UsageError, listing
 from fl_core.models import is_code
+from fl_core.models.options import check_stored, shown, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.registry import is_outside
@@ -67,8 +68,11 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     return (replace(config, plan=None) if plan is not None else config), plan
 
 
-def task_of(run: Run, **given: Any) -> Task:
+def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
     """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
+
+    Args:
+        trained: its model gets trained weights, so that no others are loaded for it.
 
     Raises:
         CorruptError: its files are damaged, or do not hold what they are there for.
@@ -78,6 +82,8 @@ def task_of(run: Run, **given: Any) -> Task:
     with blamed(run.path / "config.json"):
         config, plan = stored_config(stored)
         check_config(config)
+    if trained:
+        config = replace(config, model_options=without_weights(str(config.model), config.model_options))
     dealt: dict[str, Any] = {}
     start = None
     if run.begun:
@@ -229,19 +235,31 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
 
 
+def allowed_by(config: RunConfig) -> set[str]:
+    """What a command's own configuration allows a stored run to name: its code, and its model options."""
+    return {*code_of(config.to_json()).values(), *(shown(key, value) for key, value in config.model_options.items())}
+
+
 def said(code: Collection[str], model_code: str | Collection[str] | None) -> set[str]:
     """The code that a caller allows to be run, as a set of names, from both keywords."""
     names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, model_code)]
     return {name for group in names for name in group}
 
 
-def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], **given: Any) -> None:
-    """Refuse to resume without what the run began with: data or a model from Python, or permission for its code."""
+def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weights: bool, **given: Any) -> None:
+    """Refuse to resume without what the run began with: data or a model from Python, or permission for its code.
+
+    Args:
+        weights: whether tensors are there that take the place of pretrained weights.
+    """
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
     check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
+    if not passed["model"]:
+        model, options = str(stored["model"]), stored["model_options"]
+        check_stored(str(path), model, options, code, weights)
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:

@@ -42,6 +42,7 @@ def run(
     loaded: FederatedData | None = None,
     model: nn.Module | None = None,
     plan: LayerPlan | None = None,
+    initial: tree.Tree | None = None,
     command: str = "",
     progress: bool = True,
     until: int | None = None,
@@ -51,7 +52,7 @@ def run(
     """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
-        data, loaded, model, plan: as of :func:`fl_core.task.assemble`.
+        data, loaded, model, plan: as of :func:`fl_core.task.assemble`; ``initial`` is its ``start``.
         command: what was typed, for the record.
         until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
         log: where else its rows go, live: loggers, or their names (:mod:`fl_core.loggers`).
@@ -65,7 +66,7 @@ def run(
         UsageError: before anything is written.
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
-    task = assemble(config, data=data, loaded=loaded, model=model, plan=plan)
+    task = assemble(config, data=data, loaded=loaded, model=model, plan=plan, start=initial)
     instruments = instruments or Instruments()
     decision_of(task, instruments).check(task.algorithm(task.plan))
     _check_device(task.config.device)
@@ -148,7 +149,8 @@ def resume(
     Args:
         data, model: your own, where the run was given them.
         code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
-            or rule), said again: a run directory from elsewhere must not choose what is imported and called here.
+            or rule), said again: a run directory from elsewhere must not choose what is imported and called here. Also
+            ``KEY=VALUE`` of model options other than sizes and rates (:mod:`fl_core.models.options`).
         model_code: the same, by a former name.
         until, log, trained_by: as of :func:`run`.
         home: of a federation over sites, makes the clients' home of the stored configuration and its task.
@@ -161,7 +163,9 @@ def resume(
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
         restoring.check_at_home(writer.path, stored, home is not None)
-        restoring.check_own(writer.path, stored, restoring.said(code, model_code), data=data, model=model)
+        said = restoring.said(code, model_code)
+        started = writer.run.begun and writer.run.start() is not None
+        restoring.check_own(writer.path, stored, said, started, data=data, model=model)
         task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
@@ -175,7 +179,7 @@ def resume(
             return _execute(task, instruments, writer, progress, until, **rest)
 
         def accept(found: store.Checkpoint) -> None:
-            restoring.check_same_start(task, writer.path, weights=False)
+            restoring.check_same_start(task, writer.path, weights=task.start is not None)
             restoring.check(writer.run, found, task, goes_on=True, clients=living is None)
 
         done = writer.rewind(accept)
@@ -354,9 +358,10 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    restoring.check_at_home(found.path, found.task_config(), False)
-    restoring.check_own(found.path, found.task_config(), restoring.said(code, model_code), data=data, model=model)
-    task = task_of(found, data=data, model=model)
+    stored, said = found.task_config(), restoring.said(code, model_code)
+    restoring.check_at_home(found.path, stored, False)
+    restoring.check_own(found.path, stored, said, True, data=data, model=model)
+    task = task_of(found, trained=True, data=data, model=model)
     restoring.check_same_start(task, found.path, weights=False)
     algorithm = restoring.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)

@@ -28,6 +28,7 @@ from fl_core.execution.workspace import memory_format
 from fl_core.layers import Layer, layers_of
 from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
+from fl_core.models.options import PRETRAINED, wants_weights
 from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
 from fl_core.scores import REGRESSION
@@ -150,8 +151,8 @@ def assemble(
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
-    named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
-    said = [] if given or named else _made_up(config, data)
+    known = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
+    said = [] if given or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
@@ -159,21 +160,22 @@ def assemble(
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)
     if model is None:
-        model = models.build(
-            str(config.model),
-            data.shape,
-            outputs,
-            seed=config.seed,
-            options=config.model_options,
-        )
+        named, own = str(config.model), config.model_options
+        pretrained = wants_weights(named, own)
+        if pretrained and start is not None:  # which is a copy of them
+            own = {key: value for key, value in own.items() if key != PRETRAINED}
+        model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
     else:
         model = copy.deepcopy(model)  # a run trains in it
         models.check_fit(type(model).__name__, model, data.shape, outputs)
+        pretrained = False
     if start is not None:
         weights.put(model, start, "the run's start.safetensors")
     elif config.init is not None:
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.of(model)
+    elif pretrained:
+        start = tree.of(model)  # which the run, its workers and its sites get as tensors
     if config.bn == "drop":
         drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.by)

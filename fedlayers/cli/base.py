@@ -15,7 +15,8 @@ ModelCode = Annotated[
     tuple[str, ...],
     option(
         "Of a run whose model, algorithm, dataset or rule is code: its package.module:name again, since that code is "
-        "imported and called.",
+        "imported and called. Also KEY=VALUE of its model options that are not sizes or rates, such as "
+        "pretrained=true.",
         "NAME [NAME ...]",
     ),
 ]

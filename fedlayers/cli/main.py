@@ -58,7 +58,7 @@ ABOUT = "Measure which layers of a network to federate and which to keep local, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
+    """Entry point; exits with 2 for a usage error, 1 for a failure, 128 + N after signal N, and one line says why."""
     try:
         try:
             with interrupts.ending():

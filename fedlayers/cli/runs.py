@@ -106,9 +106,13 @@ class Verify(Command):
 
 
 def finished(engine: Any, out: Path) -> None:
-    """Print what a run came to."""
+    """Print what a run came to.
+
+    Raises:
+        DivergedError: its last evaluation shows models that have diverged.
+    """
     from fedlayers.cli import tables
-    from fl_core import runner
+    from fl_core import divergence, runner
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
@@ -120,3 +124,4 @@ def finished(engine: Any, out: Path) -> None:
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
     print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")
+    divergence.check_end(stored, engine.done)

@@ -17,7 +17,7 @@ from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.plan import LayerPlan
-from fl_core.restoring import code_of
+from fl_core.restoring import allowed_by
 from fl_core.task import Task
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Federations(Place):
                 options |= {"plan": run.plan, "command": run.command, "known": self.facts}
                 federation.federate(run.config, self.link, run.path, **options)
             elif not run.over:
-                federation.resume(run.path, self.link, code=code_of(run.config.to_json()).values(), **options)
+                federation.resume(run.path, self.link, code=allowed_by(run.config), **options)
 
 
 def _arm(task: Task, client: int) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from fl_core.dropout import read_trace
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, check_distinct, listing
 from fl_core.loggers.base import Logger, loggers_of
+from fl_core.models.options import without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.restoring import FEDERATION, check_at_home
@@ -239,6 +240,7 @@ def join(
         RefusedError: a site does not allow it, or its model is another one.
     """
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
+    config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
     initial = tree.of(task.model)
     trees = {} if task.start is None else {"start": task.start}
     common = {

@@ -13,6 +13,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.limits import LimitError, within_memory, within_seconds
+from fl_core.models.options import check_stored
 from fl_core.registry import is_outside
 from fl_core.restoring import code_of
 
@@ -55,7 +56,8 @@ class Policy:
 
     Attributes:
         algorithms: that it takes part in; None = all that the package has.
-        code: of the user's own, ``package.module:name``, that may be imported here.
+        code: of the user's own, ``package.module:name``, that may be imported here; and ``KEY=VALUE`` of model options
+            other than sizes and rates.
         metrics: that it measures, if it does not measure all that compare no clients.
         never_send: layers of which no tensor leaves.
         least_samples: with fewer than these it takes part in nothing.
@@ -160,7 +162,7 @@ class Policy:
         check_alone(names)
 
     def check_code(self, config: RunConfig) -> None:
-        """Refuse a configuration that names code which this site does not allow.
+        """Refuse a configuration that names code which this site does not allow, or a model option that loads.
 
         Raises:
             UsageError: names it.
@@ -168,6 +170,7 @@ class Policy:
         for key, name in code_of(config.to_json()).items():
             if key != "dataset":  # whose name is all that is taken of it
                 self._check(name, "code", self.code)
+        check_stored("the site's policy", str(config.model), config.model_options, self.code)
 
     def check_sent(self, names: Iterable[str], layers: Sequence[Layer]) -> None:
         """Refuse to send tensors of layers that never leave.

@@ -31,6 +31,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
 from fl_core.registry import is_outside
+from fl_core.restoring import allowed_by
 from fl_core.scores import MAIN, SCORES, TABLE, check_score
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
@@ -364,7 +365,7 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
     lines = []
     for line in scores.itertuples():
         path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
-        code = runner.code_of(config.to_json()).values()
+        code = allowed_by(config)
         models, task = runner.load_models(path, which=str(line.model), model_code=code)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})

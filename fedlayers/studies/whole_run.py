@@ -6,21 +6,24 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from fedlayers.places.away import away
-from fedlayers.places.base import Place, Result, carry_out
+from fedlayers.places.base import Place, Pool, Result, carry_out
 from fedlayers.runs import of_diagnostics
 from fl_core import data as datasets
 from fl_core import runner
 from fl_core.config import DEALING, READING, RunConfig, resolved
 from fl_core.data import FederatedData
 from fl_core.decision import Instruments
+from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import carrying, store
 from fl_core.records.files import Folder
+from fl_core.restoring import allowed_by
+from fl_core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class WholeRun:
         name: for messages; by default that of its directory.
         quiet: whether what the run would note of its data has been noted before.
         away: whether it is on another machine than the one that asked for it.
+        start: the pretrained weights that its configuration asks for, so that no worker loads them.
     """
 
     path: Path
@@ -42,6 +46,7 @@ class WholeRun:
     instruments: Instruments | None = None
     quiet: bool = False
     away: bool = False
+    start: Tree | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -84,15 +89,25 @@ class WholeRun:
                 self.config,
                 self.path,
                 instruments=instruments,
-                loaded=_data(json.dumps({key: getattr(self.config, key) for key in _OF_DATA})),
+                loaded=self._data(),
+                initial=self.start,
                 plan=self.plan,
                 command=self.command,
                 progress=False,
                 until=self.until,
             )
         elif not self.over:
-            code = runner.code_of(self.config.to_json()).values()  # what the very command names
+            code = allowed_by(self.config)  # what the very command names
             runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
+
+    def with_weights(self) -> WholeRun:
+        """Return the run with the pretrained weights that it begins with, if its configuration asks for any."""
+        if self.begun or not wants_weights(self.config.model, self.config.model_options):
+            return self
+        return replace(self, start=runner.assemble(self.config, plan=self.plan, loaded=self._data()).start)
+
+    def _data(self) -> FederatedData:
+        return _data(json.dumps({key: getattr(self.config, key) for key in _OF_DATA}))
 
     def sent_to(self, path: Path | None) -> WholeRun:
         if path is not None:
@@ -138,7 +153,8 @@ def train(
         if result.error is not None:
             raise result.error
 
+    works = (run.with_weights() for run in runs) if isinstance(place, Pool) else runs
     try:
-        carry_out(runs, place, done or strict, total=len(runs), progress=progress)
+        carry_out(works, place, done or strict, total=len(runs), progress=progress)
     finally:
         _data.cache_clear()

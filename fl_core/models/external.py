@@ -13,11 +13,10 @@ from torch import nn
 
 from fl_core.calling import check_options, parameters_of
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.models.options import PRETRAINED, check_library
 from fl_core.models.registry import Builder
 
 Options = dict[str, Any]
-LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-"""Options by which timm loads weights; the others say what the model is."""
 
 
 def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
@@ -34,7 +33,8 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
     full, architecture = f"timm:{name}", name.partition(".")[0]
     check_known("timm model", architecture, timm.list_models())
     options = dict(options)
-    pretrained = _pretrained(full, name, options.pop("pretrained", False))
+    pretrained = _pretrained(full, name, options.pop(PRETRAINED, False))
+    check_library(full, options)
     channels, height, width = _image(full, shape)
     made_for = timm.get_pretrained_cfg(architecture)
     size: Options = {"img_size": height if height == width else (height, width)}
@@ -101,6 +101,7 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
 
     full = f"torchvision:{name}"
     check_known("torchvision model", name, torchvision.models.list_models(module=torchvision.models))
+    check_library(full, options)
     channels, _, _ = _image(full, shape)
     if channels != 3:
         raise UsageError(f"model {full} takes images of 3 channels, not {channels}; timm's models take any number")

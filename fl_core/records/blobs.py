@@ -27,12 +27,8 @@ _TYPES = {
     "F32": "float32",
     "F64": "float64",
     "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""Torch's names of the types of numbers that it loads from a safetensors file, by their names there."""
+"""Torch's names of the types of numbers that models here compute with, by their names in a safetensors file."""
 
 V = TypeVar("V")
 
@@ -68,7 +64,7 @@ def types(data: bytes) -> dict[str, str]:
     """Torch's name of the type of numbers of each tensor in a safetensors file, by the tensor's name.
 
     Checked is what loading checks before it makes any tensor: the header must be sound, its tensors must fill the file
-    without gap or overlap, each with as many bytes as its shape and type take, and torch must load those types.
+    without gap or overlap, each with as many bytes as its shape and type take, and models must compute with the types.
 
     Raises:
         ValueError: one of these does not hold.
@@ -85,6 +81,9 @@ def tensors(data: bytes) -> dict[str, Tensor]:
 
     with _refused():
         loaded: dict[str, Tensor] = load(data)
+    for name, tensor in loaded.items():
+        if (kind := str(tensor.dtype).removeprefix("torch.")) not in _TYPES.values():
+            raise ValueError(f"its tensor {name!r} has numbers of type {kind}, which no model here computes with")
     return loaded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from fl_core.records.files import json_bytes, sha
 if TYPE_CHECKING:
     from fl_core.records.store import Run
 
+JOURNAL = "journal.jsonl"
+"""The blobs of a checkpoint that is being written, announced before they are."""
+_BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
+
 
 def verify(run: Run) -> list[str]:
     """What :meth:`fl_core.records.store.Run.verify` is."""
@@ -19,6 +24,8 @@ def verify(run: Run) -> list[str]:
         path = run.path / "manifest.json"
         raise CorruptError(f"{path} is missing: the run was never fully created; resume starts it from round 0")
     timed = _timed(run)  # first: a writer may be at work, and the checkpoint comes before its round's time
+    blobs = [name.removesuffix(".safetensors") for name in run.folder.names("blobs") if _BLOB.fullmatch(name)]
+    begun = run.folder.read(JOURNAL).decode(errors="replace").split() if run.folder.has(JOURNAL) else []
     checked = run.check_files()
     seen: set[str] = set()
     ends = [run.begin()["rows"]]
@@ -44,7 +51,27 @@ def verify(run: Run) -> list[str]:
         if run.folder.read("plan.json") != json_bytes(plan):
             raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
         checked.append("plan.json")
-    return [*checked, _progress(run, timed)]
+    checked.append(_progress(run, timed))
+    _check_named(run, {*blobs} - seen - {*begun})
+    return checked
+
+
+def _check_named(run: Run, strange: set[str]) -> None:
+    """Refuse whole blobs that no checkpoint names, in a run that is not over: the one that named them is gone.
+
+    Raises:
+        CorruptError: names the first, and the checkpoint before the one that is missing.
+    """
+    last = max(run.rounds, default=0)
+    if last == run.config.get("rounds"):
+        return
+    for blob in sorted(strange):
+        name = f"blobs/{blob}.safetensors"
+        if run.folder.is_own(name) and sha(run.folder.read(name)) == blob:
+            raise CorruptError(
+                f"{run.path / 'checkpoints'} lacks a checkpoint after round {last}, which {name} belongs to; resume "
+                "trains those rounds again"
+            )
 
 
 def check_chain(run: Run, manifests: Mapping[int, Mapping[str, Any]]) -> None:

@@ -24,11 +24,11 @@ from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
 from fl_core.records import checking, timing
 from fl_core.records.blobs import joined
+from fl_core.records.checking import JOURNAL
 from fl_core.records.files import Folder, json_bytes, sha, signed
 from fl_core.records.store import FORMAT, ROOT_FILES, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.tree import clone
 
-JOURNAL = "journal.jsonl"
 _WRITTEN = (*ROOT_FILES, START, "manifest.json", "rows.jsonl", "plan.json", "timing.jsonl")
 _PART = re.compile(r"(.+)\.[0-9]+\.part")  # a file that was being written by the process of that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")

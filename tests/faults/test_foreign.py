@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from fl_core import plan, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, ForeignError, UsageError
-from fl_core.records import files, store, writing
+from fl_core.records import blobs, files, store, writing
+from fl_core.records.files import Folder, sha
 from fl_core.records.store import Run
 from tests.faults.injected import contents
 
@@ -333,3 +336,26 @@ def test_the_last_checkpoints_of_a_finished_run_are_missed(sound, tmp_path, remo
         resume(path)
     assert contents(path) == contents(sound)
     assert Run(path).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_deleted_last_checkpoint_is_missed_where_no_time_tells(tmp_path, timed):
+    """A run that paused between the rounds at which it saves, and one whose times are gone."""
+    path = tmp_path / "run"
+    runner.run(replace(CONFIG, checkpoint_every=4 if timed else 1), path, progress=False, until=2)
+    assert Run(path).verify()
+    (path / "checkpoints/000002.json").unlink()
+    if not timed:
+        (path / "timing.jsonl").unlink()
+    with pytest.raises(CorruptError, match=r"checkpoints lacks a checkpoint after round [01]"):
+        Run(path).verify()
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_of_eight_bits_name_their_file(run, kind):
+    data = save({"model|fc.weight": torch.zeros(2, 2).to(kind)})
+    name = f"{sha(data)}.safetensors"
+    Folder(run).write(f"blobs/{name}", data)
+    for parse in (blobs.tensors, blobs.types):
+        with pytest.raises(CorruptError, match=name):
+            Folder(run).read_as(parse, f"blobs/{name}", sha(data))

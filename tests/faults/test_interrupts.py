@@ -31,13 +31,25 @@ if __name__ == "__main__":  # as the installed program does
     main()
 """
 
+FIRST = """
+import os, sys
+
+class Signals:
+    def find_spec(self, name, *_):
+        if name == "fl_core.lazy":
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+sys.meta_path.insert(0, Signals())
+import fedlayers
+"""
+
 
 def heard():
     """A shell's background jobs, and so what they start, ignore interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def interrupted(folder, *arguments, until):
+def interrupted(folder, *arguments, until, by=signal.SIGINT):
     """(exit code, lines on stderr but the progress bar) of a command, interrupted as a terminal does: all processes."""
     (folder / "start.py").write_text(START)
     process = subprocess.Popen(
@@ -53,7 +65,7 @@ def interrupted(folder, *arguments, until):
     try:
         assert process.stdout.readline() == "on\n"
         until(process)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, by)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -110,6 +122,33 @@ def test_while_workers_start(tmp_path, seconds):
     code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(seconds))
     assert (code, lines) == (130, [BEGUN])
     assert Run(tmp_path / FOLDER).config["workers"] == 2
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_say_the_same(tmp_path, by):
+    code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(0.4), by=by)
+    assert (code, lines) == (128 + by, [BEGUN])
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_the_package_itself_is_imported(tmp_path, by):
+    """From its first line on, where it is the program that is started."""
+    (tmp_path / "fedlayers").write_text(FIRST)
+    for program in (["fedlayers"], ["-c", FIRST]):
+        process = subprocess.run(
+            [sys.executable, *program, str(int(by))],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            preexec_fn=heard,
+            check=False,
+        )
+        if program == ["fedlayers"]:
+            assert (process.returncode, process.stderr.splitlines()) == (128 + by, [NOTHING])
+        else:
+            assert NOTHING not in process.stderr, "who imports the package keeps Python's ways"
+            assert process.returncode != 0
 
 
 @pytest.mark.slow

@@ -389,6 +389,12 @@ def test_lost_replies_are_rows_and_a_trace_is_checked_before_anything_is_written
     assert "client_dropout must be" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
 
 
+def test_a_run_that_ends_diverged_is_a_failure(fedlayers):
+    fedlayers("run", *SMALL, "--algorithm", "per_fedavg", "--lr", "1e6", "--out", "steep", code=1)
+    assert "personal" in fedlayers.err.splitlines()[-1]
+    assert store.Run("steep").rounds[-1] == 2, "all of it is there"
+
+
 @pytest.mark.parametrize(("what", "code"), [("note", 0), ("stop", 1)])
 def test_divergence_is_noted_or_ends_the_run(fedlayers, what, code):
     steep = ("--optimizer", "adam", "--lr", "3", "--clients", "2", "--dataset", "digits", "--partition", "iid")

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.divergence import DIVERGENCE, TIMES, Limit, guessing
+from fl_core.divergence import DIVERGENCE, TIMES, Limit, check_end, guessing
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
@@ -118,3 +118,29 @@ def test_a_run_that_goes_on_measures_by_the_same_start(tmp_path: Path) -> None:
 def test_what_becomes_of_divergence_is_one_of_two_words() -> None:
     with pytest.raises(UsageError, match="unknown value of on_divergence 'notes': did you mean 'note'"):
         run(replace(CONFIG, on_divergence="notes"))
+
+
+@pytest.mark.parametrize("algorithm", ["per_fedavg", "local_adaptation"])
+@pytest.mark.parametrize("stops_at", [None, 2])
+def test_a_personal_model_that_diverges_is_noted(algorithm: str, stops_at: int | None, tmp_path: Path) -> None:
+    """Its loss before the first round is that of a model which was trained already, and so no start."""
+    config = replace(LARGE, algorithm=algorithm)
+    notes = run(config, tmp_path / "run", **({} if stops_at is None else {"until": stops_at}))
+    if stops_at is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runner.resume(tmp_path / "run", data=TOY, model=model(), progress=False)
+    assert notes
+    table = store.Run(tmp_path / "run").rows()[1]
+    last = table[(table["round"] == 4) & (table["split"] == "validation")]
+    large = last[(last["metric"] == "loss") & (last["model"] == "personal") & (last["value"] > 1e3)]
+    assert len(large)
+    told = last[(last["metric"] == DIVERGENCE) & (last["model"] == "personal")]
+    assert set(told["client"]) >= set(large["client"])
+    with pytest.raises(DivergedError, match=r"the \w+ model of client"):
+        check_end(store.Run(tmp_path / "run"), 4)
+
+
+def test_a_run_that_ends_well_is_not_refused(tmp_path: Path) -> None:
+    run(CONFIG, tmp_path / "run")
+    check_end(store.Run(tmp_path / "run"), int(CONFIG.rounds or 0))

@@ -399,13 +399,6 @@ def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
         fl.predict(model, x)
 
 
-def test_a_pretrained_model_is_rebuilt_without_other_weights(tmp_path: Path) -> None:
-    """What the run started from need not be there any more, and no file that the JSON names is opened."""
-    options = {"pretrained": "gone.pth", "checkpoint_path": "gone.pth", "width": 3}
-    assert exported._fresh("timm:resnet18", options) == {"width": 3}
-    assert exported._fresh("mine:resnet", options) == options
-
-
 def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
     beside = model.with_name(f"{model.name}.json")
     with pytest.raises(UsageError, match=r"is no exported model: there is no other.json beside it"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import signal
 import socket
 import ssl
 import subprocess
@@ -177,7 +176,6 @@ def serve(answers: Answers, connection: Connection, home: Path, say: Callable[[s
         UsageError: the superlink cannot be reached or does not know this key.
     """
     check_reachable(connection.superlink, connection.ca)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the supernode says goodbye
     mark = home / "connected"  # where it was left behind, the superlink may hold the former connection for a minute
     patience = time.monotonic() + (LINGERS if mark.exists() else 0.0)
     while True:

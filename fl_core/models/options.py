@@ -1,0 +1,109 @@
+"""Allow-lists of model options: what a library's model takes, and what a stored file or a server may choose."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fl_core.errors import UsageError, check_known
+
+PRETRAINED = "pretrained"
+"""The one option that loads weights; only the user's own command or call may set it."""
+LOADING = (PRETRAINED, "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+"""Options by which timm loads weights; stored runs of earlier versions may have them."""
+_TIMM = """
+    img_size patch_size embed_dim embed_dims dim dims depth depths num_heads heads head_dim layers channels width widths
+    stages num_blocks hidden_size hidden_sizes num_features head_hidden_size mlp_ratio mlp_ratios expand_ratio
+    attn_ratio sr_ratios drop_rate drop_path_rate proj_drop_rate attn_drop_rate pos_drop_rate patch_drop_rate
+    drop_block_rate qkv_bias qk_norm init_values layer_scale_init_value ls_init_value norm_eps global_pool class_token
+    reg_tokens no_embed_class pre_norm fc_norm final_norm dynamic_img_size window_size output_stride kernel_size
+    kernel_sizes strides stem_width stem_size stem_chs cardinality base_width groups growth_rate block_config
+    num_init_features bn_size width_factor width_mult depth_mult zero_init_last head_init_scale use_pos_embed
+"""
+_TORCHVISION = """
+    dropout dropout_aux mlp_dropout attention_dropout drop_rate stochastic_depth_prob layer_scale image_size
+    representation_size width_mult width_per_group groups round_nearest last_channel growth_rate bn_size
+    zero_init_residual replace_stride_with_dilation init_weights aux_logits transform_input
+"""
+LIBRARIES = {"timm": tuple(_TIMM.split()), "torchvision": tuple(_TORCHVISION.split())}
+"""Options of a library's models: sizes, rates and yes or no. None of them names a place."""
+WORDS = {"global_pool": ("", "avg", "max", "avgmax", "catavgmax", "token", "map")}
+"""Options of these libraries that are one of some words."""
+_FETCHING = {"pretrained", "weights", "download", "fetch", "cache", "hub", "load", "url"}
+"""Words within the names of options by which the user's own code may load something."""
+_DEEP, _MANY = 4, 1000
+
+
+def check_library(model: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of a timm or torchvision model that are not on its list, whoever asks for them.
+
+    Raises:
+        UsageError: names the first, and what is known.
+    """
+    for key, value in options.items():
+        check_known(f"option of model {model!r}", key, LIBRARIES[model.partition(":")[0]])
+        if key in WORDS and isinstance(value, str):
+            check_known(f"value of {key}", value, WORDS[key])
+        elif not _is_plain(value):
+            raise UsageError(
+                f"option {key} of model {model!r} must be a number, true, false, or a list of numbers; "
+                f"got {str(value)[:80]!r}. Leave it out for the model's default."
+            )
+
+
+def check_stored(
+    where: str, model: str, options: Mapping[str, Any], said: Collection[str] = (), weights: bool = False
+) -> None:
+    """Refuse options that a file or a server may not choose: all but sizes and rates.
+
+    Args:
+        where: what has the options, for the message.
+        said: what the user has said again, as :func:`shown` writes it.
+        weights: whether tensors take the place of the pretrained weights, which then are not loaded.
+
+    Raises:
+        UsageError: names the first, and how to allow it.
+    """
+    for key, value in options.items():
+        if shown(key, value) in said or (weights and key == PRETRAINED):
+            continue
+        if key == PRETRAINED and str(value).lower() != "false":
+            rule = "pretrained weights must be the wish of whoever runs this"
+        elif model.partition(":")[0] in LIBRARIES and key != PRETRAINED:
+            check_library(model, {key: value})
+            continue
+        elif not _is_plain(value):
+            rule = f"option {key!r} of model {model!r} must be a number, true, false, or a list of numbers"
+        elif value and _FETCHING & set(key.split("_")):
+            rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
+        else:
+            continue
+        raise UsageError(f"{where}: {rule}; got {shown(key, value)[:120]}. Allow it with --model-code KEY=VALUE.")
+
+
+def shown(key: str, value: Any) -> str:
+    """An option as ``KEY=VALUE``, as a user says it again.
+
+    >>> shown("pretrained", True), shown("activation", "relu")
+    ('pretrained=true', 'activation=relu')
+    """
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those by which timm loads weights, for a model that is given trained ones."""
+    return {key: value for key, value in options.items() if not (model.startswith("timm:") and key in LOADING)}
+
+
+def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether building a model with these options would load pretrained weights."""
+    return str(model).startswith("timm:") and str(options.get(PRETRAINED, False)).lower() != "false"
+
+
+def _is_plain(value: Any, deep: int = 0) -> bool:
+    """Whether a value is none, a finite number, a truth value, or a short list of such."""
+    if isinstance(value, list | tuple):
+        return deep < _DEEP and len(value) <= _MANY and all(_is_plain(each, deep + 1) for each in value)
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))

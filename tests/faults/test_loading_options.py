@@ -1,0 +1,364 @@
+"""Model options that come from a file or a server load nothing: no path, no address, no folder to write to."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedlayers.places.base import Event, Pool, Result, Results, Watch, Work, nobody
+from fedlayers.remote import federation
+from fedlayers.remote.codec import Packet, decode, encode
+from fedlayers.remote.holdings import Given
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.site import Site
+from fedlayers.studies.whole_run import WholeRun, train
+from fl_core import exported, models, runner, tree
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.models.options import LIBRARIES, check_stored
+from fl_core.records.files import Folder, sha, signed
+from fl_core.records.store import START, Run, checkpoint_name
+from tests.conftest import CONFIG, TOY
+from tests.federation.test_faults import Listening, told
+
+ROOT = Path(__file__).parents[2]
+VIT = "timm:vit_tiny_patch16_224"
+SIZES: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 2, "patch_size": 3}
+SHORT = replace(CONFIG, rounds=2, stack="off", model=VIT, model_options=SIZES, participation=1.0)
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, list[str]]]:
+    """A server on the loopback, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/weights.pth", asked
+        server.shutdown()
+
+
+def hostile(url: str, folder: Path) -> list[dict[str, Any]]:
+    cfg = {"url": url, "hf_hub_id": None, "num_classes": 3}
+    return [
+        {"pretrained": True, "pretrained_cfg": cfg, "cache_dir": str(folder)},
+        {"pretrained_cfg": cfg, "cache_dir": str(folder), "pretrained": True},
+        {"pretrained": "true"},
+        {"pretrained": "/etc/passwd"},
+        {"pretrained": 1},
+        {"checkpoint_path": "/etc/passwd"},
+        {"checkpoint_path": 3},
+        {"pretrained_cfg_overlay": {"file": "/etc/passwd"}},
+        {"features_only": True},
+        {"img_size": url},
+        {"global_pool": str(folder)},
+    ]
+
+
+# --- the two attacks -------------------------------------------------------------------------------------------
+
+
+def test_a_server_cannot_have_a_site_load_anything(tmp_path: Path, address: tuple[str, list[str]]) -> None:
+    url, asked = address
+    line = Listening(tmp_path / "joining")
+    federation.federate(SHORT, line, progress=False)
+    packet = decode(line.asked["join"])
+    site = Site(Given(TOY, "a"), tmp_path / "a", Policy(algorithms=("fedavg",)))
+    for options in hostile(url, tmp_path / "cache"):
+        config = {**packet.head["config"], "model_options": {**SIZES, **options}}
+        began = time.monotonic()
+        reason = told(site, Packet({**packet.head, "config": config}, packet.trees))
+        assert any(key in reason for key in options), reason
+        assert time.monotonic() - began < 10
+    assert decode(site.answer(encode(packet))).head["kind"] == "joined", "the honest one"
+    assert not asked
+    assert not (tmp_path / "cache").exists()
+
+
+def edited(path: Path, **changes: Any) -> None:
+    """Change a run's configuration, digests and all, as whoever hands it on can."""
+    folder = Folder(path)
+    folder.write("config.json", signed({**folder.read_signed("config.json"), **changes}))
+    manifest, data = folder.read_signed("manifest.json"), folder.read("config.json")
+    manifest["files"]["config.json"] = {"sha256": sha(data), "bytes": len(data)}
+    folder.write("manifest.json", signed(manifest))
+    name = checkpoint_name(1)
+    folder.write(name, signed({**folder.read_signed(name), "run": Run(path).id}))
+
+
+def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, list[str]]) -> None:
+    url, asked = address
+    path = tmp_path / "run"
+    runner.run(replace(SHORT, dataset="digits", clients=2, samples=60), path, progress=False, until=1)
+    for options in hostile(url, tmp_path / "cache"):
+        edited(path, model_options={**SIZES, **options})
+        began = time.monotonic()
+        with pytest.raises(UsageError, match="|".join(options)):
+            runner.resume(path, progress=False)
+        if options.keys() == {"pretrained"}:  # trained weights take their place
+            assert runner.load_models(path, which="global")
+        else:
+            with pytest.raises(UsageError, match="|".join(options)):
+                runner.load_models(path, which="global")
+        assert time.monotonic() - began < 10
+    assert not asked
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    runner.run(replace(SHORT, dataset="digits", clients=2, samples=60, rounds=1), path, progress=False)
+    made = exported.export(path, tmp_path / "model", which="global")
+    about = json.loads((tmp_path / "model.json").read_text())
+    about.pop("sha256")
+    for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache"):
+        changed = {**about, "model": {**about["model"], "options": {**SIZES, **options}}}
+        Folder(tmp_path).write("model.json", signed(changed))
+        with pytest.raises(UsageError, match="|".join(options)):
+            exported.read(made.path).model()
+
+
+WATCHED = """
+import json, os, sys, sysconfig
+import timm, torch, torchvision
+from fl_core import models
+from fl_core.errors import UsageError
+from fl_core.models.options import check_stored
+
+cases = json.loads(sys.argv[1])
+for name, shape, options in cases:  # what is imported lazily is imported now
+    try:
+        models.build(name, shape, 3, options={k: v for k, v in options.items() if k in ("depth", "embed_dim")})
+    except UsageError:
+        pass
+inside = [os.path.realpath(path) for path in (*sysconfig.get_paths().values(), os.getcwd() + "/fl_core")]
+inside += ["/proc/", "/sys/", "/dev/"]
+seen = []
+
+def hook(event, arguments):
+    if event.startswith("socket.") or event.startswith("urllib."):
+        seen.append([event, str(arguments)[:200]])
+    elif event in ("open", "os.mkdir", "os.listdir", "os.scandir", "os.rename", "os.remove", "shutil.copyfile"):
+        path = arguments[0]
+        if isinstance(path, (str, bytes)):
+            path = os.path.realpath(os.fsdecode(path))
+            if not any(path.startswith(each) for each in inside):
+                seen.append([event, path])
+        elif event == "open":
+            seen.append([event, repr(path)])
+
+sys.addaudithook(hook)
+refused = []
+for name, shape, options in cases:
+    try:
+        check_stored("a file", name, options)
+        models.build(name, shape, 3, options=options)
+        refused.append(False)
+    except UsageError:
+        refused.append(True)
+checked = list(seen)
+try:
+    open("/etc/hostname").close()
+except OSError:
+    pass
+print(json.dumps({"seen": checked, "control": len(seen) - len(checked), "refused": refused}))
+"""
+
+
+def test_while_a_model_is_built_nothing_outside_the_packages_is_touched(tmp_path: Path) -> None:
+    """An audit hook sees no socket, and no path but those of installed packages."""
+    shape, honest = (3, 24, 24), [(VIT, {**SIZES}), ("torchvision:squeezenet1_1", {"dropout": 0.1}), ("mlp", {})]
+    wrong = [(VIT, {**SIZES, **options}) for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache")]
+    wrong += [("torchvision:resnet18", {"pretrained": True}), ("torchvision:resnet18", {"weights": "DEFAULT"})]
+    wrong += [("timm:hf-hub:timm/resnet18", {}), (f"timm:local-dir:{tmp_path}", {}), ("timm:resnet18./etc/passwd", {})]
+    wrong += [("mlp", {"sizes": "/etc/passwd"}), ("torch.hub:load", {"repo_or_dir": "a/b", "model": "c"})]
+    cases = json.dumps([(name, shape, options) for name, options in (*honest, *wrong)])
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, cases],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["seen"] == []
+    assert found["control"] == 1, "the hook does see a path"
+    assert found["refused"] == [False] * len(honest) + [True] * len(wrong)
+
+
+# --- the list --------------------------------------------------------------------------------------------------
+
+
+def test_no_allowed_option_is_one_that_loads() -> None:
+    loading = {
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "checkpoint_path",
+        "cache_dir",
+        "weights",
+        "url",
+    }
+    assert not loading & {key for keys in LIBRARIES.values() for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"width": 3, "rate": 0.5, "norm": True, "sizes": [3, [4, 5]], "depth": None, "pretrained": False}, True),
+        ({"width": "a/b"}, False),
+        ({"width": {"url": 1}}, False),
+        ({"sizes": [3, "a"]}, False),
+        ({"sizes": [1] * 2000}, False),
+        ({"sizes": [[[[[[1]]]]]]}, False),
+        ({"pretrained": True}, False),
+        ({"weights": 1}, False),
+        ({"use_cache": True}, False),
+        ({"rate": float("inf")}, False),
+    ],
+)
+def test_a_file_chooses_sizes_and_rates_of_own_code_too(options: dict[str, Any], allowed: bool) -> None:
+    if allowed:
+        check_stored("a file", "mine:net", options)
+    else:
+        with pytest.raises(UsageError, match=rf"{next(iter(options))}.*--model-code"):
+            check_stored("a file", "mine:net", options)
+
+
+def test_what_the_user_says_again_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net_of_options.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, n_classes, activation='relu'):\n"
+        "    return nn.Sequential(nn.Linear(shape[0], 4), nn.Tanh(), nn.Linear(4, n_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(dataset="heart", model="net_of_options:net", model_options={"activation": "tanh"}, rounds=2)
+    runner.run(config, "run", progress=False, until=1)
+    with pytest.raises(UsageError, match="activation=tanh"):
+        runner.resume("run", code=["net_of_options:net"], progress=False)
+    with pytest.raises(UsageError, match="activation=tanh"):
+        runner.resume("run", code=["net_of_options:net", "activation=relu"], progress=False)
+    assert runner.resume("run", code=["net_of_options:net", "activation=tanh"], progress=False).done == 2
+
+
+# --- pretrained weights ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> tuple[Path, RunConfig]:
+    """A file of weights, and a run that its user has start from it."""
+    path = tmp_path / "weights.safetensors"
+    save_file(tree.of(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), path)
+    return path, replace(
+        SHORT, dataset="digits", clients=2, samples=60, model_options={**SIZES, "pretrained": str(path)}
+    )
+
+
+def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
+    tmp_path: Path, pretrained: tuple[Path, RunConfig]
+) -> None:
+    path, config = pretrained
+    whole = runner.run(config, tmp_path / "whole", progress=False)
+    runner.run(config, tmp_path / "half", progress=False, until=1)
+    start = Run(tmp_path / "half").start()
+    assert start is not None
+    assert torch.equal(
+        start["blocks.0.attn.qkv.weight"], tree.of(runner.assemble(config).model)["blocks.0.attn.qkv.weight"]
+    )
+    path.unlink()
+    again = runner.resume(tmp_path / "half", progress=False)
+    assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+    loaded, _ = runner.load_models(tmp_path / "half", which="global")
+    assert tree.digest(tree.of(next(iter(loaded.values())))) == tree.digest(whole.server.trees["model"])
+    made = exported.export(tmp_path / "half", tmp_path / "model", which="global")
+    assert "pretrained" not in made.about["model"]["options"]
+
+
+def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
+    tmp_path: Path, pretrained: tuple[Path, RunConfig]
+) -> None:
+    """As runs of earlier versions were stored, and those that were killed before they had begun."""
+    path, config = pretrained
+    whole = runner.run(config, tmp_path / "whole", progress=False)
+    run = tmp_path / "run"
+    runner.run(config, run, progress=False)
+    (run / START).unlink()
+    for name in ("checkpoints", "blobs"):
+        for each in (run / name).iterdir():
+            each.unlink()
+    (run / "manifest.json").unlink()
+    with pytest.raises(UsageError, match=r"pretrained.*--model-code"):
+        runner.resume(run, progress=False)
+    engine = runner.resume(run, code=[f"pretrained={path}"], progress=False)
+    assert tree.digest(engine.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+
+
+def test_workers_and_sites_get_pretrained_weights_as_tensors(
+    tmp_path: Path, pretrained: tuple[Path, RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, config = pretrained
+    line = Listening(tmp_path / "sites")
+    over = replace(SHORT, model_options=config.model_options)
+    federation.federate(over, line, progress=False)
+    packet = decode(line.asked["join"])
+    assert "pretrained" not in packet.head["config"]["model_options"]
+    assert packet.trees["start"].keys() == tree.of(runner.assemble(over, data=TOY).model).keys()
+    run = WholeRun(tmp_path / "job", config).with_weights()
+    assert run.start is not None
+    monkeypatch.setattr("fl_core.models.external._pretrained", lambda full, name, wanted: {"pretrained": bool(wanted)})
+    run.carry_out()
+    assert Run(tmp_path / "job").start() is not None
+
+
+class Elsewhere(Pool[Any]):
+    """Processes that take works, and do nothing."""
+
+    def results(self, works: Iterable[Work], watch: Watch = nobody) -> Results:
+        for work in works:
+            assert isinstance(work, WholeRun)
+            yield Result(work, work.start)
+
+    def has_room(self, running: int) -> bool:
+        return False
+
+    def begin(self, work: Work) -> Any: ...
+
+    def events(self, running: dict[Any, Work]) -> list[Event]:
+        return []
+
+    def words(self, running: dict[Any, Work]) -> str:
+        return ""
+
+
+def test_whole_runs_go_to_other_processes_with_their_weights(
+    tmp_path: Path, pretrained: tuple[Path, RunConfig]
+) -> None:
+    _, config = pretrained
+    runs = [WholeRun(tmp_path / "a", config), WholeRun(tmp_path / "b", replace(config, model_options=SIZES))]
+    sent: list[Any] = []
+    train(runs, Elsewhere(), lambda result, count: sent.append(result.value), progress=False)
+    assert sent[0].keys() == tree.of(runner.assemble(config).model).keys()
+    assert sent[1] is None
