@@ -1,4 +1,4 @@
-"""Differences of all pairs of rows: the numbers by hand and by scipy, and how often equal rows are told from each other."""
+"""Differences of all pairs of rows: the numbers by hand and by scipy, and how often equal rows are called worse."""
 
 from __future__ import annotations
 
