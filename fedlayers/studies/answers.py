@@ -98,9 +98,9 @@ def _split(race: Certainty, arms: Sequence[Arm]) -> str:
     leader, rivals = _rivals(race, arms)
     lines = race.differences.set_index("arm")
     phrases = [_against(race, lines.loc[arm.name], _named(arm)) for arm in rivals]
+    phrases[:1] = [phrase.replace(" points ", f" points of {label_of(race.main)} ", 1) for phrase in phrases[:1]]
     name = _named(leader).replace("sharing", "Sharing")
-    where = f"({label_of(race.main)} on validation samples)"
-    return f"{name} leads: {', '.join(phrases)} {where}." if phrases else ""
+    return f"{name} leads on validation samples: {', '.join(phrases)}." if phrases else ""
 
 
 def _against(race: Certainty, line: pd.Series, name: str) -> str:
@@ -109,12 +109,13 @@ def _against(race: Certainty, line: pd.Series, name: str) -> str:
     if math.isnan(difference):
         return f"ahead of {name}, which diverged"
     by = in_points(race.main, abs(difference))
+    side = "above" if difference >= 0 else "below"
     if math.isnan(line["p_value"]):
-        return f"{by} {'above' if difference >= 0 else 'below'} {name}"
+        return f"{by} {side} {name}"
     if line["p_value"] <= 1 - sure.LEVEL:
         return f"{by} {'better' if difference > 0 else 'worse'} than {name}"
-    low, value, high = (in_column(race.main, line[end]) for end in ("low", "difference", "high"))
-    return f"not significantly different from {name} (difference {value}, 95 % interval {low} to {high})"
+    low, high = (in_column(race.main, line[end]) for end in ("low", "high"))
+    return f"{by} {side} {name} (no significant difference, {low} to {high})"
 
 
 # --- which split? ---------------------------------------------------------------------------------------------------
@@ -144,9 +145,11 @@ def _guessing(race: Certainty) -> str:
     if math.isnan(value) or (math.isnan(low) and value > 0):
         return ""
     if race.main == MAIN[REGRESSION]:
-        what, number, scale, form = "predicting the mean", "R2", 1, ".3f"
+        what, number = "predicting the mean", f"R2 {in_column(race.main, value)}"
+        least = "" if math.isnan(low) else f", at least {in_column(race.main, low)}"
     else:
-        what, number, scale, form = "guessing", "points of balanced accuracy above it", 100, ".1f"
-    least = "" if math.isnan(low) else f", at least {scale * low:{form}}"
-    shown = f"Better than {what}" if race.skill.shown else f"No candidate is shown to do better than {what}"
-    return f"{shown} ({number}: {scale * value:{form}}{least})."
+        what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
+        least = "" if math.isnan(low) else f", at least {100 * low:.1f}"
+    if race.skill.shown:
+        return f"Better than {what} on validation samples: {number}{least}."
+    return f"No candidate is shown to do better than {what} on validation samples (the best: {number}{least})."

@@ -92,15 +92,16 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Lead:
     better = _by_score(table)
     lines = [f"On test samples {AGAINST[name]} is better." for name in ("fedavg", "local") if better.get(name) == NO]
     head, codes = found.head, dict(found.codes)
-    if seeds > 1 and better.get("majority", YES) != YES:
-        codes["guessing"] = NO
-        lines.insert(0, head)
-        head = "No gain over always answering each client's majority class is shown."
-    elif better.get("majority") == YES:
-        codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else YES
+    of_majority = better.get("majority", codes["guessing"])
+    answers = found.lines
+    if of_majority == NO:
+        head, answers = "Always answering each client's majority class is better on test samples.", (head, *answers)
+    elif of_majority == OPEN and seeds > 1:
+        lines.append(f"On test samples there is no significant difference from {AGAINST['majority']}.")
+    codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"differences paired over {seeds} seeds; the 95 % intervals hold together (Student's t, Bonferroni)"
     how = together if seeds > 1 else "one seed supports no interval"
-    return Lead(head, (*lines, *found.lines), tuple(_gain(line) for line in table.itertuples()), how, codes)
+    return Lead(head, (*answers, *lines), tuple(_gain(line) for line in table.itertuples()), how, codes)
 
 
 def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:

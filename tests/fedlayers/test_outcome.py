@@ -48,8 +48,8 @@ UNLEARNED = RACE._replace(which="nothing learned", guessing=NO)
         (RACE, NOISY, NOISY, GOOD, YES, ()),
         (RACE, GOOD, BAD, [0.87, 0.88, 0.86], YES, ("fedavg",)),
         (RACE, GOOD, GOOD, FAIR, YES, ("fedavg", "local")),
-        (RACE, BAD, BAD, [0.3, 0.5, 0.6], NO, ()),
-        (RACE, FAIR, FAIR, BAD, NO, ("fedavg", "local")),
+        (RACE, BAD, BAD, [0.3, 0.5, 0.6], OPEN, ()),
+        (RACE, FAIR, FAIR, [0.40, 0.41, 0.405], NO, ("fedavg", "local")),
         (UNLEARNED, FAIR, FAIR, GOOD, NO, ()),
     ],
 )
@@ -58,8 +58,8 @@ def test_the_lead_claims_what_the_scores_support(found, fedavg, local, chosen, g
     table = outcome.worth(comparison(choose=chosen, fedavg=fedavg, local=local, majority=BAD), "choose")
     lead = outcome.lead(found, table, 3)
     assert lead.codes == {**found.codes, "guessing": guessing}
-    assert (lead.head == found.head) == (guessing == found.guessing)
-    assert lead.answers[-2:] == found.lines
+    assert (lead.head == found.head) == (guessing != NO or found is UNLEARNED)
+    assert {*found.lines, found.head} <= {lead.head, *lead.answers}
     for name in ("fedavg", "local"):
         assert any(outcome.AGAINST[name] in line for line in lead.answers) == (name in warned)
 
@@ -77,7 +77,7 @@ def test_the_gain_is_judged_by_the_comparisons_score() -> None:
     found = comparison(choose=FAIR, fedavg=BAD, local=BAD, majority=BAD)
     table = outcome.worth(Comparison(found.frame, score="accuracy"), "choose")
     assert table["metric"].tolist() == ["accuracy"] * 3
-    assert outcome.lead(RACE, table, 3).codes["guessing"] == NO
+    assert outcome.lead(RACE, table, 3).codes["guessing"] != YES
     frame = found.frame.copy()
     loss = (frame["metric"] == "loss") & (frame["algorithm"] == "choose")
     frame.loc[loss, "value"] = [0.30, 0.31, 0.32]
@@ -169,7 +169,7 @@ def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
     found = studied(tmp_path, silos)
     table = found.comparison.table.set_index("algorithm")
     assert table.loc["majority", "accuracy"] > 0.8
-    assert found.lead.codes["guessing"] == NO
+    assert found.lead.codes["guessing"] != YES
     page = unescape((tmp_path / "out" / "report.html").read_text())
     assert f'<p class="lead"><strong>{found.lead.head}</strong></p>' in page
     for line in found.lead.answers:
