@@ -21,6 +21,8 @@ CUTS: dict[str, Callable[[int], int]] = {
 """How many of n layers that train are shared, counted from the input."""
 DEFAULT = ("nothing", "half", "all_but_last", "all")
 """What is raced where nothing else is asked for: training alone, a deep split, all but the classifier, and FedAvg."""
+EXTREMES = {"local": "nothing", "fedavg": "all"}
+"""Algorithms without a plan that are one of the two extremes."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Arm:
     def folder(self) -> str:
         """The arm's name, as the name of a folder."""
         return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
+
+    @property
+    def extreme(self) -> str:
+        """``nothing`` or ``all`` if the arm shares no layer or every layer, else empty."""
+        if self.plan is None:
+            return EXTREMES.get(self.algorithm, "")
+        shared = [name in self.plan.shared for name in self.plan.trainable]
+        return "all" if all(shared) else "" if any(shared) else "nothing"
 
     @property
     def words(self) -> str:

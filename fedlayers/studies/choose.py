@@ -13,9 +13,10 @@ import pandas as pd
 
 from fedlayers.places.base import Place, side_by_side
 from fedlayers.studies import arms as candidates
+from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.by_name import by_name
-from fedlayers.studies.certainty import MARGIN, Certainty, certainty, leader_of, one_race, ranked
+from fedlayers.studies.certainty import Certainty, certainty, leader_of, ranked
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fedlayers.studies.personalise import FEDAVG, OWN, OWN_EPOCHS, Personalised, last_scores, then_personalise
@@ -40,7 +41,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.records.files import write_atomically, write_json
-from fl_core.scores import TABLE, column_of, in_column, label_of, main_score
+from fl_core.scores import column_of, in_column, label_of, main_score
 from fl_core.task import Task
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Choice:
     """The result of a race.
 
     Attributes:
-        winner: the arm to follow.
+        winner: the arm to use: of those without a significant difference, the one that sends least.
         arms: all that raced.
         standing: how they stood at the end of the race.
         certainty: how sure that is.
@@ -148,46 +149,26 @@ class Choice:
         legend = f"Validation samples of {of}, at the end of each; first_K: the first K layers stay FedAvg's."
         return f"{shown.to_string(index=False)}\n\n{legend}"
 
-    def lead(self) -> str:
-        """What to use and how certain that is, in a few sentences."""
-        return " ".join(part for part in (self.certainty.none_above_mean(), self._says()) if part)
+    @property
+    def answers(self) -> Answers:
+        """The three answers: is a split better, which one, and is it better than guessing?"""
+        return answers(self.certainty, self.arms, self.winner)
 
-    def _says(self) -> str:
-        do = self.winner.words[0].upper() + self.winner.words[1:] + "."
-        race = self.certainty
-        tie = [race.tie] if race.tie else []
-        if race.verdict == "one race":
-            loss = one_race([arm.name for arm in self.arms], self.whole)
-            more = "How sure that is takes repeated races: --seeds 3."
-            return " ".join([f"One race says: {self.winner.words}.", *tie, *([loss] if loss else []), more])
-        if race.verdict == "decided":
-            return " ".join([do, "Every other candidate is excluded (95 %, paired by seed).", *tie])
-        if race.verdict == "all diverged":
-            count = sum(arm == self.winner.name for arm, _ in self.standing.failed)
-            of_all = f"{count} of {self.standing.judged['seed'].nunique()}"
-            return f"{race.diverged()} The leader, {self.winner.name} ({self.winner.words}), did with {of_all}."
-        if race.verdict == "nothing learned":
-            return f"{race.guessed()} {do} It sends least."
-        if race.verdict == "no matter":
-            margin = f"{100 * MARGIN:g} point" if TABLE[self.main].share else f"{MARGIN:g}"
-            return (
-                f"{do} It does not matter here: {listing(race.left)} are within {margin} of {label_of(self.main)} of "
-                "each other; this one sends least."
-            )
-        stake = race.stake(f"The leader, {self.winner.name} ({self.winner.words}),")
-        return " ".join([f"Not decided between {listing(race.left)}.", stake, *tie])
+    def lead(self) -> str:
+        """What to use, and the three answers, a line each."""
+        return "\n".join([self.answers.head, *(f"- {line}" for line in self.answers.lines)])
 
     def to_json(self) -> dict[str, Any]:
         """The choice as a dictionary for JSON, as in ``choice.json``."""
-        seen = self.certainty
+        seen, stake = self.certainty, self.certainty.at_stake(self.winner.name)
         return {
             "winner": self.winner.name,
             "algorithm": self.winner.algorithm,
             "shared": None if self.plan is None else list(self.plan.shared),
             "verdict": seen.verdict,
             "left": list(seen.left),
-            "at_stake": None if pd.isna(seen.at_stake) else seen.at_stake,
-            "more_seeds": seen.more_seeds,
+            "answers": self.answers.codes,
+            "at_stake": None if pd.isna(stake) else stake,
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
@@ -219,7 +200,8 @@ def choose(
 
     Each arm runs to the end, or to a share of the rounds, which is cheaper. An arm's score in an evaluated round is
     z(macro-F1) - z(loss) of its validation scores, standardised over the arms; the mean over the last three evaluated
-    rounds, and over the seeds, decides, and of equal ones the higher macro-F1. (Beside an arm that fine-tunes at the
+    rounds, and over the seeds, decides, and of equal ones the higher macro-F1. Where several seeds show no significant
+    difference from the leader, the arm that sends least is used. (Beside an arm that fine-tunes at the
     end, whose model has no other round, the last one decides alone.) Nobody is dropped earlier. The winner's run of the
     first seed is complete at the end. Test samples are scored and stored with each run, as always, but nothing here
     reads them.
@@ -279,7 +261,7 @@ def choose(
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
         stands = standing(entries, until, failed, race.guesses)
         sure = certainty(stands.judged)
-        winner = _winner(race.arms, stands, sure, race.tasks)
+        winner = _winner(race.arms, sure, race.tasks)
         run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
@@ -389,12 +371,10 @@ def _over(link: SiteLink, patience: Patience | None, config: RunConfig, on: Plac
     return Federations(link, patience)
 
 
-def _winner(racing: Sequence[Arm], stands: Standing, sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
-    """The leading arm; where differences do not matter or nothing was learned, the remaining arm that sends least."""
+def _winner(racing: Sequence[Arm], sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
+    """The arm that sends least of those without a significant difference; the leader, if that is the only one."""
     by_name = {arm.name: arm for arm in racing}
-    if sure.verdict not in ("no matter", "nothing learned"):
-        return by_name[leader_of(stands.judged)]
-    return min((by_name[name] for name in sure.left), key=lambda arm: bytes_a_round(tasks[arm.name]))
+    return min((by_name[name] for name in sure.usable), key=lambda arm: bytes_a_round(tasks[arm.name]))
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:

@@ -20,10 +20,10 @@ LEVEL = 0.95
 
 
 class Skill(NamedTuple):
-    """Balanced accuracy above guessing, of all candidates together; of a regression the best candidate's R2.
+    """The best candidate's balanced accuracy above guessing; of a regression its R2.
 
     Attributes:
-        value: mean over candidates and seeds, -1 to 1; about 0 = they guess.
+        value: the mean over seeds; about 0 = it guesses, or is as good as predicting the mean.
         low: its one-sided 95 % limit over seeds (Student's t): above 0, something was learned. NaN for one seed.
     """
 
@@ -70,42 +70,26 @@ def above_guessing(scored: pd.DataFrame, guesses: Mapping[str, float]) -> float:
     return statistics.combine(usable["value"] - usable["client"].map(guesses), usable["n_train"])
 
 
-def skill(judged: pd.DataFrame) -> Skill:
-    """Balanced accuracy above guessing over all candidates and seeds of a race.
+def best_of(judged: pd.DataFrame, column: str = "skill") -> Skill:
+    """Return the number of the candidate for which the most is shown, with its limit.
 
-    The limit is that of the seeds' means over the candidates, with one degree of freedom less than there are seeds: it
-    holds its level whether or not candidates deviate together, as those do that share a seed's split.
+    Each candidate has its own limit over seeds, at the level divided by how many they are (Bonferroni). That allows for
+    picking the highest. No mean is taken over candidates, so one that collapsed cannot hide the others. With one seed,
+    which has no limit, it is the highest number.
 
     Args:
-        judged: a line for each candidate and seed, with NaN in the column ``skill`` where there are no scores: of seeds
-            without any, and of candidates that failed with a seed, nothing is counted.
-
-    >>> lines = [{"arm": arm, "seed": seed, "skill": 0.1 + 0.01 * seed} for arm in "ab" for seed in range(3)]
-    >>> skill(pd.DataFrame(lines)).shown
-    True
-    """
-    if "skill" not in judged:
-        return UNKNOWN
-    values = judged.pivot(index="arm", columns="seed", values="skill").dropna(axis=1, how="all").dropna()
-    if values.empty:
-        return UNKNOWN
-    mean, low, _ = statistics.mean_interval(values.mean(), level=2 * LEVEL - 1)
-    return Skill(mean, low)
-
-
-def best_r2(judged: pd.DataFrame) -> Skill:
-    """The R2 of the candidate for which the most is shown, 0 = it is as good as predicting the mean.
-
-    An R2 has no lower end, so that one bad candidate would hide all others in a mean over them. The limit is instead
-    the highest of the candidates' own, each at the level divided by how many they are (Bonferroni), which allows for
-    picking it. With one seed, which has no limit, it is the highest R2. Candidates that failed with a seed count not.
+        judged: a line for each candidate and seed. Nothing is counted of seeds without any number in the column, nor of
+            candidates that failed with a seed.
+        column: ``skill``, or of a regression ``r2``.
 
     >>> means = {"a": 0.5, "b": -9}
     >>> lines = [{"arm": arm, "seed": seed, "r2": means[arm] + 0.01 * seed} for arm in means for seed in range(3)]
-    >>> best_r2(pd.DataFrame(lines)).shown
+    >>> best_of(pd.DataFrame(lines), "r2").shown
     True
     """
-    values = judged.pivot(index="arm", columns="seed", values="r2").dropna()
+    if column not in judged:
+        return UNKNOWN
+    values = judged.pivot(index="arm", columns="seed", values=column).dropna(axis=1, how="all").dropna()
     if values.empty:
         return UNKNOWN
     each = [statistics.mean_interval(of_arm, len(values), 2 * LEVEL - 1) for _, of_arm in values.iterrows()]

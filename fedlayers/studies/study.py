@@ -158,14 +158,16 @@ def _rows_of(choice: Choice) -> pd.DataFrame:
 
 def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds: int) -> outcome.Lead:
     if choice is not None:
-        table, names = outcome.worth(result, CHOSEN), tuple(arm.name for arm in choice.arms)
-        return outcome.lead(choice.winner.words, table, seeds, choice.certainty, names)
+        return outcome.lead(choice.answers, outcome.worth(result, CHOSEN), seeds)
     do = Arm("rule", RULED, described).words
-    if RULED not in set(result.table["algorithm"]):
-        first = f"**Not decided: {RULED}, which obeys the rule in every seed, is not among what was compared.**"
-        return outcome.Lead(f"{first} The rule says: {do}.", (), "")
-    found = outcome.lead(do, outcome.worth(result, RULED), seeds, None)
-    return found._replace(text=f"{found.text} {in_words(described.why.detail['null'])}.")
+    if RULED in set(result.table["algorithm"]):
+        table = outcome.worth(result, RULED)
+        found = outcome.lead(outcome.of_rule(do, table, seeds), table, seeds)
+    else:
+        found = outcome.lead(outcome.of_rule(do, outcome.NOTHING, seeds), outcome.NOTHING, seeds)
+        absent = f"{RULED}, which obeys the rule in every seed, is not among what was compared."
+        found = found._replace(answers=(*found.answers, absent))
+    return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
 
 
 def _listed(decisions: Mapping[int, str]) -> str:

@@ -55,7 +55,8 @@ def write_page(
         lead: the outcome.
     """
     config = resolved(task.config)
-    page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", lead.text)
+    page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", f"**{lead.head}**")
+    page.text("\n".join(f"- {line}" for line in lead.answers))
     if lead.gains:
         whose = "the rule decides" if choice is None else "the race chooses"
         page.text(f"What {whose} in each seed, on that seed's test samples:")
@@ -97,21 +98,23 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
         f"Candidates with the same data, start and batches were trained up to round {choice.until} with {seeds} "
         f"{'seed' if seeds == 1 else 'seeds'} each, and judged on validation samples."
     )
-    page.text(f"What the race alone says: {choice.lead()}")
     words = {arm.name: arm.words for arm in choice.arms}
     table = choice.table.assign(what=choice.table["arm"].map(words))
     of_leader = choice.certainty.differences.set_index("arm")
     percent = ["difference", "low", "high"]
-    table = table.join(of_leader[percent] * 100, on="arm").assign(macro_f1=100 * table["macro_f1"])
-    table = table[["arm", "what", "macro_f1", "loss", "score", *percent]]
-    columns = {"macro_f1": "macro-F1 %", "difference": "leader − arm", "low": "from", "high": "to"}
-    formats = {"macro-F1 %": ".1f", "loss": ".3f", "score": "+.2f"} | dict.fromkeys(
+    table = table.join(of_leader[percent] * 100, on="arm").join(of_leader["p_value"], on="arm")
+    table = table.assign(macro_f1=100 * table["macro_f1"])[
+        ["arm", "what", "macro_f1", "loss", "score", *percent, "p_value"]
+    ]
+    columns = {"macro_f1": "macro-F1 %", "difference": "leader − arm", "low": "from", "high": "to", "p_value": "p"}
+    formats = {"macro-F1 %": ".1f", "loss": ".3f", "score": "+.2f", "p": ".2g"} | dict.fromkeys(
         ("leader − arm", "from", "to"), "+.1f"
     )
     page.table(
         table.rename(columns=columns),
         "The race. Score: z(macro-F1) − z(loss) over the candidates, mean over the last evaluated rounds and seeds; "
-        "the highest leads. Leader − arm: difference in points of macro-F1, with Tukey's simultaneous 95 % interval.",
+        "the highest leads. Leader − arm: difference in points of macro-F1, with a 95 % interval. p: paired t test. "
+        "Intervals and p are corrected for all pairs of candidates (Bonferroni, Holm).",
         formats,
     )
     caption = "Macro-F1 on validation samples while the candidates race."

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
-from fedlayers.studies import outcome
+from fedlayers.studies import certainty, outcome
 from fedlayers.studies.study import CHOSEN, Outcome, study
 from figures import items
 from figures.decision.federations import FEDERATIONS
@@ -51,8 +51,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def said(found: Outcome) -> list[rows.Row]:
     """What a study says, as rows: the lead's words, which arm won how many races, and what the choice gains."""
     assert found.choice is not None
-    decided = not found.lead.text.startswith("**Not decided")
-    lines = [rows.row(DECIDED, float(decided), variant=found.lead.text.replace("**", ""))]
+    decided = found.lead.codes["which"] == certainty.DECIDED
+    words = " ".join([found.lead.head, *found.lead.answers])
+    lines = [rows.row(DECIDED, float(decided), variant=words)]
     winners = [entry.arm.name for entry in found.choice.of_seed.values()]
     lines += [rows.row(WON, winners.count(arm), variant=arm) for arm in dict.fromkeys(winners)]
     for line in outcome.worth(found.comparison, CHOSEN).itertuples():

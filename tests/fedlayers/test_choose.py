@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from fedlayers.diagnostics.measure import instruments
-from fedlayers.studies import certainty as certain
-from fedlayers.studies import cost, outcome, race
+from fedlayers.studies import cost, race
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
-from fedlayers.studies.certainty import certainty, leader_of, ranked
+from fedlayers.studies.certainty import ALL_DIVERGED, LEVEL_ARMS, NOTHING_LEARNED, certainty
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
@@ -27,6 +26,7 @@ from fl_core.execution.client_runner import ClientRunner
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
+from tests.fedlayers.test_certainty import judged_of
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
@@ -106,8 +106,7 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     expected = (z[0] - z[1]).groupby("seed").mean().stack()
     judged = choice.standing.judged.set_index(["seed", "arm"])["score"]
     assert judged.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
-    cheapest = choice.certainty.verdict in ("no matter", "nothing learned")
-    assert choice.winner.name == judged.groupby("arm").mean().idxmax() or cheapest
+    assert choice.certainty.left[0] == judged.groupby("arm").mean().idxmax()
 
 
 def test_the_winners_run_is_that_of_an_undisturbed_one(raced: Raced, tmp_path: Path) -> None:
@@ -290,180 +289,33 @@ def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
         choose(CONFIG, tmp_path / "out", complete=False).side_by_side()
 
 
-def judged_of(means: list[float], deviation: float, seeds: int, draw: int = 0) -> pd.DataFrame:
-    noise = np.random.default_rng(draw).normal(0, deviation, (len(means), seeds))
-    return pd.DataFrame(
-        {"arm": f"arm{arm}", "seed": seed, "macro_f1": mean + noise[arm, seed], "score": mean + noise[arm, seed]}
-        for arm, mean in enumerate(means)
-        for seed in range(seeds)
-    )
-
-
-def test_equal_arms_are_told_apart_in_one_of_twenty() -> None:
-    wrong = sum(len(certainty(judged_of([0.5] * 3, 0.03, 3, draw)).left) < 3 for draw in range(200))
-    assert 1 <= wrong <= 20
-
-
-@pytest.mark.parametrize(
-    ("means", "deviation", "verdict", "left"),
-    [
-        ([0.4, 0.6, 0.5], 0.01, "decided", 1),
-        ([0.5] * 3, 0.002, "no matter", 3),
-        ([0.5, 0.51, 0.2], 0.02, "not decided", 2),
-    ],
-)
-def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, verdict: str, left: int) -> None:
-    seen = certainty(judged_of(means, deviation, 6))
-    assert (seen.verdict, len(seen.left)) == (verdict, left)
-    assert (seen.more_seeds is not None) == (verdict == "not decided")
-
-
 def test_r2_is_a_number_and_no_percentage(raced: Raced) -> None:
     """As in a comparison; the best of the arms is not hidden by one whose R2 has no lower end."""
     judged = judged_of([0.50, 0.51, -171.7], 0.02, 6).rename(columns={"macro_f1": "r2"}).assign(loss=1.0)
+    judged["arm"] = judged["arm"].map(dict(zip(("arm0", "arm1", "arm2"), SHORT["arms"], strict=True)))
     choice = replace(raced[1], certainty=certainty(judged), standing=raced[1].standing._replace(judged=judged))
     said = choice.text()
     assert re.search(r"arm +R2 +loss", said)
     assert "-171." in said
     assert "-17170" not in said
-    known = choice.certainty
-    assert (known.verdict, known.left) == ("not decided", ("arm1", "arm0"))
-    assert f"may lose up to {known.at_stake:.3f} of R2" in said
+    assert f"{choice.certainty.at_stake(choice.winner.name):.3f}" in said
     assert "points" not in choice.lead()
-    assert "predicting the mean" not in said
-    equal = certainty(judged_of([0.5] * 3, 0.0002, 6).rename(columns={"macro_f1": "r2"}))
-    assert "are within 0.01 of R2 of each other" in replace(choice, certainty=equal).lead()
 
 
-@pytest.mark.parametrize(
-    ("means", "seeds", "said"),
-    [
-        ([-0.3, -171.7], 3, r"the best has R2 -0\.3\d\d, at least -0\.\d{3} with 95 % confidence"),
-        ([-0.3, -171.7], 1, r"the best has R2 -0\.3\d\d\)"),
-        ([0.3, -171.7], 3, ""),
-        ([0.3, -171.7], 1, ""),
-        ([0.01, -0.1], 3, "the best has R2 .*, at least -0"),
-    ],
-)
-def test_a_regression_that_beats_no_mean_says_so_and_is_led_as_ever(
-    means: list[float], seeds: int, said: str, raced: Raced
-) -> None:
-    judged = judged_of(means, 0.02, seeds).assign(macro_f1=lambda lines: lines["macro_f1"] - 0.03)
-    judged = judged.rename(columns={"macro_f1": "r2"})
-    sure = certainty(judged)
-    assert sure.verdict != "nothing learned"
-    assert sure.left[0] == ranked(judged)[0] == "arm0"
-    lead = replace(raced[1], certainty=sure, standing=raced[1].standing._replace(judged=judged.assign(loss=1.0))).lead()
-    assert lead.startswith("No candidate is shown to do better than predicting the mean") == bool(said)
-    assert re.search(said, lead)
+def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> None:
+    out, choice, _ = raced
+    assert choice.lead().splitlines() == [choice.answers.head, *(f"- {line}" for line in choice.answers.lines)]
+    kept = json.loads((out / "choice.json").read_text())
+    assert kept["answers"] == choice.answers.codes
+    assert kept["verdict"] == choice.certainty.verdict == choice.plan.why.detail["verdict"]
+    assert kept["left"] == list(choice.certainty.left)
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-@pytest.mark.parametrize("first", ["arm0", "arm1"])
-def test_macro_f1_breaks_a_tie_of_it_against_loss(seeds: int, first: str, raced: Raced) -> None:
-    """Of two arms one has a score of +1 - 1 and one of -1 + 1, however much they differ; rounding does not lead."""
-    judged = judged_of([0.5, 0.5], 0.0, seeds)
-    judged["macro_f1"] += 0.1 * (judged["arm"] == first)
-    judged["score"] = np.where(judged["arm"] == first, -1e-16, 1e-16)
-    assert leader_of(judged) == first
-    sure = certainty(judged)
-    assert sure.tie == "The first place was a tie of macro-F1 against loss, broken by macro-F1."
-    assert sure.tie in replace(raced[1], certainty=sure).lead()
-    worth = pd.DataFrame(columns=["against", "metric", "value", "low", "high", "sign"])
-    assert sure.tie in outcome.lead("share every layer", worth, seeds, sure).text
-
-
-def test_equal_arms_are_in_their_order_and_no_tie_is_said_to_be_broken() -> None:
-    judged = judged_of([0.5, 0.5, 0.4], 0.0, 2)
-    assert ranked(judged) == ["arm0", "arm1", "arm2"]
-    assert certainty(judged).tie == ""
-    assert certainty(judged_of([0.5, 0.4], 0.0, 2)).tie == ""
-
-
-def test_no_number_of_seeds_excludes_an_arm_above_the_leader() -> None:
-    """The leader is the one with the highest score, which its loss may give it."""
-    judged = judged_of([0.34, 0.40, 0.20], 0.005, 100).assign(score=lambda lines: lines["arm"] == "arm0")
-    seen = certainty(judged)
-    assert (seen.verdict, seen.left, seen.more_seeds) == ("not decided", ("arm0", "arm1"), None)
-    line = seen.differences.set_index("arm").loc["arm1"]
-    assert line["high"] < 0
-    said = seen.stake("That")
-    assert "no number of seeds would decide" in said
-    by = rf"{-100 * line['difference']:.1f} points \[{-100 * line['high']:.1f}, {-100 * line['low']:.1f}\]"
-    assert re.search(f"arm1 has a higher macro-F1 than the leader, by {by}; the leader leads by its loss.", said)
-
-
-def test_seeds_may_show_that_an_arm_just_above_the_leader_does_not_matter() -> None:
-    values = {"arm0": (0.48, 0.52, 0.52, 0.48), "arm1": (0.483, 0.483, 0.523, 0.523)}
-    lines = [(arm, seed, f1, arm == "arm0") for arm, each in values.items() for seed, f1 in enumerate(each)]
-    judged = pd.DataFrame(lines, columns=["arm", "seed", "macro_f1", "score"])
-    seen = certainty(judged)
-    assert (seen.verdict, seen.more_seeds is not None) == ("not decided", True)
-    assert "higher macro-F1" not in seen.stake("That")
-
-
-def test_the_intervals_are_tukeys() -> None:
-    from scipy.stats import studentized_range
-
-    judged = judged_of([0.4, 0.5, 0.55], 0.03, 5)
-    grid = judged.pivot(index="arm", columns="seed", values="macro_f1").to_numpy()
-    sums = 0.0
-    for arm in range(3):
-        for seed in range(5):
-            sums += (grid[arm, seed] - grid[arm].mean() - grid[:, seed].mean() + grid.mean()) ** 2
-    half = studentized_range.ppf(0.95, 3, 8) * np.sqrt(sums / 8 / 5)
-    line = certainty(judged).differences.iloc[0]
-    assert line["high"] - line["difference"] == pytest.approx(half)
-
-
-def test_one_race_says_nothing_of_its_certainty() -> None:
-    seen = certainty(judged_of([0.2, 0.6], 0.0, 1))
-    assert (seen.verdict, seen.left, seen.more_seeds) == ("one race", ("arm1", "arm0"), None)
-    assert seen.differences["low"].isna().all()
-
-
-def test_one_race_says_what_one_has_lost_on_average_and_no_probability(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Of the default arms, once that has been measured."""
-    config = RunConfig(dataset="heart", rounds=2, eval_every=1)
-    monkeypatch.setattr(certain, "ONE_RACE", None)
-    assert "on average" not in choose(config, tmp_path, complete=False).lead()
-    known = certain.OneRace(0.0049, -0.001, 0.014, 0.0299, "some page")
-    monkeypatch.setattr(certain, "ONE_RACE", known)
-    said = choose(config, tmp_path, complete=False).lead()
-    assert "has lost 0.5 points of macro-F1 on average [-0.1, 1.4], where a cut at random has lost 3.0" in said
-    assert "%" not in said
-    assert "on average" not in choose(config, tmp_path, arms=("nothing", "half"), complete=False).lead()
-    assert "on average" not in choose(replace(config, rounds=5), tmp_path / "short", share=0.6, complete=False).lead()
-
-
-def test_an_undecided_race_recommends_nothing(raced: Raced) -> None:
+def test_of_arms_without_a_significant_difference_the_one_that_sends_least_is_used(raced: Raced) -> None:
     _, choice, _ = raced
-    undecided = replace(choice, certainty=certainty(judged_of([0.5, 0.51, 0.2], 0.02, 6)))
-    assert undecided.lead().startswith("Not decided between arm1, arm0. The leader")
-
-
-def test_an_arm_that_failed_cannot_lead() -> None:
-    judged = judged_of([0.9, 0.5, 0.4], 0.01, 3)
-    judged.loc[(judged["arm"] == "arm0") & (judged["seed"] == 1), ["macro_f1", "score"]] = np.nan
-    assert leader_of(judged) == "arm1"
-    assert certainty(judged).left == ("arm1",)
-
-
-def test_where_every_arm_failed_with_some_seed_nothing_is_decided() -> None:
-    """The fewest failures come first, then the scores of the seeds that there are; one that always failed is out."""
-    judged = judged_of([0.5, 0.9, 0.4, 0.6], 0.01, 3)
-    for arm, seeds in {"arm0": (0, 1, 2), "arm1": (0, 1), "arm2": (0,), "arm3": (2,)}.items():
-        judged.loc[(judged["arm"] == arm) & judged["seed"].isin(seeds), ["macro_f1", "score"]] = np.nan
-    assert ranked(judged) == ["arm3", "arm2", "arm1", "arm0"]
-    seen = certainty(judged)
-    assert (seen.verdict, seen.left, seen.more_seeds) == ("all diverged", ("arm3", "arm2", "arm1"), None)
-    assert dict(zip(seen.differences["arm"], seen.differences["excluded"], strict=True)) == {
-        "arm2": False,
-        "arm1": False,
-        "arm0": True,
-    }
+    levels = [name for name in choice.table["arm"] if name in choice.certainty.left]
+    assert choice.certainty.verdict in (LEVEL_ARMS, NOTHING_LEARNED)
+    assert choice.winner.name == min(levels, key=SHORT["arms"].index)
 
 
 def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,9 +333,8 @@ def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(tmp_path: Path, m
     assert last == "nothing"
     assert choice.winner.name == leader
     assert choice.run.name == {"half": "half-1", "all": "all-0"}[leader]
-    said = "Not decided: every candidate diverged with some seed. The leader, "
-    assert choice.lead() == f"{said}{leader} ({choice.winner.words}), did with 1 of 2."
-    assert json.loads((tmp_path / "choice.json").read_text())["verdict"] == "all diverged"
+    assert choice.answers.which == ALL_DIVERGED
+    assert json.loads((tmp_path / "choice.json").read_text())["verdict"] == ALL_DIVERGED
 
 
 def test_every_named_cut_is_one_of_any_model() -> None:

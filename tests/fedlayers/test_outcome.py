@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -16,14 +15,13 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.preprocessing import StandardScaler
 
 from fedlayers.studies import outcome
+from fedlayers.studies.answers import NO, OPEN, YES, Answers
 from fedlayers.studies.baselines import BASELINES, baseline_rows
-from fedlayers.studies.certainty import certainty
 from fedlayers.studies.compare import Comparison
 from fedlayers.studies.study import Outcome, study
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import of_silos
-from tests.fedlayers.test_choose import judged_of
 
 
 def comparison(**macro_f1: list[float]) -> Comparison:
@@ -37,42 +35,71 @@ def comparison(**macro_f1: list[float]) -> Comparison:
     return Comparison(rows.frame({**each, "model": "personal"} for each in found))
 
 
-DECIDED = certainty(judged_of([0.4, 0.9, 0.5], 0.001, 3))
-UNDECIDED = certainty(judged_of([0.5, 0.51, 0.2], 0.02, 3))
-EQUAL = certainty(judged_of([0.5, 0.5, 0.5], 0.0005, 3))
-DIVERGED = certainty(judged_of([0.4, 0.9], 0.001, 3).assign(macro_f1=lambda j: j["macro_f1"].where(j["seed"] > 0)))
 GOOD, FAIR, BAD = [0.90, 0.91, 0.89], [0.60, 0.62, 0.61], [0.46, 0.46, 0.46]
 NOISY = [0.99, 0.80, 0.92]
+RACE = Answers("Federate a; keep b local.", ("one", "two"), YES, "decided", YES)
+UNLEARNED = RACE._replace(which="nothing learned", guessing=NO)
 
 
 @pytest.mark.parametrize(
-    ("sure", "fedavg", "local", "chosen", "said"),
+    ("found", "fedavg", "local", "chosen", "guessing", "warned"),
     [
-        (DECIDED, FAIR, FAIR, GOOD, "**Federate a; keep b local.** Every other candidate is excluded"),
-        (DECIDED, FAIR, GOOD, GOOD, "**Federate a; keep b local.**"),
-        (None, FAIR, FAIR, GOOD, "**Federate a; keep b local.** A rule decided that from one local epoch"),
-        (DECIDED, NOISY, NOISY, GOOD, "**Not decided: on test samples the choice is not told apart from sharing"),
-        (None, NOISY, NOISY, GOOD, "**Not decided: on test samples the choice is not told apart from sharing"),
-        (DECIDED, GOOD, BAD, [0.87, 0.88, 0.86], "**Not decided: on test samples sharing every layer is better.**"),
-        (UNDECIDED, FAIR, FAIR, GOOD, "**Not decided between arm1, arm0.** The leader of the race: federate a"),
-        (EQUAL, FAIR, FAIR, GOOD, "**It does not matter: "),
-        (DIVERGED, FAIR, FAIR, GOOD, "**Not decided: every candidate diverged with some seed.** The leader"),
-        (DECIDED, BAD, BAD, FAIR, "**Not decided: no gain over always answering each client's majority class"),
-        (DECIDED, BAD, BAD, [0.3, 0.5, 0.6], "**Not decided: no gain over always answering"),
+        (RACE, FAIR, FAIR, GOOD, YES, ()),
+        (RACE, NOISY, NOISY, GOOD, YES, ()),
+        (RACE, GOOD, BAD, [0.87, 0.88, 0.86], YES, ("fedavg",)),
+        (RACE, GOOD, GOOD, FAIR, YES, ("fedavg", "local")),
+        (RACE, BAD, BAD, [0.3, 0.5, 0.6], OPEN, ()),
+        (RACE, FAIR, FAIR, [0.40, 0.41, 0.405], NO, ("fedavg", "local")),
+        (UNLEARNED, FAIR, FAIR, GOOD, NO, ()),
     ],
 )
-def test_the_lead_claims_what_the_scores_support(sure, fedavg, local, chosen, said) -> None:
-    """FAIR is above the majority class in macro-F1, but below its accuracy."""
+def test_the_lead_claims_what_the_scores_support(found, fedavg, local, chosen, guessing, warned) -> None:
+    """FAIR is above the majority class in macro-F1 and below its accuracy, by which nothing is judged."""
     table = outcome.worth(comparison(choose=chosen, fedavg=fedavg, local=local, majority=BAD), "choose")
-    assert outcome.lead("federate a; keep b local", table, 3, sure).text.startswith(said)
+    lead = outcome.lead(found, table, 3)
+    assert lead.codes == {**found.codes, "guessing": guessing}
+    assert (lead.head == found.head) == (guessing != NO or found is UNLEARNED)
+    assert {*found.lines, found.head} <= {lead.head, *lead.answers}
+    for name in ("fedavg", "local"):
+        assert any(outcome.AGAINST[name] in line for line in lead.answers) == (name in warned)
+
+
+def test_a_gain_in_the_main_score_is_no_loss_for_lower_accuracy() -> None:
+    table = outcome.worth(comparison(choose=FAIR, fedavg=BAD, local=BAD, majority=BAD), "choose")
+    against = table[table["against"] == "majority"].set_index("metric")
+    assert against["sign"].to_dict() == {"macro_f1": "higher", "accuracy": "lower"}
+    assert outcome.lead(RACE, table, 3).head == RACE.head
+    assert "accuracy" in outcome.lead(RACE, table, 3).gains[-1]
+
+
+def test_the_gain_is_judged_by_the_comparisons_score() -> None:
+    """By accuracy FAIR is below the majority class, and there is no second line of it; of a loss less is better."""
+    found = comparison(choose=FAIR, fedavg=BAD, local=BAD, majority=BAD)
+    table = outcome.worth(Comparison(found.frame, score="accuracy"), "choose")
+    assert table["metric"].tolist() == ["accuracy"] * 3
+    assert outcome.lead(RACE, table, 3).codes["guessing"] != YES
+    frame = found.frame.copy()
+    loss = (frame["metric"] == "loss") & (frame["algorithm"] == "choose")
+    frame.loc[loss, "value"] = [0.30, 0.31, 0.32]
+    table = outcome.worth(Comparison(frame, score="loss"), "choose")
+    assert table[["metric", "sign", "better"]].iloc[0].tolist() == ["loss", "lower", YES]
+
+
+def test_a_rule_is_answered_by_test_samples_alone() -> None:
+    table = outcome.worth(comparison(choose=GOOD, fedavg=FAIR, local=NOISY, majority=BAD), "choose")
+    found = outcome.lead(outcome.of_rule("federate a; keep b local", table, 3), table, 3)
+    assert found.codes == {"split": OPEN, "which": "", "guessing": YES}
+    assert found.head == "Federate a; keep b local."
+    sure = outcome.worth(comparison(choose=GOOD, fedavg=FAIR, local=FAIR, majority=BAD), "choose")
+    assert outcome.of_rule("federate a", sure, 3).split == YES
 
 
 def test_one_seed_gives_a_decision_without_intervals() -> None:
     table = outcome.worth(comparison(choose=[0.9], fedavg=[0.6], local=[0.5], majority=[0.4]), "choose")
-    said = outcome.lead("share every layer", table, 1, certainty(judged_of([0.2, 0.6], 0.0, 1)))
-    assert said.text == "**One race says: share every layer.** How sure that is takes more seeds."
-    assert said.gains[0] == "against sharing every layer: +30.0 points of macro-F1"
-    assert said.how == "one seed supports no interval"
+    found = outcome.lead(RACE._replace(split=OPEN, which="one race", guessing=OPEN), table, 1)
+    assert found.codes == {"split": OPEN, "which": "one race", "guessing": OPEN}
+    assert "+30.0 points of macro-F1" in found.gains[0]
+    assert not any("[" in gain for gain in found.gains)
 
 
 def test_the_intervals_hold_together() -> None:
@@ -142,11 +169,11 @@ def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
     found = studied(tmp_path, silos)
     table = found.comparison.table.set_index("algorithm")
     assert table.loc["majority", "accuracy"] > 0.8
-    assert found.lead.text.startswith("**Not decided: no gain over always answering each client's majority class")
-    head = re.sub("</?strong>", "**", unescape((tmp_path / "out" / "report.html").read_text()))
-    assert f'<p class="lead">{found.lead.text}</p>' in head
-    assert found.choice is not None
-    assert f"What the race alone says: {found.choice.lead()}" in head
+    assert found.lead.codes["guessing"] != YES
+    page = unescape((tmp_path / "out" / "report.html").read_text())
+    assert f'<p class="lead"><strong>{found.lead.head}</strong></p>' in page
+    for line in found.lead.answers:
+        assert f"<li>{line}</li>" in page
 
 
 @pytest.fixture
@@ -166,7 +193,8 @@ def test_clients_whose_inputs_are_turned_share_nothing(tmp_path: Path) -> None:
         turn = np.linalg.qr(random.normal(size=(8, 8)))[0]
         silos[name] = (x @ turn, (x[:, 0] > 0).astype(int))
     found = studied(tmp_path, silos, lr=0.03, model_options={"sizes": [2, 8]})
-    assert found.lead.text.startswith("**Share nothing: every client trains alone.** Every other candidate is excluded")
+    assert found.choice.winner.name == "nothing"
+    assert found.choice.certainty.verdict in ("decided", "no significant difference")
     assert found.lead.gains[0].endswith("higher")
 
 
@@ -181,5 +209,4 @@ def test_clients_that_are_alike_gain_nothing_over_sharing_all(tmp_path: Path) ->
     found = studied(tmp_path, silos)
     worth = outcome.worth(found.comparison, "choose").set_index(["against", "metric"])
     assert worth.loc[("fedavg", "macro_f1"), "sign"] != "higher"
-    assert found.choice.winner.name != "nothing"
-    assert not found.lead.text.startswith("**Share nothing")
+    assert found.choice.certainty.left[0] != "nothing"

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fedlayers.studies.certainty import DECIDED, LEVEL_ARMS
 from fedlayers.studies.outcome import Lead
 from figures.decision import studies
 from figures.differences import difference
@@ -16,24 +17,28 @@ from tests.fedlayers.test_outcome import BAD, FAIR, GOOD, comparison
 from tests.figures.conftest import drawn
 
 
-def outcome_of(text: str, winners: tuple[str, ...]) -> Any:
+def outcome_of(which: str, winners: tuple[str, ...]) -> Any:
     entries = {seed: SimpleNamespace(arm=SimpleNamespace(name=name)) for seed, name in enumerate(winners)}
     return SimpleNamespace(
-        lead=Lead(text, (), ""),
+        lead=Lead("Federate a.", ("Sure.",), (), "", {"split": "yes", "which": which, "guessing": "yes"}),
         choice=SimpleNamespace(of_seed=entries),
         comparison=comparison(choose=GOOD, fedavg=FAIR, local=[0.99, 0.80, 0.92], majority=BAD),
     )
 
 
 def test_what_a_study_says_is_kept() -> None:
-    lines = rows.frame(studies.said(outcome_of("**Federate a.** Sure.", ("half", "nothing", "half"))))
+    lines = rows.frame(studies.said(outcome_of(DECIDED, ("half", "nothing", "half"))))
     by = lines.set_index(["metric", "variant"])
     assert by.loc[(studies.DECIDED, "Federate a. Sure."), "value"] == 1
     assert by.loc[studies.WON]["value"].to_dict() == {"half": 2, "nothing": 1}
     gains = by.loc[studies.GAIN]
-    assert gains["estimator"].to_dict() == {"fedavg": "higher", "local": "not told apart", "majority": "higher"}
+    assert gains["estimator"].to_dict() == {
+        "fedavg": "higher",
+        "local": "no significant difference",
+        "majority": "higher",
+    }
     assert gains.loc["fedavg", "value"] == pytest.approx(0.29)
-    undecided = rows.frame(studies.said(outcome_of("**Not decided: no.** The leader", ("all",))))
+    undecided = rows.frame(studies.said(outcome_of(LEVEL_ARMS, ("all",))))
     assert undecided.iloc[0]["value"] == 0
 
 
@@ -71,7 +76,7 @@ def test_the_page_quotes_the_lead_and_judges_its_claims(monkeypatch: pytest.Monk
     source = SimpleNamespace(path=lambda: None, read=lambda path: ({}, every_cut(half)))
     find = studies.items.find
     monkeypatch.setattr(studies.items, "find", lambda name: source if name == studies.RUNS else find(name))
-    lines = studies.said(outcome_of("**Federate a.** Sure.", ("half",)))
+    lines = studies.said(outcome_of(DECIDED, ("half",)))
     frame = rows.frame({**line, "run": "pacs", "seed": 0} for line in lines)
     drawing = drawn(studies.NAME, {"missing": [], "failed": {}}, frame)
     assert "PACS: *Federate a. Sure.*" in drawing.text

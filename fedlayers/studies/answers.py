@@ -1,0 +1,155 @@
+"""The three answers of a race, in codes and in words: is a split better, which one, and is it better than guessing?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedlayers.studies import certainty as sure
+from fedlayers.studies.arms import Arm
+from fedlayers.studies.certainty import Certainty
+from fl_core.errors import listing
+from fl_core.scores import MAIN, REGRESSION, in_column, in_points, label_of
+
+NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
+"""What the two extremes are called in a sentence."""
+YES, NO, OPEN = "yes", "no", "open"
+
+
+class Answers(NamedTuple):
+    """What a race says.
+
+    Attributes:
+        head: what to use, in a sentence.
+        lines: the three answers in words; those that cannot be asked are left out.
+        split: whether a split is better than sharing nothing and sharing every layer: yes, no, open, or empty where no
+            extreme or no split has raced.
+        which: the verdict (:data:`~fedlayers.studies.certainty.VERDICTS`).
+        guessing: whether anything is better than guessing: yes, no, or open.
+    """
+
+    head: str
+    lines: tuple[str, ...]
+    split: str
+    which: str
+    guessing: str
+
+    @property
+    def codes(self) -> dict[str, str]:
+        """The three answers without words."""
+        return {"split": self.split, "which": self.which, "guessing": self.guessing}
+
+
+def answers(race: Certainty, arms: Sequence[Arm], used: Arm) -> Answers:
+    """Answer the three questions from the numbers of a race.
+
+    Args:
+        arms: all that raced.
+        used: the one to use, which sends least of those that are not worse.
+    """
+    do = f"{used.words[0].upper()}{used.words[1:]}."
+    split, which, guessing = _split(race, arms), _which(race, used), _guessing(race)
+    found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.skill.shown])
+    if race.verdict == sure.NOTHING_LEARNED:
+        return Answers(guessing, (f"The candidate that sends least is used: {used.words}.",), *found)
+    if race.verdict == sure.ONE_RACE:
+        head = f"One seed, so no uncertainty can be given. The best of this race: {used.words}."
+        return Answers(head, _present(split, race.tie, guessing), *found)
+    if race.verdict == sure.ALL_DIVERGED:
+        head = "Every candidate diverged with some seed."
+        return Answers(head, (f"The one that diverged least is used: {used.words}.",), *found)
+    return Answers(do, _present(split, which, race.tie, guessing), *found)
+
+
+def _present(*lines: str) -> tuple[str, ...]:
+    return tuple(line for line in lines if line)
+
+
+def _named(arm: Arm) -> str:
+    return NAMES.get(arm.extreme, arm.name)
+
+
+# --- is a split better than nothing, or all? ------------------------------------------------------------------------
+
+
+def _rivals(race: Certainty, arms: Sequence[Arm]) -> tuple[Arm, list[Arm]]:
+    """The leader, and what answers the first question: the extremes, and the best split if an extreme leads."""
+    by_name = {arm.name: arm for arm in arms}
+    leader, *others = (by_name[name] for name in (race.left[0], *race.differences["arm"]))
+    extremes = [arm for extreme in NAMES for arm in others if arm.extreme == extreme]
+    splits = [arm for arm in others if not arm.extreme]
+    return leader, [*splits[: bool(leader.extreme)], *extremes]
+
+
+def _split_code(race: Certainty, arms: Sequence[Arm]) -> str:
+    extreme = {arm.name: bool(arm.extreme) for arm in arms}
+    if len(set(extreme.values())) < 2:
+        return ""
+    if race.verdict not in (sure.DECIDED, sure.LEVEL_ARMS, sure.DISAGREE):
+        return OPEN
+    left = {extreme[name] for name in race.left}
+    return OPEN if len(left) > 1 else NO if left.pop() else YES
+
+
+def _split(race: Certainty, arms: Sequence[Arm]) -> str:
+    leader, rivals = _rivals(race, arms)
+    lines = race.differences.set_index("arm")
+    phrases = [_against(race, lines.loc[arm.name], _named(arm)) for arm in rivals]
+    phrases[:1] = [phrase.replace(" points ", f" points of {label_of(race.main)} ", 1) for phrase in phrases[:1]]
+    name = _named(leader).replace("sharing", "Sharing")
+    return f"{name} leads on validation samples: {', '.join(phrases)}." if phrases else ""
+
+
+def _against(race: Certainty, line: pd.Series, name: str) -> str:
+    """The leader against another arm, as in ``6.7 points better than sharing nothing``."""
+    difference = line["difference"]
+    if math.isnan(difference):
+        return f"ahead of {name}, which diverged"
+    by = in_points(race.main, abs(difference))
+    side = "above" if difference >= 0 else "below"
+    if math.isnan(line["p_value"]):
+        return f"{by} {side} {name}"
+    if line["p_value"] <= 1 - sure.LEVEL:
+        return f"{by} {'better' if difference > 0 else 'worse'} than {name}"
+    low, high = (in_column(race.main, line[end]) for end in ("low", "high"))
+    return f"{by} {side} {name} (no significant difference, {low} to {high})"
+
+
+# --- which split? ---------------------------------------------------------------------------------------------------
+
+
+def _which(race: Certainty, used: Arm) -> str:
+    if race.verdict == sure.DECIDED:
+        return f"Every other candidate has a significantly worse {label_of(race.main)} (95 %, paired by seed)."
+    word, stake = label_of(race.main), in_points(race.main, race.at_stake(used.name))
+    if race.verdict == sure.DISAGREE:
+        higher = race.differences[race.differences["high"] <= 0]
+        return (
+            f"{listing(higher['arm'])}: significantly higher {word} (at most {stake}). "
+            f"{used.name} has the better loss and is used."
+        )
+    return (
+        f"{listing(race.left)}: no significant difference (at most {stake} of {word}). "
+        f"The one that sends least is used: {used.name}."
+    )
+
+
+# --- better than guessing? ------------------------------------------------------------------------------------------
+
+
+def _guessing(race: Certainty) -> str:
+    value, low = race.skill
+    if math.isnan(value) or (math.isnan(low) and value > 0):
+        return ""
+    if race.main == MAIN[REGRESSION]:
+        what, number = "predicting the mean", f"R2 {in_column(race.main, value)}"
+        least = "" if math.isnan(low) else f", at least {in_column(race.main, low)}"
+    else:
+        what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
+        least = "" if math.isnan(low) else f", at least {100 * low:.1f}"
+    if race.skill.shown:
+        return f"Better than {what} on validation samples: {number}{least}."
+    return f"No candidate is shown to do better than {what} on validation samples (the best: {number}{least})."
