@@ -182,20 +182,39 @@ def test_a_missing_value_is_not_skipped():
         assert math.isnan(statistics.combine(x, [1, 0, 1]))
         assert math.isnan(statistics.fairness(x))
         assert math.isnan(statistics.incentive([1, 2, 3], x, [0, 0, 0], True))
-        assert all(math.isnan(each) for each in (*statistics.median_interval(x), *statistics.mean_interval(x)))
+        assert all(math.isnan(each) for each in (*statistics.median_interval(x)[:4], *statistics.mean_interval(x)))
 
 
 def test_median_interval():
-    x = np.random.default_rng(0).normal(size=21)
-    value, low, high = statistics.median_interval(x, seed=3)
-    assert value == np.median(x)
-    assert low < value < high
-    assert statistics.median_interval(x, seed=3) == (value, low, high)
-    assert len({statistics.median_interval(x, n_resamples=20, seed=seed) for seed in range(10)}) > 1
-    # the ends against all 6^6 resamples of a small sample, whose distribution the draws approach
-    small = [0.0, 1.0, 3.0, 7.0, 15.0, 31.0]
-    exact = np.percentile(np.median(list(itertools.product(small, repeat=6)), axis=1), [2.5, 97.5])
-    assert statistics.median_interval(small, n_resamples=20_000)[1:] == tuple(exact)
+    x = np.random.default_rng(0).permutation(21).astype(float)
+    found = statistics.median_interval(x)
+    assert found[:3] == (10.0, 5.0, 15.0)  # the 6th least and the 6th greatest: Table A of Conover's textbook
+    k = 6
+    assert found.coverage == pytest.approx(1 - 2 * stats.binom.cdf(k - 1, 21, 0.5))
+    assert 1 - 2 * stats.binom.cdf(k, 21, 0.5) < 0.95 <= found.coverage
+    assert statistics.median_interval(x, level=0.99)[1:3] == (4.0, 16.0)
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 10, 15, 30])
+@pytest.mark.parametrize("shape", ["normal", "exponential", "standard_cauchy"])
+def test_the_median_is_covered_as_often_as_is_said(n, shape):
+    median = {"exponential": math.log(2)}.get(shape, 0.0)
+    draws = getattr(np.random.default_rng(n), shape)(size=(4000, n))
+    found = [statistics.median_interval(draw) for draw in draws]
+    covered = np.mean([each.low <= median <= each.high for each in found])
+    (coverage,) = {each.coverage for each in found}
+    assert coverage >= 0.95
+    assert abs(covered - coverage) < 4 * math.sqrt(coverage * (1 - coverage) / len(draws)) + 1e-9
+
+
+def test_too_few_values_have_no_interval_of_the_median():
+    for n in range(1, 6):
+        found = statistics.median_interval(range(n))
+        assert found.value == (n - 1) / 2
+        assert all(math.isnan(each) for each in found[1:4])
+        assert "too few" in found.status
+    assert statistics.median_interval(range(5), level=0.9)[1:4] == (0.0, 4.0, 0.9375)
+    assert "finite" in statistics.median_interval([1.0, math.nan]).status
 
 
 def test_mean_interval():
@@ -208,7 +227,7 @@ def test_mean_interval():
 
 @pytest.mark.parametrize("interval", [statistics.median_interval, statistics.mean_interval])
 def test_one_value_has_no_interval(interval):
-    value, low, high = interval([3.0])
+    value, low, high = interval([3.0])[:3]
     assert value == 3.0
     assert math.isnan(low)
     assert math.isnan(high)
@@ -349,7 +368,7 @@ def test_nemenyi_says_why_there_is_no_value():
         lambda: statistics.combine([1.0, 2.0], [2, -1]),
         lambda: statistics.combine([1.0, 2.0], [2, math.nan]),
         lambda: statistics.median_interval([]),
-        lambda: statistics.median_interval([1.0, 2.0], n_resamples=0),
+        lambda: statistics.median_interval([1.0, 2.0], level=1.0),
         lambda: statistics.mean_interval([]),
         lambda: statistics.fairness([[1.0], [2.0]]),
         lambda: statistics.incentive([], [], [], True),
