@@ -150,6 +150,8 @@ def assemble(
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
+    if config.positive is not None:
+        data = data.with_positive(config.positive)
     named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
     said = [] if given or named else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]

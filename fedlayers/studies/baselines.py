@@ -21,7 +21,7 @@ from torch import Tensor
 from fl_core import rows
 from fl_core.data.federated import FederatedData
 from fl_core.rows import Row
-from fl_core.scores import why_missing
+from fl_core.scores import OF_CLASS, why_missing
 from fl_core.task import Task
 from fl_core.tokens import PAD
 from fl_core.training import evaluate
@@ -134,9 +134,8 @@ def baseline_rows(task: Task) -> list[Row]:
                 }
                 columns |= {"model": baseline.model, "client": client.name, "estimator": note}
                 columns |= {"n_samples": len(samples), "n_train": len(client.train)}
-                scored = evaluate.scores(predict(client.name, samples.x), samples.y, task.criterion.of_logits())
-                found += [
-                    rows.row(metric, value, status=why_missing(metric, value), **columns)
-                    for metric, value in scored.items()
-                ]
+                logits, loss = predict(client.name, samples.x), task.criterion.of_logits()
+                for metric, value in evaluate.scores(logits, samples.y, loss, task.data.positive_index).items():
+                    columns["variant"] = task.data.positive if metric in OF_CLASS else ""
+                    found.append(rows.row(metric, value, status=why_missing(metric, value), **columns))
     return found

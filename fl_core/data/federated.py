@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
@@ -76,6 +76,7 @@ class FederatedData:
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
         images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: of a table with a header, or one that was scaled or filled, what its numbers went through.
+        chosen: of two classes the positive one, whose AUROC and AUPRC are scored; empty = the second.
     """
 
     name: str
@@ -90,6 +91,29 @@ class FederatedData:
     std: tuple[float, ...] = ()
     images: bool = False
     preprocessing: Preprocessing | None = None
+    chosen: str = ""
+
+    @property
+    def positive(self) -> str:
+        """Name of the positive class, of two; empty where there are more, or none."""
+        return (self.chosen or self.classes[1]) if self.n_classes == 2 else ""
+
+    @property
+    def positive_index(self) -> int:
+        """Index of the positive class; 1 where there is none, which says nothing."""
+        return self.classes.index(self.positive) if self.positive else 1
+
+    def with_positive(self, name: str) -> FederatedData:
+        """Return the same data with another positive class.
+
+        Raises:
+            UsageError: the data have no such class, or not two.
+        """
+        if self.n_classes != 2:
+            raise UsageError(
+                f"positive must be left out unless there are two classes; {self.name} has {self.n_classes}."
+            )
+        return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property
     def task(self) -> str:

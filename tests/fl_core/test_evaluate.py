@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ from fl_core import statistics
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.scores import REGRESSION, TABLE
 from fl_core.training import losses
-from fl_core.training.evaluate import BINS, predict, scores
+from fl_core.training.evaluate import BINS, _ranked, predict, scores
 
 CE = losses.build("cross_entropy")
 
@@ -81,6 +82,55 @@ def test_areas_of_saturated_probabilities_still_rank():
     assert found["auroc"] == found["auprc"] == 1.0
     apart = torch.cat([logits, torch.zeros(3, 1)], dim=1)[:, [0, 2, 1]]
     assert scores(torch.cat([apart, -apart[:1]]), torch.tensor([0, 2, 2, 1]), CE)["auroc"] > 0.8
+
+
+def exact_areas(logits, y, k):
+    """Areas of class k against the rest, with samples ranked in 200 digits."""
+    with localcontext() as context:
+        context.prec = 200
+        rows = [[Decimal(z) for z in row] for row in logits.double().tolist()]
+        p = [row[k].exp() / sum(z.exp() for z in row) for row in rows]
+        p = [each.quantize(Decimal(10) ** -150) for each in p]  # equal ones are equal again
+    rank = {value: place for place, value in enumerate(sorted(set(p)))}
+    ranks, positive = np.array([rank[each] for each in p]), (y == k).numpy()
+    return roc_auc_score(positive, ranks), average_precision_score(positive, ranks)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_areas_rank_exactly(n_classes, scale):
+    """Samples of equal probability tie, whatever their logits are shifted by and however their classes are ordered."""
+    generator = torch.Generator().manual_seed(n_classes)
+    base = torch.randint(-3, 4, (60, n_classes), generator=generator) * scale  # float32, with many exact ties
+    steps = torch.randint(-4, 5, (60, 1), generator=generator) * 0.25
+    logits = base.float().double() + (steps if scale == 1.0 else 0)
+    y = torch.arange(60) % n_classes
+    known = np.mean([exact_areas(logits, y, k) for k in (range(n_classes) if n_classes > 2 else [1])], axis=0)
+    found = scores(logits, y, CE)
+    assert (found["auroc"], found["auprc"]) == pytest.approx(tuple(known), abs=1e-12)
+
+
+@pytest.mark.parametrize("n_classes", [3, 5, 20])
+def test_orders_of_the_other_classes_tie_exactly(n_classes):
+    """A sum of exponentials differs in its last bits with the order of its terms; equal samples tie all the same."""
+    generator = torch.Generator().manual_seed(n_classes)
+    others = torch.randn(n_classes - 1, generator=generator)
+    shuffled = [others[torch.randperm(n_classes - 1, generator=generator)] for _ in range(40)]
+    logits = torch.cat([torch.full((40, 1), 0.3), torch.stack(shuffled)], 1)
+    order, ends = _ranked(logits.double().numpy(), np.array([0]))
+    assert sorted(order[0]) == list(range(40))
+    assert ends[0].tolist() == [False] * 39 + [True]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_the_positive_class_of_two_is_the_one_that_is_asked_for(loss):
+    z, y = torch.randn(50, 1, generator=torch.Generator().manual_seed(0)), (torch.arange(50) % 5 == 0).long()
+    outputs = z if loss == "bce" else torch.cat([torch.zeros_like(z), z], 1)
+    for positive in (0, 1):
+        found, p = scores(outputs, y, losses.build(loss), positive), (2 * positive - 1) * z[:, 0].numpy()
+        assert found["auroc"] == pytest.approx(roc_auc_score(y == positive, p), abs=1e-12)
+        assert found["auprc"] == pytest.approx(average_precision_score(y == positive, p), abs=1e-12)
+    assert scores(outputs, y, losses.build(loss))["auprc"] == found["auprc"]
 
 
 def test_one_output_scores_as_its_two_logits():
