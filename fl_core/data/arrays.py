@@ -81,7 +81,7 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
 def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
     """Return the shape (C, H, W) of a float picture that is stored so or as (H, W, C); other shapes as they are.
 
-    An axis can be that of the channels if it has at most :data:`FEW` and neither of the others has less.
+    An axis can be that of the channels if it has at most :data:`FEW`, and the others have as many and more than one.
 
     >>> channels_first((28, 28, 1), "x"), channels_first((3, 32, 32), "x"), channels_first((16, 8, 8), "x")
     ((1, 28, 28), (3, 32, 32), (16, 8, 8))
@@ -91,8 +91,9 @@ def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
     """
     if len(shape) != 3:
         return shape
-    first, last = (count <= FEW and count == min(shape) for count in (shape[0], shape[2]))
-    if first and last and shape != (1, 1, 1):
+    sides = ((shape[0], min(shape[1:])), (shape[2], min(shape[:2])))
+    first, last = (count <= min(FEW, side) and side > 1 for count, side in sides)
+    if first and last:
         raise UsageError(
             f"{where}: float pictures must have one axis that can be the channels; got {list(shape)}, whose first and "
             "last can. Store them as uint8 [n, H, W, C], or flatten them."

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fl_core import tree
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
@@ -152,9 +156,19 @@ class FederatedData:
         names = [client.name for client in self.clients]
         return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
 
+    @cached_property
+    def training_digest(self) -> str:
+        """Digest of every client's training samples, as a diagnosis of tensors in memory has it."""
+        return digest_of({each.name: tree.digest({"x": each.train.x, "y": each.train.y}) for each in self.clients})
+
     def to(self, device: torch.device | str) -> FederatedData:
         """The same data with every client's tensors on another device."""
         return replace(self, clients=tuple(client.to(device) for client in self.clients))
+
+
+def digest_of(clients: Mapping[str, str]) -> str:
+    """Return one digest over the digests of all clients."""
+    return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
 
 
 def gather(source: Source, partition: Partition, preprocessing: Preprocessing | None = None) -> FederatedData:
