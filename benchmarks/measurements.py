@@ -195,7 +195,7 @@ def _against_backpack(
     return [compare("J1", "exact trace", trace, name, diagonal, at_least=3, pairs=pairs)]
 
 
-def memory(repeats: int = 5) -> list[Measured]:
+def memory(repeats: int = 6) -> list[Measured]:
     """Peak memory of the trace above that of the process before, each in a fresh process, against PyHessian's."""
     code = "from benchmarks.measurements import peak; peak({!r})"
 

@@ -27,7 +27,7 @@ class Measured:
         job, what, baseline: what was measured and against what.
         ratio: median over the pairs of time(baseline) / time(what) for a speed-up (``at_least``), or of
             time(what) / time(baseline) for a cost (``at_most``); also of memory, or a coverage, as ``unit`` says.
-        low, high: its 95 % bootstrap interval.
+        low, high: its 95 % interval, by the order of the ratios; NaN with fewer than 6 pairs.
         target: with its direction, for instance ``<= 5``; empty where a figure is only reported.
         holds: whether the interval's worse end meets the target; or why nothing was measured, with a ratio of NaN.
         seconds, baseline_seconds: medians of either side.
@@ -122,10 +122,11 @@ def judged(
     """The median of ratios with its interval, compared with a target."""
     found = median_interval(ratios)
     target, holds = "", ""
+    few = "" if found.status == "ok" else found.status
     if at_most is not None:
-        target, holds = f"<= {at_most:g}", "yes" if found.high <= at_most else "no"
+        target, holds = f"<= {at_most:g}", few or ("yes" if found.high <= at_most else "no")
     if at_least is not None:
-        target, holds = f">= {at_least:g}", "yes" if found.low >= at_least else "no"
+        target, holds = f">= {at_least:g}", few or ("yes" if found.low >= at_least else "no")
     value = Measured(
         job,
         what,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from fl_core import rows, tree
+from fl_core.data.federated import digest_of
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
@@ -343,7 +343,12 @@ def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Sub
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
         raise UsageError(f"{m} models and {d} sets of data; give as many of each, or one of either")
-    if model_names and data_names and m == d:
+    if model_names and data_names and m != d:
+        raise UsageError(
+            f"models and data by name must be of the same clients; got {listing(model_names)} and "
+            f"{listing(data_names)}. Pass one model, or one set of data, without a name to use it for all."
+        )
+    if model_names and data_names:
         for name in model_names:
             check_known("client with data", name, data_names)
         own_data = [own_data[data_names.index(name)] for name in model_names]
@@ -413,9 +418,8 @@ def _digest(clients: Mapping[str, str | None]) -> str:
 
     It is empty if one is unknown, as for a loader.
     """
-    if None in clients.values():
-        return ""
-    return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
+    known = {name: digest for name, digest in clients.items() if digest is not None}
+    return digest_of(known) if len(known) == len(clients) else ""
 
 
 def _plain(value: Any) -> Any:

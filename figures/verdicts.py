@@ -38,6 +38,14 @@ def of_curves(values: pd.DataFrame, holds: Callable[[pd.Series], bool]) -> tuple
     return said, beyond(share)
 
 
+def median_ends(values: pd.Series) -> Interval:
+    """Return the median with its 95 % interval; of too few values for one, with their range."""
+    found = median_interval(values)
+    if found.status == "ok":
+        return Interval(*found[:3])
+    return Interval(found.value, float(values.min(skipna=False)), float(values.max(skipna=False)))
+
+
 def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[str, bool | None]:
     """Whether the medians of curves (layers x curves) lie within ranges, by the medians' intervals.
 
@@ -45,8 +53,7 @@ def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[st
     """
     outside, across = [], []
     for layer in values.index:
-        at = median_interval(values.loc[layer])
-        ends = (at.value, at.value) if pd.isna(at.low) else (at.low, at.high)
+        ends = median_ends(values.loc[layer])[1:]
         if not ends[0] <= ends[1]:
             across.append(str(layer))
         elif ends[1] < low[layer] - TOLERANCE or ends[0] > high[layer] + TOLERANCE:

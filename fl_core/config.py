@@ -142,6 +142,8 @@ class RunConfig:
     """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
+    positive: str | None = None
+    """Of two classes, the one whose AUROC and AUPRC are scored; default the second."""
     client_column: str = CLIENT_COLUMN
     """Of your own file."""
     label_column: str = LABEL_COLUMN

@@ -76,7 +76,8 @@ class TrainingCost:
             a kernel's weight, used at every position, for one of a linear layer. It is proportional to what is sent.
         flops: floating-point operations, forward and backward, of every sample (see :func:`training_flops`).
         moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends besides them (a
-            variate, a mask, a number a layer) stands in a run's rows ``bytes_down`` and ``bytes_up`` only.
+            variate, a mask, a number a layer) stands in a run's rows ``bytes_down`` and ``bytes_up`` only. Models that
+            are sent to be evaluated stand in the rows ``bytes_evaluation``.
     """
 
     naive: int

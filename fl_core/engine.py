@@ -271,6 +271,13 @@ class Engine:
     def _offer(self, client: int, rnd: Round) -> Offer:
         return offer(self.algorithm, self.server, self.home.outline(client), rnd)
 
+    def _offers(self, clients: Iterable[int], rnd: Round, sent: dict[int, int]) -> Iterator[tuple[int, Offer]]:
+        """Yield what each client makes its models of, and note its bytes in ``sent``."""
+        for client in clients:
+            made = self._offer(client, rnd)
+            sent[client] = made.bytes
+            yield client, made
+
     def _finetune(self, recorded: bool) -> frozenset[int]:
         """Let every client fine-tune a copy of its model if the algorithm asks for it now, and keep it.
 
@@ -282,7 +289,9 @@ class Engine:
             return frozenset()
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
         work = Work(float)
-        asked = (Finetune(k, self.done, self._offer(k, rnd), self.algorithm.evaluates) for k in rnd.sampled)
+        sent: dict[int, int] = {}
+        offers = self._offers(rnd.sampled, rnd, sent)
+        asked = (Finetune(k, self.done, each, self.algorithm.evaluates) for k, each in offers)
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
             work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
         for reply in self._run("train" if recorded else "evaluate", asked):
@@ -291,6 +300,8 @@ class Engine:
                 continue
             phases = self.algorithm.finetuning(self.done, reply.client)
             self.ledger.count(work, reply.client, phases, self.problem.tensors, reply.work, self.done)
+        if not recorded:
+            self._record_sent(sent, variant="finish")
         self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
         return frozenset(untuned)
 
@@ -308,7 +319,8 @@ class Engine:
         """Score every client's models but those of the untuned, whose personal model there is not."""
         seen: list[Observation] = []
         clients = [client for client in range(len(self.names)) if client not in untuned]
-        asked = (Score(k, self.done, self._offer(k, Round(self.done))) for k in clients)
+        sent: dict[int, int] = {}
+        asked = (Score(k, self.done, each) for k, each in self._offers(clients, Round(self.done), sent))
         with self.clock.on("evaluate"):
             for client in sorted(untuned):
                 self.ledger.row(REPLY_LOST, 1.0, self.done, client, split="test", variant=TIMEOUT)
@@ -317,6 +329,7 @@ class Engine:
                     self.ledger.row(REPLY_LOST, 1.0, self.done, reply.client, split="test", variant=TIMEOUT)
                 self._record_scores(reply, self.done)
                 seen += reply.observations
+            self._record_sent(sent)
             for each in (*self.algorithm.observations(self.server, Round(self.done)), *seen):
                 other = "" if each.client_b is None else self.names[each.client_b]
                 columns = {"layer": each.layer, "variant": each.variant, "client_b": other}
@@ -342,6 +355,11 @@ class Engine:
     def record_work(self, work: Work, variant: str = "", rows: bool = True) -> None:
         """Count the steps of local training, and record rows of its cost."""
         self.ledger.work(work, self.done, variant, rows)
+
+    def _record_sent(self, sent: Mapping[int, int], variant: str = "") -> None:
+        """Record the bytes of models that were sent to be evaluated."""
+        for client, count in sent.items():
+            self.ledger.row("bytes_evaluation", count, self.done, client, variant=variant)
 
     def _record_scores(self, reply: Reply, done: int) -> None:
         for model, scores in reply.scores.items():

@@ -13,12 +13,12 @@ from fl_core.loggers.base import Logger
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row, row
-from fl_core.scores import why_missing
+from fl_core.scores import OF_CLASS, why_missing
 from fl_core.training.local import Phase
 
 Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
 BUFFER = 10_000  # rows that wait for the end of a round before they are written
-UNITS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP"}
+UNITS = {"bytes_down": "byte", "bytes_up": "byte", "bytes_evaluation": "byte", "flops": "FLOP"}
 
 
 class Ledger:
@@ -64,7 +64,8 @@ class Ledger:
         for split, values in scores.items():
             n = len(self._data.clients[client].split(split))
             for metric, value in values.items():
-                self.row(metric, value, done, client, model=model, split=split, n_samples=n)
+                variant = self._data.positive if metric in OF_CLASS else ""
+                self.row(metric, value, done, client, model=model, split=split, variant=variant, n_samples=n)
             if split == "validation" and done:
                 self._check_loss(values["loss"], done, client, model=model, split=split)
             elif split == "validation" and model not in self.limit.tuned:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fl_core.errors import check_known
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CLASSIFICATION, REGRESSION = "classification", "regression"
 TASKS = (CLASSIFICATION, REGRESSION)
@@ -58,6 +62,10 @@ SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "m
 """The scores in a comparison's printed table, unless another is asked for."""
 
 
+OF_CLASS = ("auroc", "auprc")
+"""The scores that with two classes are those of one of them, the positive class; their rows name it as the variant."""
+
+
 def check_score(name: str, task: str) -> str:
     """Return a score's name if it is one of that kind of task.
 
@@ -88,13 +96,28 @@ def why_missing(name: str, value: float) -> str:
     return known or "not finite"
 
 
-def label_of(name: str) -> str:
+def of_class(name: str, positive: str) -> str:
+    """Return what follows a score's name where it is that of the positive class; empty for other scores.
+
+    >>> of_class("auroc", "died"), of_class("macro_f1", "died")
+    (" of 'died'", '')
+    """
+    return f" of {positive!r}" if positive and name in OF_CLASS else ""
+
+
+def positive_in(rows: pd.DataFrame) -> str:
+    """Return the class that the rows name as positive; empty if they name none, or several."""
+    found = {str(name) for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()} - {""}
+    return found.pop() if len(found) == 1 else ""
+
+
+def label_of(name: str, positive: str = "") -> str:
     """What a score is called in tables and pictures; a name that is no score's is its own label.
 
     >>> label_of("balanced_accuracy"), label_of("auroc"), label_of("train_loss")
     ('balanced accuracy', 'AUROC', 'train loss')
     """
-    return TABLE[name].label if name in TABLE else name.replace("_", " ")
+    return (TABLE[name].label if name in TABLE else name.replace("_", " ")) + of_class(name, positive)
 
 
 def column_of(name: str) -> str:

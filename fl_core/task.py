@@ -62,7 +62,7 @@ class Task:
 
     def notes(self) -> list[str]:
         """Warnings on odd data, clients with one class or less than a batch, targets of another scale, an odd plan."""
-        found = [*self.said, *self.algorithm_notes(), *notes(self.data)]
+        found = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere(), *notes(self.data)]
         batch = int(self.config.batch or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
         single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
@@ -84,6 +84,13 @@ class Task:
         """Warnings on the algorithm and on the plan that it obeys; no sample is looked at."""
         algorithm = self.algorithm(self.plan)
         return [*(() if algorithm.plan is None else algorithm.plan.notes()), *algorithm.notes()]
+
+    def _measured_elsewhere(self) -> list[str]:
+        """A note where the given plan was measured on other samples than this run trains on."""
+        measured = "" if self.plan is None else self.plan.why.data
+        if not measured or measured == self.data.digest or measured == self.data.training_digest:
+            return []
+        return ["the plan was measured on other data, or on other splits of them, than this run trains on"]
 
     def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
         """A note on each of some clients, or one on all of them where they are many."""
@@ -151,6 +158,8 @@ def assemble(
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
+    if config.positive is not None:
+        data = data.with_positive(config.positive)
     known = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
     said = [] if given or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]

@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize, to_rgb
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
-from fl_core.scores import TABLE, label_of
+from fl_core.scores import TABLE, label_of, positive_in
 
 from .drawing import (
     COLOURS,
@@ -119,7 +119,7 @@ def learning(
         if ax is None:
             notes = [*_leave_start_outside(axes, pd.concat(drawn, axis=1)), *notes]
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1))
-        axes.set(xlabel=with_notes("round", notes), ylabel=_score_label(metric, split))
+        axes.set(xlabel=with_notes("round", notes), ylabel=_score_label(metric, split, positive_in(rows)))
         of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
         legend(axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None)
     return axes
@@ -188,7 +188,10 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
             text = f"{'no value' if pd.isna(value) else f'{value:.3f}{interval}'}  n = {n}"
             axes.text(1.02, k, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
-        axes.set(ylim=(len(table) - 0.4, -0.6), xlabel=_score_label(metric))
+        axes.set(
+            ylim=(len(table) - 0.4, -0.6),
+            xlabel=_score_label(metric, positive=str(next(iter(table.get("positive", ())), ""))),
+        )
         if metric in TABLE and TABLE[metric].share:
             left, right = axes.get_xlim()
             axes.set_xlim(max(left, 0.0), min(right, 1.0))
@@ -219,15 +222,17 @@ def clients(
             axes.plot(scores[client], y, linestyle="none", zorder=3, **dress(k, everyone))
         axes.plot(means, y, linestyle="none", marker="|", markersize=14, mew=2, color=MEAN, label="mean", zorder=2)
         axes.set_yticks(y, names)
-        axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=with_notes(_score_label(metric, split), notes))
+        axes.set(
+            ylim=(len(names) - 0.4, -0.6), xlabel=with_notes(_score_label(metric, split, positive_in(rows)), notes)
+        )
         axes.grid(axis="y", visible=False)
         legend(axes)
     return axes
 
 
-def _score_label(metric: str, split: str = "") -> str:
+def _score_label(metric: str, split: str = "", positive: str = "") -> str:
     better = f" ({'higher' if TABLE[metric].higher_is_better else 'lower'} is better)" if metric in TABLE else ""
-    return f"{split} {label_of(metric)}".strip() + better
+    return f"{split} {label_of(metric, positive)}".strip() + better
 
 
 def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:

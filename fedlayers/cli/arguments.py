@@ -24,7 +24,7 @@ RESULTS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
-        "samples_per_client", "dominance", "samples", "task", "client_column", "label_column",
+        "samples_per_client", "dominance", "samples", "task", "positive", "client_column", "label_column",
         "text_column", "columns", "drop", "separator", "encoding", "scale", "impute",
     ),
     "model": ("model", "init", "bn", "by"),

@@ -9,7 +9,7 @@ import pandas as pd
 from fl_core.errors import listing
 from fl_core.names import printable
 from fl_core.ordering import MANY, in_order
-from fl_core.training.evaluate import SCORES
+from fl_core.scores import OF_CLASS, SCORES, positive_in
 
 if TYPE_CHECKING:
     from fedlayers.diagnostics.report import Report
@@ -27,7 +27,7 @@ def scores(frame: pd.DataFrame, round: int) -> str:
         frame: the rows of a run.
     """
     last = frame[(frame["round"] == round) & (frame["split"] == "test")]
-    title = f"test split, round {round}"
+    title, positive = f"test split, round {round}", positive_in(last)
     if last.empty:
         return f"{title}: no scores"
     weights = last.groupby("client")["n_train"].first().astype(float)
@@ -45,6 +45,8 @@ def scores(frame: pd.DataFrame, round: int) -> str:
             table.loc[f"all {len(weight)}"] = everyone
         parts[model] = table
     shown = pd.concat(parts, names=["model", "client"]).rename(index=printable)
+    named = [name for name in OF_CLASS if positive and name in shown]
+    title += f"; {listing(named)} of class {printable(positive)!r}" if named else ""
     mean = "; all: their mean, weighted by training samples" if any(len(part) > 1 for part in parts.values()) else ""
     return f"{title}{mean}\n{shown.round(4).to_string()}"
 

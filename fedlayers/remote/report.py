@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from fedlayers.diagnostics.pictures.page import Page
@@ -58,7 +59,7 @@ def write(path: Path | str) -> Path:
     page.text("## What it comes to")
     table = result.clients.pivot(index="client", columns="metric", values="value").loc[sites]
     names = [name for name in table.columns if name in result.table]
-    shown = table[names].rename(columns=label_of).rename_axis("site")
+    shown = table[names].rename(columns=partial(label_of, positive=result.positive)).rename_axis("site")
     page.table(shown, "Test samples of each site, the last round.", dict.fromkeys(map(str, shown.columns), ".3f"))
     page.write(run.path / REPORT)
     return run.path / REPORT

@@ -21,13 +21,15 @@ from torch import Tensor
 from fl_core import rows
 from fl_core.data.federated import FederatedData
 from fl_core.rows import Row
-from fl_core.scores import why_missing
+from fl_core.scores import OF_CLASS, why_missing
 from fl_core.task import Task
 from fl_core.tokens import PAD
 from fl_core.training import evaluate
+from fl_core.training.losses import ClassWeighted
 
 Predict = Callable[[str, Tensor], Tensor]
 """(client, samples [n, *shape]) -> logits [n, C]"""
+ClassWeights = tuple[float, ...] | None
 ITERATIONS = 1000
 LEAST = math.log(1e-12)
 """Of a logit, that of a class without training samples among them."""
@@ -40,29 +42,31 @@ class Baseline:
     Attributes:
         words: what it is, in words.
         model: ``personal`` or ``global``.
-        fit: data -> its logits, and a note on how it was fitted.
+        fit: data and class weights (None: none) -> its logits, and a note on how it was fitted.
     """
 
     words: str
     model: str
-    fit: Callable[[FederatedData], tuple[Predict, str]]
+    fit: Callable[[FederatedData, ClassWeights], tuple[Predict, str]]
 
 
-def majority(data: FederatedData) -> tuple[Predict, str]:
+def majority(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict, str]:
     """Each client's most frequent training class, for every sample; of equal ones the first.
 
-    The logits are log((n_k + 1) / (n + C)) for n_k of the client's n training samples in class k.
+    The logits are log((n_k + 1) / (n + C)) for n_k of the client's n training samples in class k. Class weights do not
+    change it.
     """
     counts = {client.name: torch.bincount(client.train.y, minlength=data.n_classes) for client in data.clients}
     logits = {name: ((n + 1) / (n.sum() + len(n))).log() for name, n in counts.items()}
     return lambda client, x: logits[client].expand(len(x), -1), "frequencies of training classes"
 
 
-def pooled_logistic(data: FederatedData) -> tuple[Predict, str]:
+def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict, str]:
     """Multinomial logistic regression on all clients' training samples together: centralised, as a bound.
 
     Samples are flattened and standardised; texts are counts of their words, each over its largest. The penalty is
-    (1/2) ||W||^2 beside the sum of cross-entropies (scikit-learn's C = 1).
+    (1/2) ||W||^2 beside the sum of cross-entropies (scikit-learn's C = 1). With class weights each sample's
+    cross-entropy counts as often as its class's weight says.
     """
     texts = data.words is not None
     words = int(getattr(data.shape, "tokens", 0))
@@ -71,8 +75,9 @@ def pooled_logistic(data: FederatedData) -> tuple[Predict, str]:
     present = np.unique(y)
     if len(present) < 2:
         return majority(data)[0], "training samples of one class only"
+    by_class = None if weights is None else {int(k): weights[k] for k in present}
     scaler = MaxAbsScaler() if texts else StandardScaler()
-    model: Any = make_pipeline(scaler, LogisticRegression(max_iter=ITERATIONS))
+    model: Any = make_pipeline(scaler, LogisticRegression(max_iter=ITERATIONS, class_weight=by_class))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model.fit(_features(pooled, words), y)
@@ -83,7 +88,7 @@ def pooled_logistic(data: FederatedData) -> tuple[Predict, str]:
         logits[:, torch.from_numpy(present)] = torch.from_numpy(model.predict_log_proba(_features(x, words))).float()
         return logits.clamp(min=LEAST)
 
-    return predict, f"logistic regression, C=1, {note}"
+    return predict, f"logistic regression, C=1, {'class-weighted, ' * (weights is not None)}{note}"
 
 
 def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
@@ -115,8 +120,9 @@ def baseline_rows(task: Task) -> list[Row]:
     (['majority', 'pooled_logistic'], 3, ['test', 'validation'])
     """
     found = []
+    weights = task.criterion.weights if isinstance(task.criterion, ClassWeighted) else None
     for name, baseline in BASELINES.items():
-        predict, note = baseline.fit(task.data)
+        predict, note = baseline.fit(task.data, weights)
         for client in task.data.clients:
             for split in ("validation", "test"):
                 samples = client.split(split)
@@ -128,9 +134,8 @@ def baseline_rows(task: Task) -> list[Row]:
                 }
                 columns |= {"model": baseline.model, "client": client.name, "estimator": note}
                 columns |= {"n_samples": len(samples), "n_train": len(client.train)}
-                scored = evaluate.scores(predict(client.name, samples.x), samples.y, task.criterion.of_logits())
-                found += [
-                    rows.row(metric, value, status=why_missing(metric, value), **columns)
-                    for metric, value in scored.items()
-                ]
+                logits, loss = predict(client.name, samples.x), task.criterion.of_logits()
+                for metric, value in evaluate.scores(logits, samples.y, loss, task.data.positive_index).items():
+                    columns["variant"] = task.data.positive if metric in OF_CLASS else ""
+                    found.append(rows.row(metric, value, status=why_missing(metric, value), **columns))
     return found

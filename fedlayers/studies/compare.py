@@ -28,7 +28,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.records.files import write_atomically
-from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score
+from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score, positive_in
 from fl_core.training.losses import LOSSES
 
 BASELINES = ("local", "fedavg")
@@ -58,6 +58,7 @@ class Comparison:
             mean rank (by the score); what no federation is needed for (:mod:`fedlayers.studies.baselines`) has no rank.
         unranked: why nobody has a rank; "" where they have one.
         clients: the mean over seeds for each algorithm, client and metric.
+        positive: of two classes the one whose AUROC and AUPRC are scored, as the rows name it; also in the table.
         friedman: test over seeds as blocks that the algorithms' scores differ.
 
     Raises:
@@ -73,6 +74,7 @@ class Comparison:
     clients: pd.DataFrame = field(init=False)
     friedman: statistics.FriedmanTest = field(init=False)
     unranked: str = field(default="", init=False)
+    positive: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
@@ -80,6 +82,7 @@ class Comparison:
             raise UsageError("no test scores of a finished run in these rows")
         there = list(final["metric"].unique())
         self.score = check_known("score in these rows", self.score or main_score(there), there)
+        self.positive = positive_in(final)
         means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean()
         self.clients = means.reset_index()
         keys = ["algorithm", "seed", "model", "metric"]
@@ -115,6 +118,7 @@ class Comparison:
             line["fairness"] = statistics.fairness(self._of(str(name), self.score))
             line["incentive"] = self._incentive(str(name))
             line["rank"] = ranks.get(name, np.nan)
+            line |= {"positive": self.positive} if self.positive else {}
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -149,7 +153,7 @@ class Comparison:
     def legend(self) -> str:
         """The meaning of the table's columns, why nobody has a rank, how clients trained, what the baselines are."""
         better = "above" if SCORES[self.score] else "below"
-        columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score), better=better)
+        columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score, self.positive), better=better)
         trained = [f"local training: {self.training}."] if self.training else []
         naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
         unranked = [f"{self.unranked}."] if self.unranked else []
@@ -168,10 +172,10 @@ def _shown(there: Iterable[str]) -> tuple[str, ...]:
 def pretty(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """A comparison's table formatted: shares in percent, intervals behind the mean; with a further score, if named."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
-    usual = _shown(table.columns)
+    usual, positive = _shown(table.columns), str(next(iter(table.get("positive", ())), ""))
     for metric in usual if score in ("", *usual) else (score, *usual):
         scale, digits = (100, 1) if TABLE[metric].share else (1, 3)
-        title = label_of(metric) + f"{_GAP}%" * (scale == 100)
+        title = label_of(metric, positive) + f"{_GAP}%" * (scale == 100)
         spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
         means = ["–" if np.isnan(m) else f"{m * scale:.{digits}f}" for m in table[metric]]
         shown[title] = [

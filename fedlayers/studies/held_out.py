@@ -58,5 +58,6 @@ def score_of(models: Mapping[str, nn.Module], samples: Mapping[str, Split], task
     values = []
     with tree.one_thread():
         for name, part in samples.items():
-            values.append(evaluate.scores(evaluate.predict(models[name], part.x), part.y, task.criterion)[score])
+            logits = evaluate.predict(models[name], part.x)
+            values.append(evaluate.scores(logits, part.y, task.criterion, task.data.positive_index)[score])
     return statistics.combine(values, [weights[name] for name in samples])

@@ -32,7 +32,7 @@ from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
 from fl_core.registry import is_outside
 from fl_core.restoring import allowed_by
-from fl_core.scores import MAIN, SCORES, TABLE, check_score
+from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
 from fl_core.training.losses import LOSSES
@@ -62,7 +62,8 @@ class Regret:
         score: the name of the scores.
         layers: names of the layers that train, L of them; a cut k shares the first k, and the frozen ones.
         scores: one line a seed and cut (columns seed, cut, last, validation, test, held_out, and maybe
-            held_out_samples): the headline model after the last round, combined over clients by training samples.
+            held_out_samples and positive): the headline model after the last round, combined over clients by training
+            samples.
         decisions: one line a rule and seed (rule, seed, cut, status); no cut where the rule could not decide.
         choices: decisions and references with their scores on each split, and in held-out scores ``regret`` = the
             reference's - the choice's, below 0 where the choice did better in that seed; ``crossfitted`` = that of the
@@ -202,7 +203,8 @@ class Regret:
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [f"{line.rule} does not decide with seed {line.seed}: {line.status}" for line in failed.itertuples()]
-        head = f"{self.score} of every cut; best mean over runs on held-out samples: cut {self.best}\nlayers: {layers}"
+        what = self.score + of_class(self.score, str(next(iter(self.scores.get("positive", ())), "")))
+        head = f"{what} of every cut; best mean over runs on held-out samples: cut {self.best}\nlayers: {layers}"
         if "held_out_samples" in self.scores:
             sizes = self.scores["held_out_samples"]
             least, most = int(sizes.min()), int(sizes.max())
@@ -369,4 +371,5 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
         models, task = runner.load_models(path, which=str(line.model), model_code=code)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
+        lines[-1] |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}
     return pd.DataFrame(lines)

@@ -25,6 +25,7 @@ from fl_core.errors import RunError, UsageError, check_distinct, check_known, li
 from fl_core.names import csv_bytes
 from fl_core.records import store
 from fl_core.records.files import write_atomically
+from fl_core.scores import of_class
 from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
 
@@ -59,11 +60,13 @@ class Tuning:
             failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did).
         tuned: what was chosen, as a comparison takes it.
         spaces: what was searched, by algorithm.
+        positive: of two classes the one whose AUROC and AUPRC are scored.
     """
 
     table: pd.DataFrame
     tuned: Tuned
     spaces: Mapping[str, Mapping[str, Search]]
+    positive: str = ""
 
     def text(self) -> str:
         """The chosen settings, a line an algorithm, with a note wherever one is at an end of what was searched."""
@@ -73,8 +76,8 @@ class Tuning:
         failed = self.table["failed"].astype(bool).groupby(self.table["algorithm"], sort=False).sum()
         notes = [f"{count} of {name}'s trials failed: see trials.csv" for name, count in failed.items() if count]
         legend = (
-            f"{self.tuned.score} on validation samples, mean over clients by training samples, the last {WINDOW} "
-            "evaluated rounds (what is fine-tuned at the end has one) and seeds "
+            f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples, mean over clients "
+            f"by training samples, the last {WINDOW} evaluated rounds (what is fine-tuned at the end has one), seeds "
             f"{listing(map(str, self.tuned.seeds))}; test samples were not read."
         )
         return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
@@ -191,7 +194,7 @@ def tune(
         version=__version__,
     )
     result.save(out / "tuned.json")
-    return Tuning(table, result, searched)
+    return Tuning(table, result, searched, tasks[algorithms[0]].data.positive)
 
 
 def _trials(

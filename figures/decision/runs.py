@@ -102,7 +102,9 @@ class Scores:
     def _score(self, model: Tree, split: Split) -> dict[str, float]:
         tree.load(self.model, model)
         with tree.one_thread():
-            return evaluate.scores(evaluate.predict(self.model, split.x), split.y, self.task.criterion)
+            return evaluate.scores(
+                evaluate.predict(self.model, split.x), split.y, self.task.criterion, self.task.data.positive_index
+            )
 
 
 def measure_federation(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from figures.differences import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
 from figures.ranking import Ranking
+from figures.verdicts import median_ends
 from fl_core import statistics
 from fl_core.training.evaluate import SCORES
 
@@ -157,8 +158,8 @@ class Cells:
 
     Attributes:
         each: dataset, method, seed, value.
-        cells: dataset, method -> ``value``, the median over seeds, ``low`` and ``high``, the ends of its bootstrap
-            interval (95 %; below six seeds their range), and ``n`` seeds.
+        cells: dataset, method -> ``value``, the median over seeds, ``low`` and ``high``, the ends of its
+            95 % interval (below six seeds their range), and ``n`` seeds.
         ranking: the ranked methods over the datasets that have them all.
     """
 
@@ -180,7 +181,7 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
     each = by_seed(clients(frame, reading), table)
     lines = {}
     for key, part in each.groupby(["dataset", "method"], sort=False):
-        lines[key] = {**statistics.median_interval(part["value"])._asdict(), "n": len(part)}
+        lines[key] = {**median_ends(part["value"])._asdict(), "n": len(part)}
     index = pd.MultiIndex.from_tuples(list(lines), names=["dataset", "method"])
     found = pd.DataFrame(list(lines.values()), index=index, columns=["value", "low", "high", "n"])
     medians = found["value"].unstack("dataset")

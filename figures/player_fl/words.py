@@ -120,9 +120,9 @@ def spreads(result: Cells) -> str:
     if few.all():
         return "the range of the seeds"
     if not few.any():
-        return "its 95 % bootstrap interval"
+        return "its 95 % interval"
     large = [CASES[str(name)].title for name in result.cells.index[~few].get_level_values("dataset").unique()]
-    return f"the range of the seeds (on {', '.join(large)}: its 95 % bootstrap interval)"
+    return f"the range of the seeds (on {', '.join(large)}: its 95 % interval)"
 
 
 def _p(test: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 
 from torch import Tensor
 
+from fl_core import tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.algorithms.exchange import Round, State
 from fl_core.errors import PrivateError
@@ -130,6 +131,14 @@ class Offer:
 
     models: dict[str, dict[str, Tensor | Own]] = field(default_factory=dict)
     server: State | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the server's tensors in it, each counted once."""
+        if self.server is not None:
+            return tree.n_bytes(self.server.trees["model"])
+        sent = {(name, id(part)): part for each in self.models.values() for name, part in each.items()}
+        return sum(tree.n_bytes({"": part}) for part in sent.values() if not isinstance(part, Own))
 
 
 def offer(algorithm: Algorithm, server: State, client: State, rnd: Round) -> Offer:

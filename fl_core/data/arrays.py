@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,6 +20,10 @@ MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """What a cell without a value holds, in small letters."""
 
 
+FEW = 4
+"""Channels that a picture has at most, where its shape alone tells which axis they are."""
+
+
 class MissingError(UsageError):
     """A feature has no value, and nothing fills it."""
 
@@ -32,6 +37,7 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
     """Check features: images as uint8 [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite float32 [n, ...].
 
     A uint8 array with more than two dimensions is a stack of images; numbers of other types are taken as they are.
+    Floats [n, H, W, C] are turned to [n, C, H, W] with a warning, see :func:`channels_first`.
 
     Args:
         missing: NaN in a table [n, d] stays, for it will be filled.
@@ -52,6 +58,12 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
             f"{where}: {x.dtype} {list(x.shape)} is no stack of images; images are uint8 [n, H, W], [n, H, W, 1] or "
             f"[n, H, W, 3], or floats with channels first"
         )
+    shape = channels_first(x.shape[1:], where)
+    if shape != x.shape[1:]:
+        stored = ", ".join(map(str, x.shape[1:]))
+        turned = ", ".join(map(str, shape))
+        warnings.warn(f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]", stacklevel=2)
+        x = np.moveaxis(x, -1, 1)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(x, dtype=np.float32)
     finite = np.isfinite(out)
@@ -64,6 +76,29 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
         way = "; impute (--impute mean, median or most_frequent) fills what is missing" if filled else ""
         raise UsageError(f"{where}, {place(int(row))}{at}: {x[(row, *cell)]} is not a finite float32{way}")
     return out
+
+
+def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+    """Return the shape (C, H, W) of a float picture that is stored so or as (H, W, C); other shapes as they are.
+
+    An axis can be that of the channels if it has at most :data:`FEW`, and the others have as many and more than one.
+
+    >>> channels_first((28, 28, 1), "x"), channels_first((3, 32, 32), "x"), channels_first((16, 8, 8), "x")
+    ((1, 28, 28), (3, 32, 32), (16, 8, 8))
+
+    Raises:
+        UsageError: the first axis can be that of the channels and so can the last.
+    """
+    if len(shape) != 3:
+        return shape
+    sides = ((shape[0], min(shape[1:])), (shape[2], min(shape[:2])))
+    first, last = (count <= min(FEW, side) and side > 1 for count, side in sides)
+    if first and last:
+        raise UsageError(
+            f"{where}: float pictures must have one axis that can be the channels; got {list(shape)}, whose first and "
+            "last can. Store them as uint8 [n, H, W, C], or flatten them."
+        )
+    return (shape[2], shape[0], shape[1]) if last and not first else shape
 
 
 def answers(
@@ -130,7 +165,13 @@ def labels(
         y = _codes(y.tolist(), names, where, place)
     values = whole_numbers(y, where, place, AS_NUMBERS)
     if names is None:
-        distinct, values = np.unique(values, return_inverse=True)
+        distinct, codes = np.unique(values, return_inverse=True)
+        if -1 in distinct and distinct.tolist() != [-1, 1]:
+            raise UsageError(
+                f"{where}, {place(int(np.argmax(values == -1)))}: labels must not be -1 unless all are -1 or 1; got "
+                f"{listing(map(str, distinct), 6)}. Remove samples without a label, or give -1 another number."
+            )
+        values = codes
         names = [str(value) for value in distinct]
     else:
         _check_codes(values, names, where, place)

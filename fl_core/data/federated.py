@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fl_core import tree
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
@@ -76,6 +80,7 @@ class FederatedData:
         mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
         images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: of a table with a header, or one that was scaled or filled, what its numbers went through.
+        chosen: of two classes the positive one, whose AUROC and AUPRC are scored; empty = the second.
     """
 
     name: str
@@ -90,6 +95,29 @@ class FederatedData:
     std: tuple[float, ...] = ()
     images: bool = False
     preprocessing: Preprocessing | None = None
+    chosen: str = ""
+
+    @property
+    def positive(self) -> str:
+        """Name of the positive class, of two; empty where there are more, or none."""
+        return (self.chosen or self.classes[1]) if self.n_classes == 2 else ""
+
+    @property
+    def positive_index(self) -> int:
+        """Index of the positive class; 1 where there is none, which says nothing."""
+        return self.classes.index(self.positive) if self.positive else 1
+
+    def with_positive(self, name: str) -> FederatedData:
+        """Return the same data with another positive class.
+
+        Raises:
+            UsageError: the data have no such class, or not two.
+        """
+        if self.n_classes != 2:
+            raise UsageError(
+                f"positive must be left out unless there are two classes; {self.name} has {self.n_classes}."
+            )
+        return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property
     def task(self) -> str:
@@ -128,9 +156,19 @@ class FederatedData:
         names = [client.name for client in self.clients]
         return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
 
+    @cached_property
+    def training_digest(self) -> str:
+        """Digest of every client's training samples, as a diagnosis of tensors in memory has it."""
+        return digest_of({each.name: tree.digest({"x": each.train.x, "y": each.train.y}) for each in self.clients})
+
     def to(self, device: torch.device | str) -> FederatedData:
         """The same data with every client's tensors on another device."""
         return replace(self, clients=tuple(client.to(device) for client in self.clients))
+
+
+def digest_of(clients: Mapping[str, str]) -> str:
+    """Return one digest over the digests of all clients."""
+    return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
 
 
 def gather(source: Source, partition: Partition, preprocessing: Preprocessing | None = None) -> FederatedData:

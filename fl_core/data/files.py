@@ -43,7 +43,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       ``domain``, ``center`` (natural clients: text, or whole numbers with names in e.g. ``client_names``) and
       ``is_train`` (false = official test set). Labels are whole numbers or words; either form may have ``classes``,
       the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3] and are scaled to
-      0..1; floats are taken as they are, channels first; tables are [n, d].
+      0..1; floats are taken as they are, channels first, or turned if these are last; tables are [n, d].
     * a folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files, names sorted, other files passed
       over. All images must have one size; they are gray when every one is, otherwise RGB, scaled to 0..1.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, all others
@@ -104,7 +104,9 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
         if key not in file.files:
             raise UsageError(f"{path}: no array 'x' or 'x_train'; it has {listing(file.files) or 'none'}")
         shape, dtype = _npy_header(path, key)
-        return (_image_shape(shape[1:]) if dtype == np.uint8 and len(shape) > 2 else shape[1:]), owner
+        if dtype == np.uint8 and len(shape) > 2:
+            return _image_shape(shape[1:]), owner
+        return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
     if _check_kind(path) == ".jsonl":
         return _tokens(), tables.names_clients(path, reading)
     header = tables.header_of(path, reading)

@@ -19,9 +19,12 @@ LEAST = 20
 DISTINCT = 0.95
 """Share of different values from which on a column hardly ever repeats itself."""
 
+REPEATED = 0.01
+"""Share of validation or test samples from which on those that equal a training sample are noted."""
+
 
 def notes(data: FederatedData) -> list[str]:
-    """Warnings about a federation: its scale, columns that look like record numbers, labels, names, a single client.
+    """Warnings about a federation: its scale, columns like record numbers, labels, names, repeated samples, one client.
 
     >>> from fl_core.data import load
     >>> notes(load("heart"))
@@ -31,7 +34,7 @@ def notes(data: FederatedData) -> list[str]:
     """
     names = [client.name for client in data.clients]
     alike = [*_alike("clients", names), *_alike("classes", data.classes)]
-    return [*_one_client(data), *alike, *_single(data), *_large(data), *_numbers(data)]
+    return [*_one_client(data), *alike, *_single(data), *_large(data), *_numbers(data), *_repeated(data)]
 
 
 def _one_client(data: FederatedData) -> Iterator[str]:
@@ -100,3 +103,19 @@ def _numbers(data: FederatedData) -> Iterator[str]:
         what = f"features {listing(found)} look like record numbers" if len(found) > 1 else ""
         what = what or f"feature {found[0]} looks like a record number"
         yield f"{what} (counted from 0), which says nothing of a new sample: leave such columns out"
+
+
+def _repeated(data: FederatedData) -> Iterator[str]:
+    """Validation and test samples whose features equal those of a training sample, of any client."""
+    seen = {key for client in data.clients for key in _keys(client.train.x)}
+    for split in SPLITS[1:]:
+        keys = [key for client in data.clients for key in _keys(client.split(split).x)]
+        again = sum(key in seen for key in keys)
+        if again > REPEATED * len(keys):
+            yield f"{again:,} of {len(keys):,} {split} samples equal a training sample: scores may be too good"
+
+
+def _keys(x: torch.Tensor) -> Iterator[int]:
+    """Yield a hash of each sample's features."""
+    for row in x.numpy():
+        yield hash(row.tobytes())

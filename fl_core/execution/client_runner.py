@@ -320,7 +320,7 @@ class ClientRunner:
             with self._watch() as watch:
                 logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
             try:
-                scores[name] = evaluate.scores(logits, y, self.criterion)
+                scores[name] = evaluate.scores(logits, y, self.criterion, self.data.positive_index)
             except NonFiniteError as error:
                 who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"
                 first = "" if watch is None else f"; {watch.output or 'first not finite are the features'}"

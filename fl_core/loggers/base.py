@@ -16,7 +16,7 @@ from fl_core.errors import UsageError
 from fl_core.registry import Registry
 from fl_core.rows import Row
 
-SUMMED = ("bytes_down", "bytes_up", "flops", "steps", REPLY_LOST)
+SUMMED = ("bytes_down", "bytes_up", "bytes_evaluation", "flops", "steps", REPLY_LOST)
 """What a run costs, and the replies that it loses: over clients the sum is of interest, of everything else the mean."""
 
 
@@ -48,10 +48,10 @@ class Logger:
     ...     name = "printed"
     ...
     ...     def log(self, rows):
-    ...         print(rows[0]["round"], sorted({row["split"] for row in rows}))
+    ...         print(rows[0]["round"], sorted({row["metric"] for row in rows if row["unit"]}))
     >>> engine = fl.run(dataset="heart", rounds=1, log=[Printed()], progress=False)
-    0 ['test', 'validation']
-    1 ['test', 'train', 'validation']
+    0 ['bytes_evaluation']
+    1 ['bytes_down', 'bytes_evaluation', 'bytes_up', 'flops']
 
     Attributes:
         name: by which it is asked for.

@@ -22,7 +22,7 @@ BINS = 15
 """Intervals of equal width from 0 to 1 into which the calibration error sorts samples by their top probability."""
 
 
-def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
+def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[str, float]:
     """The scores of a model's outputs against what is true, by name; NaN where one has no value; n must be at least 1.
 
     Which they are follows from what the loss is for; :data:`fl_core.scores.TABLE` has which way is better and why a
@@ -36,8 +36,9 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
     to 1 (PLayer-FL, Eq. A.4); a class that is never predicted right has 0, one that is absent from both is left out.
     ``auroc``: the probability that a sample of a class has a higher p of it than another sample, ties counting a half
     (Hanley and McNeil 1982); ``auprc``: average precision, sum_k (R_k - R_{k-1}) P_k over the distinct thresholds,
-    without interpolation. With two classes both are those of the second; with more the plain mean over the classes
+    without interpolation. With two classes both are those of ``positive``; with more the plain mean over the classes
     that are present among the labels, each against the rest. 0 to 1; NaN where the labels are all of one class.
+    Samples of equal p tie exactly, for they are ranked by differences of logits.
     ``balanced_accuracy``: the mean recall of the classes that are present among the labels, 0 to 1.
     ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b| over 15 intervals of equal width
     (0, 1/15], ... of the top probability (Guo et al. 2017), 0 to 1.
@@ -78,8 +79,8 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
     gaps = np.bincount(bins, weights=(predicted == labels) - top)
     auroc, auprc = (math.nan, math.nan)
     if np.count_nonzero(actual) > 1:  # so that each class among the labels has samples, and so has its rest
-        counted = actual.nonzero()[0] if classes > 2 else np.array([1])
-        auroc, auprc = _areas(_odds(shares, predicted), labels, counted)
+        counted = actual.nonzero()[0] if classes > 2 else np.array([positive])
+        auroc, auprc = _areas(*_ranked(logits, counted), labels, counted)
     return found | {
         "auroc": auroc,
         "auprc": auprc,
@@ -88,32 +89,53 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float]:
     }
 
 
-def _odds(shares: Array, top: Array) -> Array:
-    """p / (1 - p) of every class from numbers proportional to p, [n, C]; unlike p it does not round to 1."""
-    others = shares.sum(axis=1, keepdims=True) - shares
-    rows = np.arange(len(shares))
-    rest = shares.copy()
-    rest[rows, top] = 0.0
-    others[rows, top] = rest.sum(axis=1)  # by difference nothing would be left of it
-    with np.errstate(divide="ignore", over="ignore"):
-        return shares / others
+def _ranked(logits: Array, classes: Array) -> tuple[Array, Array]:
+    """Order samples by their p of each class, the highest first, and mark the last of each group of equal p.
+
+    With two classes the difference of their logits decides, which is exact. With more it is log p = (z - max z) -
+    log(1 + r), where r sums exp(z_j - max z) over the others. Both its parts come from the sorted differences of
+    logits, so that samples of equal p have equal numbers to the last bit. Where numbers are equal, the rounding of
+    their difference decides, and then the sorted differences themselves: r may hide small ones.
+
+    Returns:
+        The order and the marks, both [K, n].
+    """
+    gaps = logits - logits.max(axis=1, keepdims=True)
+    gap = gaps[:, classes].T
+    if logits.shape[1] == 2:
+        return _sorted((gap - gaps[:, 1 - classes].T)[None])
+    falling = -np.sort(-gaps, axis=1)
+    rest = np.log1p(np.exp(falling[:, :0:-1].T.copy()).sum(axis=0))  # the least first, and in that order of all samples
+    key = gap - rest
+    order, ends = _sorted(key[None])
+    if ends.all():
+        return order, ends
+    back = key - gap
+    rounding = (gap - (key - back)) - (rest + back)
+    place = np.unique(falling, axis=0, return_inverse=True)[1].reshape(-1)
+    return _sorted(np.stack([key, rounding, np.broadcast_to(-place, key.shape)]))
 
 
-def _areas(odds: Array, labels: Array, classes: Array) -> tuple[float, float]:
+def _sorted(keys: Array) -> tuple[Array, Array]:
+    """As :func:`_ranked`, by keys [number, K, n] of which an earlier one counts before a later one."""
+    order = np.argsort(-keys[0], axis=1) if len(keys) == 1 else np.lexsort(-keys[::-1])
+    ranked = np.take_along_axis(keys, order[None], axis=2)
+    ends = np.ones(order.shape, dtype=bool)
+    ends[:, :-1] = (ranked[:, :, 1:] != ranked[:, :, :-1]).any(axis=0)
+    return order, ends
+
+
+def _areas(order: Array, ends: Array, labels: Array, classes: Array) -> tuple[float, float]:
     """Area under the ROC curve and average precision: the means over some classes.
 
     Args:
-        odds: [n, C], by which samples are ranked. labels: [n]. classes: each with samples of its own and others.
+        order, ends: as of :func:`_ranked`. labels: [n]. classes: [K], each with samples of its own and others.
     """
-    n, column = len(labels), classes[:, None]
-    order = np.argsort(-odds[:, column[:, 0]].T, axis=1)
-    ranked, positive = odds[order, column], labels[order] == column  # [classes, n], the highest odds first
+    n, positive = len(labels), labels[order] == classes[:, None]  # [K, n], the highest p first
     hits = positive.cumsum(axis=1)
     total = hits[:, -1]
     place, reached, above = np.arange(n), hits, hits - positive
-    ends = np.ones_like(positive)  # whether a sample is the last one of its odds
-    ends[:, :-1] = ranked[:, 1:] != ranked[:, :-1]
-    if not ends.all():  # samples of the same odds are reached together
+    if not ends.all():  # samples of the same p are reached together
         starts = np.roll(ends, 1, axis=1)
         first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
         place = np.minimum.accumulate(np.where(ends, place, n - 1)[:, ::-1], axis=1)[:, ::-1]

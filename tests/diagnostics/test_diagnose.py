@@ -582,3 +582,18 @@ def test_progress_counts_every_metric_and_client(
     assert "6/6" in capsys.readouterr().err  # two gradient metrics share a pass
     run()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("models", "data"),
+    [
+        ({"a": net()}, {name: pair() for name in "bcd"}),
+        ({"a": net()}, {name: pair() for name in "abc"}),
+        ({name: net() for name in "abc"}, {"d": pair()}),
+    ],
+)
+def test_a_model_of_one_client_is_not_measured_on_others(models: Any, data: Any) -> None:
+    with pytest.raises(UsageError, match="of the same clients"):
+        diagnose(models, data, "grad_norm", progress=False)
+    whole = diagnose(net(), {name: pair() for name in "bcd"}, "grad_norm", progress=False)
+    assert set(whole.frame["client"]) >= set("bcd")

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from sklearn.preprocessing import StandardScaler
 
 from fedlayers.studies import outcome
@@ -137,6 +138,21 @@ def test_baselines_are_what_scikit_learn_says() -> None:
             assert of_client["accuracy"] == pytest.approx(accuracy_score(test, predicted))
             assert of_client["macro_f1"] == pytest.approx(f1_score(test, predicted, average="macro"))
     assert found.notna().all()
+
+
+@pytest.mark.parametrize("class_weights", ["balanced", "1,3,1,2,4"])
+def test_the_pooled_baseline_honours_class_weights(class_weights: str) -> None:
+    task = runner.assemble(RunConfig(dataset="heart", class_weights=class_weights))
+    train = [client.train for client in task.data.clients]
+    x, y = torch.cat([split.x for split in train]).numpy(), torch.cat([split.y for split in train]).numpy()
+    assert task.criterion.weights[0] != task.criterion.weights[1]
+    scale = StandardScaler().fit(x)
+    weights = "balanced" if class_weights == "balanced" else dict(enumerate((1.0, 3.0, 1.0, 2.0, 4.0)))
+    pooled = LogisticRegression(max_iter=1000, class_weight=weights).fit(scale.transform(x), y)
+    found = rows.frame(baseline_rows(task)).set_index(["algorithm", "client", "split", "metric"])["value"].sort_index()
+    for client in task.data.clients:
+        known = balanced_accuracy_score(client.test.y.numpy(), pooled.predict(scale.transform(client.test.x.numpy())))
+        assert found["pooled_logistic", client.name, "test", "balanced_accuracy"] == pytest.approx(known)
 
 
 def test_baselines_of_texts_and_of_one_class_have_values(tmp_path: Path) -> None:

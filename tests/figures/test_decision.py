@@ -183,19 +183,6 @@ def test_a_shift_of_inputs_is_zero_for_clients_alike_and_its_size_otherwise():
     assert prior._shift(alike) < 0.03
     moved = [part + 0.5 * (-1) ** k for k, part in enumerate(alike[:4])]
     assert prior._shift(moved) == pytest.approx(0.5 / np.sqrt(1.25), abs=0.03)
-<<<<<<< HEAD
-
-
-@pytest.mark.slow
-def test_what_one_race_has_lost_is_what_the_stored_runs_say():
-    header, frame = regret.ITEM.read(regret.ITEM.path())
-    runs = methods.runs_of(frame, {name: regret.trained_layers(about) for name, about in header["runs"].items()})
-    compared = [method for method in methods.methods() if method.name in (methods.RANDOM, methods.TO_THE_END)]
-    random, line = methods.summary(methods.federated(runs, compared), compared).itertuples()
-    told = certainty.ONE_RACE
-    measured = (line.regret, line.regret_low, line.regret_high, random.regret)
-    assert (told.loss, told.low, told.high, told.of_random) == pytest.approx(measured, abs=5e-4)
-    assert told.source == f"{line.federations} federations, {len(runs)} runs"
 
 
 def test_a_runs_choice_is_judged_in_the_other_runs():
@@ -218,18 +205,3 @@ def test_the_gain_of_the_last_third_is_the_best_cuts():
     scores = np.array([[0.8], [0.1]])
     part = Federated("heart", (0,), ("half", "all"), scores, scores[:1], np.ones((1, 1)), (("half",),))
     assert regret.last_third([run], [part]) == pytest.approx(0.8 - 0.5)
-||||||| 69e03cd
-
-
-@pytest.mark.slow
-def test_what_one_race_has_lost_is_what_the_stored_runs_say():
-    header, frame = regret.ITEM.read(regret.ITEM.path())
-    runs = methods.runs_of(frame, {name: regret.trained_layers(about) for name, about in header["runs"].items()})
-    compared = [method for method in methods.methods() if method.name in (methods.RANDOM, methods.TO_THE_END)]
-    random, line = methods.summary(methods.federated(runs, compared), compared).itertuples()
-    told = certainty.ONE_RACE
-    measured = (line.regret, line.regret_low, line.regret_high, random.regret)
-    assert (told.loss, told.low, told.high, told.of_random) == pytest.approx(measured, abs=5e-4)
-    assert told.source == f"{line.federations} federations, {len(runs)} runs"
-=======
->>>>>>> edf4c79006ea1fd145ee0a597b2668575e905365

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ from fl_core import statistics
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.scores import REGRESSION, TABLE
 from fl_core.training import losses
-from fl_core.training.evaluate import BINS, predict, scores
+from fl_core.training.evaluate import BINS, _ranked, predict, scores
 
 CE = losses.build("cross_entropy")
 
@@ -81,6 +82,55 @@ def test_areas_of_saturated_probabilities_still_rank():
     assert found["auroc"] == found["auprc"] == 1.0
     apart = torch.cat([logits, torch.zeros(3, 1)], dim=1)[:, [0, 2, 1]]
     assert scores(torch.cat([apart, -apart[:1]]), torch.tensor([0, 2, 2, 1]), CE)["auroc"] > 0.8
+
+
+def exact_areas(logits, y, k):
+    """Areas of class k against the rest, with samples ranked in 200 digits."""
+    with localcontext() as context:
+        context.prec = 200
+        rows = [[Decimal(z) for z in row] for row in logits.double().tolist()]
+        p = [row[k].exp() / sum(z.exp() for z in row) for row in rows]
+        p = [each.quantize(Decimal(10) ** -150) for each in p]  # equal ones are equal again
+    rank = {value: place for place, value in enumerate(sorted(set(p)))}
+    ranks, positive = np.array([rank[each] for each in p]), (y == k).numpy()
+    return roc_auc_score(positive, ranks), average_precision_score(positive, ranks)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_areas_rank_exactly(n_classes, scale):
+    """Samples of equal probability tie, whatever their logits are shifted by and however their classes are ordered."""
+    generator = torch.Generator().manual_seed(n_classes)
+    base = torch.randint(-3, 4, (60, n_classes), generator=generator) * scale  # float32, with many exact ties
+    steps = torch.randint(-4, 5, (60, 1), generator=generator) * 0.25
+    logits = base.float().double() + (steps if scale == 1.0 else 0)
+    y = torch.arange(60) % n_classes
+    known = np.mean([exact_areas(logits, y, k) for k in (range(n_classes) if n_classes > 2 else [1])], axis=0)
+    found = scores(logits, y, CE)
+    assert (found["auroc"], found["auprc"]) == pytest.approx(tuple(known), abs=1e-12)
+
+
+@pytest.mark.parametrize("n_classes", [3, 5, 20])
+def test_orders_of_the_other_classes_tie_exactly(n_classes):
+    """A sum of exponentials differs in its last bits with the order of its terms; equal samples tie all the same."""
+    generator = torch.Generator().manual_seed(n_classes)
+    others = torch.randn(n_classes - 1, generator=generator)
+    shuffled = [others[torch.randperm(n_classes - 1, generator=generator)] for _ in range(40)]
+    logits = torch.cat([torch.full((40, 1), 0.3), torch.stack(shuffled)], 1)
+    order, ends = _ranked(logits.double().numpy(), np.array([0]))
+    assert sorted(order[0]) == list(range(40))
+    assert ends[0].tolist() == [False] * 39 + [True]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_the_positive_class_of_two_is_the_one_that_is_asked_for(loss):
+    z, y = torch.randn(50, 1, generator=torch.Generator().manual_seed(0)), (torch.arange(50) % 5 == 0).long()
+    outputs = z if loss == "bce" else torch.cat([torch.zeros_like(z), z], 1)
+    for positive in (0, 1):
+        found, p = scores(outputs, y, losses.build(loss), positive), (2 * positive - 1) * z[:, 0].numpy()
+        assert found["auroc"] == pytest.approx(roc_auc_score(y == positive, p), abs=1e-12)
+        assert found["auprc"] == pytest.approx(average_precision_score(y == positive, p), abs=1e-12)
+    assert scores(outputs, y, losses.build(loss))["auprc"] == found["auprc"]
 
 
 def test_one_output_scores_as_its_two_logits():
@@ -182,20 +232,39 @@ def test_a_missing_value_is_not_skipped():
         assert math.isnan(statistics.combine(x, [1, 0, 1]))
         assert math.isnan(statistics.fairness(x))
         assert math.isnan(statistics.incentive([1, 2, 3], x, [0, 0, 0], True))
-        assert all(math.isnan(each) for each in (*statistics.median_interval(x), *statistics.mean_interval(x)))
+        assert all(math.isnan(each) for each in (*statistics.median_interval(x)[:4], *statistics.mean_interval(x)))
 
 
 def test_median_interval():
-    x = np.random.default_rng(0).normal(size=21)
-    value, low, high = statistics.median_interval(x, seed=3)
-    assert value == np.median(x)
-    assert low < value < high
-    assert statistics.median_interval(x, seed=3) == (value, low, high)
-    assert len({statistics.median_interval(x, n_resamples=20, seed=seed) for seed in range(10)}) > 1
-    # the ends against all 6^6 resamples of a small sample, whose distribution the draws approach
-    small = [0.0, 1.0, 3.0, 7.0, 15.0, 31.0]
-    exact = np.percentile(np.median(list(itertools.product(small, repeat=6)), axis=1), [2.5, 97.5])
-    assert statistics.median_interval(small, n_resamples=20_000)[1:] == tuple(exact)
+    x = np.random.default_rng(0).permutation(21).astype(float)
+    found = statistics.median_interval(x)
+    assert found[:3] == (10.0, 5.0, 15.0)  # the 6th least and the 6th greatest: Table A of Conover's textbook
+    k = 6
+    assert found.coverage == pytest.approx(1 - 2 * stats.binom.cdf(k - 1, 21, 0.5))
+    assert 1 - 2 * stats.binom.cdf(k, 21, 0.5) < 0.95 <= found.coverage
+    assert statistics.median_interval(x, level=0.99)[1:3] == (4.0, 16.0)
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 10, 15, 30])
+@pytest.mark.parametrize("shape", ["normal", "exponential", "standard_cauchy"])
+def test_the_median_is_covered_as_often_as_is_said(n, shape):
+    median = {"exponential": math.log(2)}.get(shape, 0.0)
+    draws = getattr(np.random.default_rng(n), shape)(size=(4000, n))
+    found = [statistics.median_interval(draw) for draw in draws]
+    covered = np.mean([each.low <= median <= each.high for each in found])
+    (coverage,) = {each.coverage for each in found}
+    assert coverage >= 0.95
+    assert abs(covered - coverage) < 4 * math.sqrt(coverage * (1 - coverage) / len(draws)) + 1e-9
+
+
+def test_too_few_values_have_no_interval_of_the_median():
+    for n in range(1, 6):
+        found = statistics.median_interval(range(n))
+        assert found.value == (n - 1) / 2
+        assert all(math.isnan(each) for each in found[1:4])
+        assert "too few" in found.status
+    assert statistics.median_interval(range(5), level=0.9)[1:4] == (0.0, 4.0, 0.9375)
+    assert "finite" in statistics.median_interval([1.0, math.nan]).status
 
 
 def test_mean_interval():
@@ -208,7 +277,7 @@ def test_mean_interval():
 
 @pytest.mark.parametrize("interval", [statistics.median_interval, statistics.mean_interval])
 def test_one_value_has_no_interval(interval):
-    value, low, high = interval([3.0])
+    value, low, high = interval([3.0])[:3]
     assert value == 3.0
     assert math.isnan(low)
     assert math.isnan(high)
@@ -349,7 +418,7 @@ def test_nemenyi_says_why_there_is_no_value():
         lambda: statistics.combine([1.0, 2.0], [2, -1]),
         lambda: statistics.combine([1.0, 2.0], [2, math.nan]),
         lambda: statistics.median_interval([]),
-        lambda: statistics.median_interval([1.0, 2.0], n_resamples=0),
+        lambda: statistics.median_interval([1.0, 2.0], level=1.0),
         lambda: statistics.mean_interval([]),
         lambda: statistics.fairness([[1.0], [2.0]]),
         lambda: statistics.incentive([], [], [], True),

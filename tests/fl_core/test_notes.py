@@ -85,3 +85,22 @@ def test_keeping_normalisations_of_a_model_without_any_is_noted(options: dict[st
     said = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
     assert said in plain
     assert said not in normalised
+
+
+def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on() -> None:
+    x = RANDOM.normal(size=(400, 3))
+    for copies in (0, 1, 2, 60):
+        again = x.copy()
+        again[200 : 200 + copies] = x[:copies]  # at the other client
+        y = np.arange(200) % 2
+        data = of_silos({"north": (again[:200], y), "south": (again[200:], y)})
+        train = {row.tobytes() for client in data.clients for row in client.train.x.numpy()}
+        known = {
+            split: [row.tobytes() in train for client in data.clients for row in client.split(split).x.numpy()]
+            for split in ("validation", "test")
+        }
+        said = [note for note in notes(data) if "equal a training sample" in note]
+        expected = {split: each for split, each in known.items() if np.mean(each) > 0.01}
+        assert len(expected) == {0: 0, 60: 2}.get(copies, len(expected))
+        for note, (split, each) in zip(said, expected.items(), strict=True):
+            assert note.startswith(f"{sum(each)} of {len(each)} {split} samples")

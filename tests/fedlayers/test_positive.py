@@ -1,0 +1,86 @@
+"""AUROC and AUPRC of two classes name their class: in rows, tables, the terminal and pictures; a flag chooses it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import average_precision_score
+
+from fedlayers.cli import tables
+from fedlayers.diagnostics import plots
+from fedlayers.diagnostics.pictures.album import figure_of
+from fedlayers.studies.baselines import baseline_rows
+from fedlayers.studies.compare import Comparison, compare, pretty
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+from fl_core.data import of_silos
+from fl_core.errors import UsageError
+from fl_core.scores import OF_CLASS
+from fl_core.training.evaluate import predict
+
+
+@pytest.fixture
+def wards(tmp_path):
+    """A table of two wards, where few died."""
+    draw = np.random.default_rng(0)
+    died = draw.random(240) < 0.25
+    table = pd.DataFrame(draw.normal(size=(240, 3)) + died[:, None], columns=list("abc"))
+    table["client"], table["label"] = np.where(np.arange(240) % 2, "north", "south"), np.where(died, "died", "survived")
+    table.to_csv(tmp_path / "wards.csv", index=False)
+    return str(tmp_path / "wards.csv")
+
+
+def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
+    found = {}
+    for positive, named in ((None, "survived"), ("survived", "survived"), ("died", "died")):
+        config = RunConfig(dataset=wards, rounds=1, positive=positive)
+        engine = runner.run(config, tmp_path / str(positive), progress=False)
+        frame = rows.read(tmp_path / str(positive) / "rows.jsonl")[1]
+        scored = frame[frame["metric"].isin(OF_CLASS)]
+        assert set(scored["variant"]) == {named}
+        assert set(frame.loc[frame["metric"] == "macro_f1", "variant"]) == {""}
+        last = frame[(frame["round"] == 1) & (frame["split"] == "test") & (frame["model"] == "global")]
+        found[positive] = last.set_index(["metric", "client"])["value"]
+        model = runner.load_models(tmp_path / str(positive), which="global")[0]["north"]
+        split = engine.data.client("north").test
+        place = engine.data.classes.index(named)
+        p = predict(model, split.x).softmax(1)[:, place].numpy()
+        assert found[positive]["auprc", "north"] == pytest.approx(average_precision_score(split.y == place, p))
+        assert repr(named) in tables.scores(frame, 1)
+    pd.testing.assert_series_equal(found[None], found["survived"])
+    assert found["died"]["auroc", "north"] == pytest.approx(found[None]["auroc", "north"])
+    assert found["died"]["auprc", "north"] < found[None]["auprc", "north"]
+
+
+def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
+    config = RunConfig(dataset=wards, rounds=1, positive="died")
+    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", score="auprc", baselines=True, progress=False)
+    assert found.positive == "died"
+    assert "AUPRC of 'died'" in found.text()
+    assert any("AUPRC of 'died'" in column for column in pretty(found.table, "auprc"))
+    assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
+    drawn = figure_of(plots.learning(found.frame, "auroc"))
+    assert "'died'" in drawn.axes[0].get_ylabel()
+    naive = rows.frame(baseline_rows(runner.assemble(config)))
+    assert set(naive.loc[naive["metric"].isin(OF_CLASS), "variant"]) == {"died"}
+
+
+def test_rows_without_a_named_class_still_compare(wards, tmp_path):
+    """As those of earlier versions."""
+    found = compare(RunConfig(dataset=wards, rounds=1), ("local", "fedavg"), (0,), tmp_path, progress=False)
+    old = found.frame.assign(variant=found.frame["variant"].where(~found.frame["metric"].isin(OF_CLASS), ""))
+    again = Comparison(old, score="auroc")
+    assert again.positive == ""
+    assert "positive" not in again.table
+    assert again.table["auroc"].tolist() == found.table["auroc"].tolist()
+
+
+def test_what_is_no_class_of_two_is_refused(wards):
+    with pytest.raises(UsageError, match="positive class 'alive'"):
+        runner.assemble(RunConfig(dataset=wards, positive="alive"))
+    with pytest.raises(UsageError, match="two classes"):
+        runner.assemble(RunConfig(dataset="heart", positive="0"))
+    three = of_silos({name: (np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3) for name in "ab"})
+    frame = runner.run(RunConfig(rounds=1), data=three, progress=False).rows
+    assert {row["variant"] for row in frame if row["metric"] in OF_CLASS} == {""}

@@ -1,0 +1,104 @@
+"""What is easily misread: pictures with channels last, labels of -1, a plan or a model that is of other data."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedlayers.diagnostics import diagnose
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.data import load, of_silos
+from fl_core.data.federated import digest_of
+from fl_core.data.files import glance
+from fl_core.data.inputs import Inputs
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
+    x = np.random.default_rng(0).random((40, 9, 7, count), dtype=np.float32)
+    y = np.arange(40) % 2
+    path = save(tmp_path / "last.npz", x=x, y=y)
+    with pytest.warns(UserWarning, match=rf"{9}, {7}, {count}.*turned to \[n, {count}, {9}, {7}\]"):
+        data = load(path, clients=1, partition="iid")
+    assert data.shape == (count, 9, 7)
+    assert glance(path)[0] == (count, 9, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = load(save(tmp_path / "first.npz", x=np.moveaxis(x, -1, 1), y=y), clients=1, partition="iid")
+    assert torch.equal(first.clients[0].train.x, data.clients[0].train.x)
+    with pytest.warns(UserWarning, match="turned"):
+        assert Inputs.of(first).samples(x).x.shape == (40, count, 9, 7)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 3), (2, 2, 2), (4, 8, 3)])
+def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
+    x, y = np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2
+    if shape == (4, 8, 3):  # a height of 4 with 3 channels, for 4 channels do not go with a width of 3
+        with pytest.warns(UserWarning, match="turned"):
+            assert of_silos({"a": (x, y)}).shape == (3, 4, 8)
+        return
+    with pytest.raises(UsageError, match="silo 'a', x: float pictures must have one axis"):
+        of_silos({"a": (x, y)})
+
+
+@pytest.mark.parametrize("shape", [(16, 8, 8), (1, 28, 28), (1, 28, 1), (64, 1, 1), (3, 4, 4)])
+def test_other_floats_stay_as_they_are(shape):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert of_silos({"a": (np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2)}).shape == shape
+
+
+@pytest.mark.parametrize("kind", ["numbers", "words", "silos"])
+def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind):
+    def classes(values):
+        y = np.resize(values, 60)
+        x = np.random.default_rng(0).normal(size=(60, 2))
+        if kind == "silos":
+            return of_silos({"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}).classes
+        if kind == "numbers":
+            return load(save(tmp_path / "n.npz", x=x, y=y), clients=1, partition="iid").classes
+        pd.DataFrame({"f": x[:, 0], "g": x[:, 1], "label": y}).to_csv(tmp_path / "w.csv", index=False)
+        return load(tmp_path / "w.csv", clients=1, partition="iid").classes
+
+    assert classes([-1, 1]) == ("-1", "1")
+    for bad in ([0, 1, -1], [0, -1], [-1, 0, 1, 2]):
+        with pytest.raises(UsageError, match="labels must not be -1"):
+            classes(bad)
+
+
+@pytest.mark.parametrize("where", ["", "run", "tensors", "seed", "samples", "data"])
+def test_a_plan_that_was_measured_on_other_data_is_noted(where):
+    config = RunConfig(dataset="heart", algorithm="fedper", rounds=1)
+    task = runner.assemble(config)
+    made = {
+        "": "",
+        "run": task.data.digest,
+        "tensors": digest_of({c.name: tree.digest({"x": c.train.x, "y": c.train.y}) for c in task.data.clients}),
+        "seed": runner.assemble(replace(config, seed=1)).data.digest,
+        "samples": runner.assemble(replace(config, samples=400)).data.digest,
+        "data": "0" * 64,
+    }[where]
+    plan = LayerPlan.prefix(task.layers, 1)
+    given = runner.assemble(config, plan=plan.with_shared(plan.shared, data=made))
+    said = [note for note in given.notes() if "measured on other data" in note]
+    assert len(said) == (where in ("seed", "samples", "data"))
+
+
+def test_a_plan_of_a_diagnosis_in_memory_fits_the_run_on_the_same_tensors():
+    task = runner.assemble(RunConfig(dataset="heart", algorithm="fedper", rounds=1))
+    given = {client.name: (client.train.x, client.train.y) for client in task.data.clients}
+    report = diagnose(task.model, given, "grad_norm", progress=False)
+    assert report.header["data"] == task.data.training_digest
