@@ -26,13 +26,16 @@ class Local:
         folder: new or empty.
         sites: names.
         memory: the superlink keeps its messages in memory; it then cannot be restarted.
+        hosts: names under which sites reach the superlink.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str], memory: bool = True) -> None:
+    def __init__(
+        self, folder: Path, sites: Sequence[str], memory: bool = True, hosts: Sequence[str] = ("127.0.0.1",)
+    ) -> None:
         self.folder, self.names, self.memory = folder.absolute(), tuple(sites), memory
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.place = "127.0.0.1:0"
-        keys.make(self.folder / "keys", ["127.0.0.1"], sites)
+        keys.make(self.folder / "keys", hosts, sites)
 
     def __enter__(self) -> Local:
         return self
