@@ -120,7 +120,8 @@ class Site:
         if self.privacy.on:
             raise UsageError("the site sends nothing without noise, which means and variances of its features would be")
         found = self.holding.moments(asked["number"], asked["seed"])
-        return Packet({"kind": "told", "count": found.count, "mean": list(found.mean), "squares": list(found.squares)})
+        told = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(found).items()}
+        return Packet({"kind": "told", **told})
 
     def _race(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.RACE)

@@ -186,7 +186,7 @@ class Supernode:
 def reason_of(log: str) -> str:
     """Return why a supernode has ended, in Flower's words; empty if its log has none.
 
-    >>> reason_of("\\x1b[91mERROR \\x1b[0m: Exit Code: 305\\nNo connection.\\n[code: 2004] Failed.\\n\\nSee <...>\\nINFO: down")
+    >>> reason_of("ERROR : Exit Code: 305\\nNo connection.\\n[code: 2004] Failed.\\n\\nSee <...>\\nINFO: down")
     'No connection. [code: 2004] Failed.'
     """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
