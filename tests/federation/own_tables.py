@@ -34,7 +34,7 @@ class Section:
     def command(self, name: str, changes: Mapping[str, str]) -> list[str]:
         """Return the words of one command after ``fedlayers``, some of them replaced."""
         (line,) = (line for line in self.commands if line.split()[1] == name)
-        return [changes.get(word, word) for word in shlex.split(line)[1:]]
+        return [name, *(changes.get(word, word) for word in shlex.split(line)[2:])]
 
 
 def section() -> Section:

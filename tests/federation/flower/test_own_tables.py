@@ -35,5 +35,5 @@ def test_hospitals_with_own_tables_train_as_the_page_says(tmp_path: Path) -> Non
         out = tmp_path / "runs/patients"
         where = {"keys/server": str(keys / "server"), "fed.example.org:8443": local.place, "runs/patients": str(out)}
         local.start("server", [*FEDLAYERS, *page.command("federate", {**where, "20": "3"})])
-        local.until("server", "report: ")
+        local.until("server", "report: ", patience=900)
     same_as_in_one_process(out, whole)
