@@ -27,6 +27,8 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.tokens import TokenShape
 
 STANDARD = "standard"
+FEWEST = 10
+"""Values of a feature below which their mean is not told: of one value it is that value."""
 
 
 class Holding(Protocol):
@@ -49,7 +51,7 @@ class Holding(Protocol):
         """Of the features of the training samples in that split.
 
         Raises:
-            UsageError: the data are not to be scaled.
+            UsageError: the data are not to be scaled or filled, or a feature has too few values for a mean.
         """
 
     def classes(self, number: int, seed: int) -> int:
@@ -301,6 +303,13 @@ class Silo:
         if not self._prepares:
             raise UsageError(f"site {self.name!r} has data that are as they are to be")
         found = Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+        names = self._source.columns or tuple(map(str, range(len(found.present))))
+        few = [name for name, n in zip(names, found.present, strict=True) if 0 < n < FEWEST]
+        if few:
+            raise UsageError(
+                f"site {self.name!r} must have {FEWEST} or more values of a column in its training samples, or none; "
+                f"got fewer of {listing(few)}, which their mean would show. Leave these columns out at all sites: drop"
+            )
         return found if self._scale == STANDARD else replace(found, squares=(0.0,) * len(found.squares))
 
     def classes(self, number: int, seed: int) -> int:

@@ -143,6 +143,14 @@ def test_a_missing_value_at_a_site_is_answered_with_what_a_site_can_do(tmp_path:
     assert Silo("north", path, impute="mean").facts()["impute"] == "mean"
 
 
+def test_the_mean_of_few_values_does_not_leave_a_site(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("\n".join(["a,rare,label", *(f"{k},{k if k < 4 else ''},{'xy'[k % 2]}" for k in range(60))]))
+    with pytest.raises(UsageError, match="rare"):
+        Silo("north", path, impute="mean").moments(0, 0)
+    assert Silo("north", path, impute="mean", drop=["rare"]).moments(0, 0).present == (38,)
+
+
 def test_only_means_leave_a_site_that_does_not_scale(tmp_path: Path) -> None:
     path = table(tmp_path / "north.csv", ["ill", "well"] * 20)
     assert Silo("north", path, impute="mean").moments(0, 0).squares == (0.0, 0.0)
