@@ -35,8 +35,8 @@ lock:            ## requirements.lock, made anew from pyproject.toml and constra
 demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.html
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)
 
-federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html
-	$(BIN)/python -m fedlayers.remote.flower.demo out/federation
+federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html; ROUNDS=1: short
+	$(BIN)/python -m fedlayers.remote.flower.demo out/federation $(ROUNDS)
 
 figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/pictures, some minutes
 	$(BIN)/python -m figures all

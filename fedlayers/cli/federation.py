@@ -127,12 +127,13 @@ class Site(Command):
 class Federate(Command):
     """Run an algorithm over the sites of a federation, into an ordinary run directory.
 
+    The data are the sites': a dataset that all have, or tables of their own, whose classes and columns they tell.
     It waits until all sites are connected, and for each of their answers, as long as that takes; with --least and
     --timeout it goes on without those who do not come. Rows and model have the same bits as of `fedlayers run
     --stack off` on the same samples. An interrupted federation goes on with --resume, to the same bits in the end.
 
     Examples:
-        fedlayers federate --dataset heart --algorithm playerfl --out runs/playerfl
+        fedlayers federate --algorithm playerfl --out runs/playerfl
         fedlayers federate --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
         fedlayers federate --algorithm fedavg --least 3 --timeout 600
         fedlayers federate --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server

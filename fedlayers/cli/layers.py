@@ -46,7 +46,7 @@ class Diagnose(Command):
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
         fedlayers diagnose --dataset heart --null labels clients fresh
         fedlayers diagnose --dataset heart --metrics hessian_spectrum --set hessian_spectrum.density=50
-        fedlayers diagnose --dataset heart --superlink fed.example.org:8443 --keys keys/server --null fresh
+        fedlayers diagnose --superlink fed.example.org:8443 --keys keys/server --null fresh
     """
 
     dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
@@ -91,11 +91,12 @@ class Diagnose(Command):
     set_loss: SetLoss = ()
 
     def main(self, line: str) -> None:
-        if (self.dir is None) == (self.dataset is None):
+        at_sites = bool(self.federation.superlink)
+        if (self.dir is None) == (self.dataset is None) and (self.dir is not None or not at_sites):
             raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
         for name in self.metrics:
             catalogue.check("metric", name)
-        if self.dataset is None:
+        if self.dir is not None:
             self._check_of_run()
         elif self.round != "last":
             raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
@@ -104,11 +105,11 @@ class Diagnose(Command):
         if self.null_draws is not None and not self.null:
             raise UsageError("--null-draws is of nulls, and none is measured: name one, such as --null labels")
         config = configured(self.config, (), self.set_model, self.set_loss)
-        if self.dataset is not None:
-            config = dataclasses.replace(config, dataset=self.dataset, model=self.model)
+        if self.dir is None:
+            config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
             catalogue.check_names(config)
-        elif self.federation.superlink:
-            raise UsageError("--superlink goes with --dataset: the sites measure after their first local training")
+        elif at_sites:
+            raise UsageError("--superlink goes without a run directory: the sites measure after their first training")
         over = self.federation.check(config, [name for name in AT_HOME if getattr(self, name)])
 
         from fedlayers.cli import tables

@@ -196,7 +196,7 @@ class Choose(OneAlgorithm):
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --then-personalise --out out/choose
-        fedlayers choose --dataset heart --superlink fed.example.org:8443 --keys keys/server
+        fedlayers choose --superlink fed.example.org:8443 --keys keys/server
         fedlayers choose --dataset digits --arms nothing half all_but_last --share 0.6 --workers 2
     """
 

@@ -64,7 +64,8 @@ class Sites:
             return False
         _ = self.patience
         for flag in (*changed(config, AT_SITES), *without):
-            raise UsageError(f"--{flag.replace('_', '-')} cannot be said over sites (--superlink): leave it out")
+            way = "; [data] of each site's file says it" if flag in READING else ""
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be said over sites (--superlink): leave it out{way}")
         return True
 
     @contextmanager

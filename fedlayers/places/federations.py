@@ -50,7 +50,7 @@ class Federations(Place):
         Raises:
             UsageError: as of :func:`fedlayers.remote.federation.task_of`.
         """
-        return federation.task_of(config, loaded or federation.together(self.facts, config.dataset), plan)
+        return federation.task_of(config, loaded or federation.data_of(self.facts, config.dataset), plan)
 
     def guesses(self, tasks: Sequence[Task]) -> dict[str, float]:
         """Have the sites agree to some runs of one seed, before any of them is begun, and tell what guessing reaches.

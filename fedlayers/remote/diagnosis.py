@@ -63,7 +63,7 @@ def diagnose(
     check(names, null, null_draws)
     line = Line(link)
     facts = federation.greet(line)
-    task = federation.task_of(config, federation.together(facts, config.dataset), None)
+    task = federation.task_of(config, federation.data_of(facts, config.dataset), None)
     run = uuid4().hex
     federation.join(line, task, facts, run)
     head = {

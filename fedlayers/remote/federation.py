@@ -23,6 +23,7 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.data.hollow import Facts, hollow
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.registry import DATASETS
 from fl_core.decision import Instruments
 from fl_core.dropout import read_trace
 from fl_core.engine import Engine
@@ -34,9 +35,11 @@ from fl_core.records import store, writing
 from fl_core.restoring import FEDERATION, check_at_home
 from fl_core.task import Task, assemble
 
-ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale")
+ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale", "impute")
 """What all sites of a federation must have in common."""
 HELLO_BYTES = 2**24
+OWN = "own"
+"""What a federation's data are called where sites bring their own."""
 
 
 def federate(
@@ -56,7 +59,7 @@ def federate(
     """Run an algorithm over the sites of a link: rows and server bit for bit those of ``fedlayers run --stack off``.
 
     Args:
-        config: of the run; its dataset is a name, whose defaults are used. How data are read is the sites' to say.
+        config: of the run; its dataset is what the sites have (:func:`data_of`). How data are read is theirs to say.
         out: the run directory, an ordinary one in which no client's state is.
         patience: how long clients are waited for; by default for ever. Rows ``reply_lost`` say who was missing.
         plan, instruments, command, progress, until, log: as of :func:`fl_core.runner.run`.
@@ -74,7 +77,7 @@ def federate(
     facts = greet(line)
     if known:
         check_same(list(map(_known, known)), facts, "this federation")
-    data = together(facts, config.dataset)
+    data = data_of(facts, config.dataset)
     task = task_of(config, data, plan)
     instruments = instruments or of_diagnostics()
     runner.decision_of(task, instruments).check(task.algorithm(task.plan))
@@ -190,8 +193,9 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
                 raise UsageError(f"site {name!r} has {what} {each[what]!r}, the server has {here!r}")
         for what in ALIKE:
             if each[what] != first[what]:
+                way = ". Name all of the federation in each site's file: classes = [...]" if what == "classes" else ""
                 raise UsageError(
-                    f"site {name!r} has {what} {_short(each[what])}, site {names[0]!r} has {_short(first[what])}"
+                    f"site {name!r} has {what} {_short(each[what])}, site {names[0]!r} has {_short(first[what])}{way}"
                 )
         if not each["sizes"]["train"]:
             raise UsageError(f"site {name!r} has no training samples")
@@ -200,6 +204,25 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
+    """Return the federation's data under the name of the dataset that all sites have, whose defaults a run then uses.
+
+    Sites with data of their own have none: these are called :data:`OWN`, and get the defaults of their shape.
+
+    Args:
+        asked: the name in a run's configuration: that dataset, the default, or any name for data of the sites' own.
+
+    Raises:
+        UsageError: another registered dataset was asked for.
+    """
+    held = {each["dataset"] for each in facts}
+    name = held.pop() if len(held) == 1 else ""
+    if asked in DATASETS and asked not in (name, RunConfig.dataset):
+        has = repr(name) if name else "data of their own"
+        raise UsageError(f"dataset must be what the sites have, {has}; got {asked!r}. Leave --dataset out")
+    return together(facts, name or (OWN if asked in DATASETS else asked))
 
 
 def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
@@ -243,6 +266,7 @@ def join(
     config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
     initial = tree.of(task.model)
     trees = {} if task.start is None else {"start": task.start}
+    prepares = (facts[0]["scale"], facts[0]["impute"]) != ("none", "none")
     common = {
         "kind": "join",
         "run": run,
@@ -252,7 +276,7 @@ def join(
         "sites": [_known(each) for each in facts],
         "model": tree.digest(initial),
         "layers": [layer.name for layer in task.layers],
-        "scaling": None if facts[0]["scale"] == "none" else scaling_of(line, facts, task.config.seed).to_json(),
+        "scaling": scaling_of(line, facts, task.config.seed).to_json() if prepares else None,
     }
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES):
@@ -261,21 +285,24 @@ def join(
 
 
 def scaling_of(line: Line, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:
-    """What scales the features by all sites' training samples, from each site's count, means and sums of squares.
+    """Return what scales and fills the features by all sites' training samples, from the moments that each site tells.
 
     Raises:
         RefusedError: a site does not tell. PacketError: what it tells are no moments of these features.
+        UsageError: no site has a value of one feature.
     """
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
     found: dict[str, Moments] = {}
     for site, packet in line.ask(packets, HELLO_BYTES):
         told = fields(answered(site, packet).head, protocol.TOLD)
-        width = facts[0]["shape"][0]
-        sound = told["count"] > 0 and len(told["mean"]) == len(told["squares"]) == width and min(told["squares"]) >= 0
-        if not sound:
+        width, present = facts[0]["shape"][0], told["present"]
+        sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
+        if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
             raise PacketError(f"site {site!r} told no means and sums of squares of {width} features")
-        found[site] = Moments(told["count"], tuple(map(float, told["mean"])), tuple(map(float, told["squares"])))
-    return reduce(Moments.with_, (found[name] for name in line.names)).scaling(facts[0]["columns"])
+        numbers = (tuple(map(float, told[key])) for key in ("mean", "squares"))
+        found[site] = Moments(told["count"], tuple(present), *numbers)
+    all_sites = reduce(Moments.with_, (found[name] for name in line.names))
+    return all_sites.preprocessing(facts[0]["columns"], facts[0]["scale"], facts[0]["impute"])
 
 
 def _known(facts: Mapping[str, Any]) -> dict[str, Any]:

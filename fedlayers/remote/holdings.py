@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fl_core.data import FederatedData, files, text
-from fl_core.data.arrays import Array, Integers
+from fl_core.data.arrays import Array, Integers, MissingError
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.hollow import Facts, digest_of, hollow
@@ -25,10 +25,12 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.tokens import TokenShape
 
 STANDARD = "standard"
+FEWEST = 10
+"""Values of a feature below which their mean is not told: of one value it is that value."""
 
 
 class Holding(Protocol):
@@ -53,7 +55,7 @@ class Holding(Protocol):
         """Of the features of the training samples in that split.
 
         Raises:
-            UsageError: the data are not to be scaled.
+            UsageError: the data are not to be scaled or filled, or a feature has too few values for a mean.
         """
 
     def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
@@ -65,38 +67,63 @@ class Holding(Protocol):
 
 @dataclass(frozen=True)
 class Moments:
-    """How many samples there are, and of each feature the mean and the sum of squared differences from it.
+    """What a scaling needs of some samples: their number, and of each feature the moments of its values.
 
-    >>> one, other = Moments.of(np.array([[1.0, 5.0], [3.0, 5.0]])), Moments.of(np.array([[8.0, 5.0]]))
+    >>> one, other = Moments.of(np.array([[1.0, 5.0], [3.0, np.nan]])), Moments.of(np.array([[8.0, 5.0]]))
     >>> both = one.with_(other)
-    >>> both.count, both.mean, [round(each, 9) for each in both.squares]
-    (3, (4.0, 5.0), [26.0, 0.0])
+    >>> both.count, both.present, both.mean, [round(each, 9) for each in both.squares]
+    (3, (3, 2), (4.0, 5.0), [26.0, 0.0])
+
+    Attributes:
+        count: of the samples. present: of each feature how many samples have a value.
+        mean, squares: of these values the mean, and the sum of squared differences from it.
     """
 
     count: int
+    present: tuple[int, ...]
     mean: tuple[float, ...]
     squares: tuple[float, ...]
 
     @classmethod
     def of(cls, x: Array) -> Moments:
-        """Of features [n, d]."""
+        """Return those of features [n, d], of which NaN are missing."""
         values = x.astype(np.float64)
-        mean = values.mean(0)
-        return cls(len(values), tuple(mean.tolist()), tuple(np.square(values - mean).sum(0).tolist()))
+        known = ~np.isnan(values)
+        present = known.sum(0)
+        mean = np.where(known, values, 0.0).sum(0) / np.maximum(present, 1)
+        squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
+        return cls(len(values), tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
 
     def with_(self, other: Moments) -> Moments:
-        """Of both together (Chan, Golub and LeVeque 1983)."""
-        count = self.count + other.count
+        """Return those of both together (Chan, Golub and LeVeque 1983)."""
+        own, more = np.array(self.present), np.array(other.present)
+        present = own + more
         gap = np.array(other.mean) - np.array(self.mean)
-        mean = np.array(self.mean) + gap * other.count / count
-        squares = np.array(self.squares) + np.array(other.squares) + gap**2 * self.count * other.count / count
-        return Moments(count, tuple(mean.tolist()), tuple(squares.tolist()))
+        mean = np.array(self.mean) + gap * more / np.maximum(present, 1)
+        squares = np.array(self.squares) + np.array(other.squares) + gap**2 * own * more / np.maximum(present, 1)
+        count = self.count + other.count
+        return Moments(count, tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
 
-    def scaling(self, columns: Sequence[str]) -> Preprocessing:
-        """What scales to mean 0 and variance 1; a feature that does not vary is only shifted."""
-        spread = np.sqrt(np.array(self.squares) / self.count)
+    def preprocessing(self, columns: Sequence[str], scale: str, impute: str) -> Preprocessing:
+        """Return what fills missing values with the mean, and scales to mean 0 and variance 1, where it is asked for.
+
+        A feature that does not vary is only shifted.
+
+        Raises:
+            UsageError: a column has no value that could fill it.
+        """
+        empty = [columns[k] if columns else str(k) for k, n in enumerate(self.present) if not n]
+        if empty:
+            raise UsageError(
+                f"every column must have a value at some site; got none in {listing(empty)}. "
+                "Leave it out at all sites: drop, in [data] of their files"
+            )
+        fill = () if impute == "none" else self.mean
+        if scale == "none":
+            return Preprocessing(tuple(columns), scale, impute, fill)
+        spread = np.sqrt(np.array(self.squares) / self.count)  # a filled value is the mean, and adds no square
         spread[spread == 0] = 1.0
-        return Preprocessing(tuple(columns), STANDARD, "none", (), self.mean, tuple(spread.tolist()))
+        return Preprocessing(tuple(columns), scale, impute, fill, self.mean, tuple(spread.tolist()))
 
 
 class Given:
@@ -135,6 +162,7 @@ def common(name: str, data: FederatedData) -> dict[str, Any]:
     """What all sites of a federation must agree on."""
     return {
         "name": name,
+        "dataset": data.name if data.name in DATASETS else "",
         "shape": list(data.shape),
         "classes": list(data.classes),
         "tokens": data.shape.tokens if isinstance(data.shape, TokenShape) else 0,
@@ -143,6 +171,7 @@ def common(name: str, data: FederatedData) -> dict[str, Any]:
         "std": [float(each) for each in data.std],
         "images": data.images,
         "scale": "none",
+        "impute": "none",
         "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
     }
 
@@ -178,6 +207,19 @@ def digest_of_words(words: Sequence[str] | None) -> str | None:
     return None if words is None else hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
+def _read(name: str, path: Path, how: Reading) -> Source:
+    """Read a site's file; what it says of missing values is what a site can do about them."""
+    try:
+        return files.read(path, how)
+    except UsageError as error:
+        if not isinstance(error.__cause__, MissingError):
+            raise
+        raise UsageError(
+            f'site {name!r}: {error.__cause__}. In [data], impute = "mean" fills what is missing with the mean over '
+            "all sites, and drop leaves columns out; all sites must say the same"
+        ) from None
+
+
 def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
     """A site's texts in the vocabulary of the federation; anything else as it is."""
     if source.words is None:
@@ -211,7 +253,8 @@ class Silo:
         vocabulary: of texts, agreed on by all sites: a file with a word a line, or ``hashed:N``, as
             :func:`fl_core.data.text.agreed` takes it.
         reading: how a file is read, as :class:`fl_core.data.columns.Reading` has it. ``scale="standard"`` scales by the
-            means and variances of all sites' training samples, of which each tells its own.
+            means and variances of all sites' training samples, of which each tells its own; ``impute="mean"`` fills
+            missing values by the same means.
 
     Raises:
         UsageError: no such data or client, or data that one silo cannot prepare alone.
@@ -243,19 +286,21 @@ class Silo:
             path = Path(dataset)
             if not path.exists():
                 raise UsageError(f"site {name!r}: there is no dataset or file {str(dataset)!r}")
-            source = files.read(path, how)
+            source = _read(name, path, how)
         if source.owner is not None:
             own = check_known(f"client of {dataset}", client or name, source.owner_names)
             source = source.take(np.flatnonzero(source.owner == source.owner_names.index(own)))
         elif client is not None:
             raise UsageError(f"{dataset} names no clients, so that there is no {client!r} among them: leave client out")
-        if how.scale not in ("none", STANDARD) or how.impute != "none":
+        if how.scale not in ("none", STANDARD) or how.impute not in ("none", "mean"):
             raise UsageError(
-                f"site {name!r}: impute, and any scale but standard, would be fitted on all sites' samples, which no "
-                "site has"
+                f"site {name!r}: scale must be none or {STANDARD}, and impute none or mean; got {how.scale} and "
+                f"{how.impute}. Anything else would be fitted on all sites' samples, which no site has"
             )
         source = _agreed(name, source, vocabulary)
-        self._scale = source.asked(how.scale, "none").scale
+        asked = source.asked(how.scale, how.impute)
+        self._scale, self._impute, self._prepares = asked.scale, asked.impute, asked.prepares
+        self._dataset = str(dataset) if str(dataset) in DATASETS else ""
         self._source = source
         self._shares = check_shares(SHARES)
         self.sizes: Mapping[str, int] = {
@@ -267,6 +312,7 @@ class Silo:
         scale = (source.mean, source.std) if source.is_image else ((), ())
         return {
             "name": self.name,
+            "dataset": self._dataset,
             "sizes": dict(self.sizes),
             "digest": source.digest,
             "shape": list(source.shape),
@@ -276,12 +322,16 @@ class Silo:
             "words": digest_of_words(source.words),
             "images": source.is_image,
             "scale": self._scale,
+            "impute": self._impute,
             **{key: [float(each) for each in values] for key, values in zip(("mean", "std"), scale, strict=True)},
         }
 
     def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
-        if (scaling is not None) != (self._scale == STANDARD):
-            raise UsageError(f"site {self.name!r} has scale = {self._scale!r}, the server does otherwise")
+        asked = ("none", "none") if scaling is None else (scaling.scale, scaling.impute)
+        if asked != (self._scale, self._impute):
+            raise UsageError(
+                f"site {self.name!r} has scale {self._scale!r} and impute {self._impute!r}, the server does otherwise"
+            )
         if scaling is not None:
             self._check_scaling(scaling)
         source = self._source if scaling is None else replace(self._source, x=scaling.transform(self._source.x))
@@ -298,19 +348,28 @@ class Silo:
         Raises:
             UsageError: says what it must be.
         """
-        source = self._source
-        width = source.x.shape[1]
-        sound = len(scaling.centre) == len(scaling.spread) == width and not scaling.fill and min(scaling.spread) > 0
-        if scaling.scale != STANDARD or scaling.columns != tuple(source.columns) or not sound:
+        width = self._source.x.shape[1]
+        filled, scaled = width * (self._impute != "none"), width * (self._scale == STANDARD)
+        sizes = (len(scaling.fill), len(scaling.centre), len(scaling.spread))
+        sound = sizes == (filled, scaled, scaled) and all(each > 0 for each in scaling.spread)
+        if scaling.columns != tuple(self._source.columns) or not sound:
             raise UsageError(
-                f"the scaling must have a centre and a spread above 0 for each of {width} columns; got "
-                f"{str(scaling)[:80]}. Take those that moments give."
+                f"the scaling must have {filled} fills, {scaled} centres and {scaled} spreads above 0, of the site's own "
+                f"{width} columns; got {str(scaling)[:80]}. Take those that moments give."
             )
 
     def moments(self, number: int, seed: int) -> Moments:
-        if self._scale != STANDARD:
+        if not self._prepares:
             raise UsageError(f"site {self.name!r} has data that are as they are to be")
-        return Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+        found = Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+        names = self._source.columns or tuple(map(str, range(len(found.present))))
+        few = [name for name, n in zip(names, found.present, strict=True) if 0 < n < FEWEST]
+        if few:
+            raise UsageError(
+                f"site {self.name!r} must have {FEWEST} or more values of a column in its training samples, or none; "
+                f"got fewer of {listing(few)}, which their mean would show. Leave these columns out at all sites: drop"
+            )
+        return found if self._scale == STANDARD else replace(found, squares=(0.0,) * len(found.squares))
 
     def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
         parts = zip(SPLITS, self._split(number, seed), strict=True)

@@ -1,7 +1,7 @@
 """The requests and replies of a federation as packets: what of an engine's request crosses, and what of its reply.
 
 ``hello``     who is there: version, shape, classes, sizes, digests
-``moments``   of tables that are to be scaled: the number of training samples, means, sums of squares
+``moments``   of tables that are scaled or filled: numbers of training samples and of values, means, sums of squares
 ``race``      runs that are to follow: whether the site allows them, and how many classes its validation samples have
 ``join``      a run: its configuration, the site's number in the federation, everybody's sizes, the model's digest
 ``train``     one exchange, from one version of the client's state to another
@@ -32,7 +32,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records.forms import COUNT, Each, misfit
 from fl_core.scores import TABLE
 
-PROTOCOL = 1
+PROTOCOL = 2
 STAMP = {"session": str, "seq": COUNT}
 WORK = ("train", "finetune", "score")
 NUMBER = (float, int)
@@ -55,7 +55,7 @@ FORMS = {
 }
 HELLO = {"version": str, "protocol": COUNT}
 MOMENTS = {"number": COUNT, "seed": COUNT}
-TOLD = {"count": COUNT, "mean": [NUMBER], "squares": [NUMBER]}
+TOLD = {"count": COUNT, "present": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
 RACE = {"number": COUNT, "seed": COUNT, "arms": [{"algorithm": str, "options": dict, "layers": [str]}]}
 COUNTED = {"classes": COUNT}
 JOIN = {
@@ -83,7 +83,9 @@ MEASURED = {"rows": [dict], "nulls": [dict], "header": dict}
 JOINED = {"sizes": Each(COUNT)}
 SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
 FACTS = {
+    "dataset": str,
     "scale": str,
+    "impute": str,
     "columns": [str],
     "name": str,
     "version": str,

@@ -137,7 +137,8 @@ class Site:
         self.audit.check(asked["number"], asked["seed"])
         found = self.audit.moments(asked["number"], asked["seed"])
         self.audit.write("moments", asked["number"], asked["seed"])
-        return Packet({"kind": "told", "count": found.count, "mean": list(found.mean), "squares": list(found.squares)})
+        told = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(found).items()}
+        return Packet({"kind": "told", **told})
 
     def _race(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.RACE)

@@ -124,5 +124,6 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         centre, spread = scaler.center_, scaler.scale_
     else:
         scaler = StandardScaler().fit(values)
-        centre, spread = scaler.mean_, scaler.scale_
+        centre = np.array(fill) if impute == "mean" else scaler.mean_  # one mean, so that what is filled becomes 0
+        spread = scaler.scale_
     return Preprocessing(tuple(columns), scale, impute, tuple(fill), tuple(centre.tolist()), tuple(spread.tolist()))

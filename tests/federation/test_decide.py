@@ -118,8 +118,8 @@ def test_what_sites_cannot_measure_is_refused_before_any_is_asked(
     ("words", "says"),
     [
         ("--dataset heart --keys k", "--keys is of a federation over sites: name its --superlink"),
-        (f"runs/x {' '.join(AT)}", "--superlink goes with --dataset"),
-        (" ".join(AT), "needs a run directory"),
+        (f"runs/x {' '.join(AT)}", "--superlink goes without a run directory"),
+        ("", "needs a run directory"),
     ],
 )
 def test_flags_of_a_federation_go_together(

@@ -339,7 +339,7 @@ def test_a_site_of_another_model_is_refused(tmp_path: Path) -> None:
     )
     assert "is not number 2" in told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
     assert fl_core.__version__
-    assert protocol.PROTOCOL == 1
+    assert protocol.PROTOCOL == 2
 
 
 def raise_from(text: str) -> None:

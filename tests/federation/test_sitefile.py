@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_of_a_file_with_clients_a_silo_is_one(tmp_path: Path) -> None:
         Silo("north", path)
     with pytest.raises(UsageError, match="names no clients"):
         Silo("n", table(tmp_path / "one.csv", ["ill", "well"] * 8), client="n")
-    for key in ({"scale": "minmax"}, {"impute": "mean"}):
+    for key in ({"scale": "minmax"}, {"impute": "median"}):
         with pytest.raises(UsageError, match="fitted on all sites' samples"):
             Silo("n", path, **key)
 
@@ -97,6 +98,77 @@ def test_tables_are_scaled_by_what_all_sites_tell_of_theirs(tmp_path: Path) -> N
     hiding = {name: Site(Silo(name, path, scale="standard"), tmp_path / name, privacy=told) for name in "ns"}
     with pytest.raises(RefusedError, match="sends nothing without noise"):
         federation.federate(config, Loopback(hiding), progress=False)
+
+
+@pytest.mark.parametrize("scale", ["none", "standard"])
+def test_missing_values_are_filled_with_the_mean_over_all_sites(scale: str, tmp_path: Path) -> None:
+    """The south has no value of b at all; what is filled, and the run, are those of one process."""
+    draw = np.random.default_rng(1)
+    lines = []
+    for k in range(120):
+        a = "" if k % 5 == 0 else f"{draw.normal(50, 9):.6}"
+        b = "" if k % 2 or k % 3 == 0 else f"{draw.normal():.6}"
+        lines.append(f"{a},{b},{'ny'[k % 3 == 0]},{'ns'[k % 2]}")
+    path = tmp_path / "both.csv"
+    path.write_text("\n".join(["a,b,label,client", *lines]))
+    config = RunConfig(dataset=str(path), rounds=2, seed=3, stack="off", scale=scale, impute="mean")
+    wanted = runner.run(config, progress=False)
+    line = Loopback({name: Site(Silo(name, path, scale=scale, impute="mean"), tmp_path / name) for name in "ns"})
+    found = federation.federate(replace(config, dataset="both", scale="none", impute="none"), line, progress=False)
+    for name in "ns":
+        (joined,) = line._sites[name]._joined.values()  # type: ignore[attr-defined]
+        for split in ("train", "validation", "test"):
+            x = joined.task.data.client(name).split(split).x
+            assert torch.equal(x, wanted.data.client(name).split(split).x)
+            assert not x.isnan().any()
+    assert [{**row, "run": ""} for row in found.rows] == [{**row, "run": ""} for row in wanted.rows]
+    assert tree.digest(found.server.trees["model"]) == tree.digest(wanted.server.trees["model"])
+
+
+def test_a_column_without_a_value_anywhere_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "both.csv"
+    path.write_text("\n".join(["a,dose,label,client", *(f"{k},,{'xy'[k // 2 % 2]},{'ns'[k % 2]}" for k in range(80))]))
+    line = Loopback({name: Site(Silo(name, path, impute="mean"), tmp_path / name) for name in "ns"})
+    with pytest.raises(UsageError, match="dose"):
+        federation.federate(RunConfig(dataset="own", rounds=1), line, progress=False)
+
+
+def test_a_missing_value_at_a_site_is_answered_with_what_a_site_can_do(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("\n".join(["a,b,label", "1,,x", *(f"{k},{k},{'xy'[k % 2]}" for k in range(40))]))
+    with pytest.raises(UsageError, match='impute = "mean"') as refused:
+        Silo("north", path)
+    assert "--" not in str(refused.value)
+    assert "median" not in str(refused.value)
+    assert Silo("north", path, impute="mean").facts()["impute"] == "mean"
+
+
+def test_the_mean_of_few_values_does_not_leave_a_site(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("\n".join(["a,rare,label", *(f"{k},{k if k < 4 else ''},{'xy'[k % 2]}" for k in range(60))]))
+    with pytest.raises(UsageError, match="rare"):
+        Silo("north", path, impute="mean").moments(0, 0)
+    assert Silo("north", path, impute="mean", drop=["rare"]).moments(0, 0).present == (38,)
+
+
+def test_only_means_leave_a_site_that_does_not_scale(tmp_path: Path) -> None:
+    path = table(tmp_path / "north.csv", ["ill", "well"] * 20)
+    assert Silo("north", path, impute="mean").moments(0, 0).squares == (0.0, 0.0)
+    assert min(Silo("north", path, impute="mean", scale="standard").moments(0, 0).squares) > 0
+
+
+def test_the_name_and_the_defaults_of_a_run_are_those_of_the_sites_data(tmp_path: Path) -> None:
+    heart = [Silo(name, "heart").facts() for name in NAMES]
+    path = table(tmp_path / "both.csv", ["ill", "well"] * 40, client=True)
+    own = [Silo(name, path).facts() for name in "ns"]
+    assert federation.data_of(heart, RunConfig.dataset).name == "heart"
+    assert federation.data_of(own, RunConfig.dataset).name == "own"
+    assert federation.data_of(own, "wards").name == "wards"
+    for facts in (heart, own):
+        with pytest.raises(UsageError, match="digits"):
+            federation.data_of(facts, "digits")
+    assert federation.task_of(RunConfig(), federation.data_of(own, RunConfig.dataset), None).config.model == "mlp"
+    assert str(tmp_path) not in str(own)
 
 
 GOOD = 'name = "va"\n[data]\ndataset = "heart"\n'

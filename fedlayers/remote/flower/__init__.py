@@ -9,6 +9,7 @@ at run time are off.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,7 +23,21 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 """What keeps Flower from calling anybody but its superlink, as environment variables; read when it is imported."""
-os.environ.update(QUIET)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep calls within this machine off a proxy; calls to elsewhere honour it.
+
+    >>> without_proxy({"NO_PROXY": "example.org"})["no_proxy"]
+    'example.org,127.0.0.1,localhost,::1'
+    """
+    told = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    hosts = ",".join(dict.fromkeys([*(host.strip() for host in told.split(",") if host.strip()), *LOOPBACK]))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
+
+
+os.environ.update({**QUIET, **without_proxy(os.environ)})
 
 
 def require() -> None:
@@ -41,4 +56,4 @@ def require() -> None:
 
 def environment(home: Path) -> dict[str, str]:
     """The environment of a process of Flower, whose own files it puts under ``home``."""
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home)}
+    return {**os.environ, **QUIET, **without_proxy(os.environ), "FLWR_HOME": str(home)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,13 +26,16 @@ class Local:
         folder: new or empty.
         sites: names.
         memory: the superlink keeps its messages in memory; it then cannot be restarted.
+        hosts: names under which sites reach the superlink.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str], memory: bool = True) -> None:
-        self.folder, self.names, self.memory = folder, tuple(sites), memory
+    def __init__(
+        self, folder: Path, sites: Sequence[str], memory: bool = True, hosts: Sequence[str] = ("127.0.0.1",)
+    ) -> None:
+        self.folder, self.names, self.memory = folder.absolute(), tuple(sites), memory
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.place = "127.0.0.1:0"
-        keys.make(folder / "keys", ["127.0.0.1"], sites)
+        keys.make(self.folder / "keys", hosts, sites)
 
     def __enter__(self) -> Local:
         return self
@@ -57,9 +61,9 @@ class Local:
         return self.place
 
     def connection(self, name: str) -> str:
-        """The table ``[connection]`` of a site's file."""
+        """Return the table ``[connection]`` of a site's file, wherever that file lies."""
         files = {"ca": self.site_keys(name) / "ca.crt", "key": self.site_keys(name) / "key"}
-        lines = [f'superlink = "{self.place}"', *(f'{key} = "{file}"' for key, file in files.items())]
+        lines = [f'superlink = "{self.place}"', *(f"{key} = {json.dumps(str(file))}" for key, file in files.items())]
         return "\n".join(["[connection]", *lines, ""])
 
     def start_site(self, name: str, command: Sequence[str], wait: bool = True) -> None:

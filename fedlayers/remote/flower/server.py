@@ -18,7 +18,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from fedlayers.remote.flower import wire
-from fedlayers.remote.flower.site import check_reachable, checked_address
+from fedlayers.remote.flower.site import check_reachable, checked_address, clock_error
 from fedlayers.remote.flower.superlink import WORD, word
 from fl_core.errors import RunError, UsageError, check_known, listing
 
@@ -62,7 +62,7 @@ class FlowerLink:
         say: gets a line when somebody is waited for.
 
     Raises:
-        UsageError: the superlink cannot be reached, has another secret or does not know a site.
+        UsageError: the superlink cannot be reached, has another secret or clock, or does not know a site.
         RunError: too few sites came in time.
     """
 
@@ -78,7 +78,7 @@ class FlowerLink:
         for name in ("ca.crt", "secret"):
             if not (keys / name).is_file():
                 raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers keys` made")
-        check_reachable(checked_address(superlink), keys / "ca.crt")
+        ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
         secret = (keys / "secret").read_bytes()
         self.address, self.say = wire.Address(superlink, keys / "ca.crt"), say
         self._control = ControlHttpClient(
@@ -94,7 +94,11 @@ class FlowerLink:
         for name in sites:
             check_known("site", name, known)
         self.sites = self._gathered(tuple(sites) or tuple(sorted(known)), least, timeout)
-        self._begin()
+        try:
+            self._begin()
+        except httpx.HTTPStatusError as error:
+            self.close()
+            raise UsageError(f"{superlink} does not let this server in: {clock_error(ahead) or error}") from None
 
     def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
         """See :class:`fedlayers.remote.link.SiteLink`."""

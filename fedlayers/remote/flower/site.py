@@ -15,10 +15,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore.constant import TaskType
+from flwr.supercore.date import now
 
 from fedlayers.remote.flower import environment, keys, wire
 from fedlayers.remote.link import Answers
@@ -77,27 +81,42 @@ def checked_address(place: str) -> str:
     return place
 
 
-def check_reachable(place: str, ca: Path) -> None:
-    """Shake hands with a superlink.
+def check_reachable(place: str, ca: Path) -> float:
+    """Shake hands with a superlink, through a proxy where the environment names one.
+
+    Returns:
+        How many seconds this machine's clock is ahead of the superlink's.
 
     Raises:
         UsageError: nobody listens there, or who does has no certificate of this authority for that name.
     """
-    host, _, port = place.rpartition(":")
+    address = wire.Address(place, ca)
     try:
-        context = ssl.create_default_context(cafile=str(ca))
-    except (ssl.SSLError, OSError) as error:
+        context = address.verify()
+    except OSError as error:
         raise UsageError(f"{ca} is no certificate of an authority: {error}") from None
     try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host.strip("[]")),
-        ):
-            return
-    except ssl.SSLCertVerificationError as error:
-        raise UsageError(f"{place} is not the superlink of {ca}: {error.verify_message}") from None
-    except OSError as error:
-        raise UsageError(f"no superlink answers at {place}: {error.strerror or error}") from None
+        reply = httpx.get(address.url, verify=context, timeout=10.0)
+    except httpx.HTTPError as error:
+        untrusted = error.__cause__ and error.__cause__.__context__
+        if isinstance(untrusted, ssl.SSLCertVerificationError):
+            raise UsageError(f"{place} is not the superlink of {ca}: {untrusted.verify_message}") from None
+        raise UsageError(f"no superlink answers at {place}: {error}") from None
+    if "date" not in reply.headers:
+        return 0.0
+    passed = now() - parsedate_to_datetime(reply.headers["date"]) - reply.elapsed / 2
+    return passed.total_seconds() - 0.5  # it was told in whole seconds, rounded down
+
+
+def clock_error(ahead: float) -> str:
+    """Say that a clock is too far off for Flower to let a site in; empty if it is not.
+
+    >>> clock_error(60.2), clock_error(-60.2)
+    ("this machine's clock is 60 s ahead of the superlink's", '')
+    """
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE - 1:  # what the superlink tells has whole seconds
+        return ""
+    return f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the superlink's"
 
 
 class Supernode:
@@ -150,9 +169,7 @@ class Supernode:
         """Why it has ended; None while it runs."""
         if self.process.poll() is None:
             return None
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        said = [line for line in lines if re.search(r"error|fail|\[code", line, re.IGNORECASE)] or lines
-        return re.sub(r"\x1b\[[0-9;]*m", "", said[-1]).strip() if said else f"exit code {self.process.returncode}"
+        return reason_of(self.log.read_text(errors="replace")) or f"exit code {self.process.returncode}"
 
     def close(self) -> None:
         """End it, and wait until it has."""
@@ -163,6 +180,21 @@ class Supernode:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def reason_of(log: str) -> str:
+    """Return why a supernode has ended, in Flower's words; empty if its log has none.
+
+    >>> reason_of("ERROR : Exit Code: 305\\nNo connection.\\n[code: 2004] Failed.\\n\\nSee <...>\\nINFO: down")
+    'No connection. [code: 2004] Failed.'
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    if exits := re.search(r"Exit Code: \d+\n(.+?)(\n\s*\n|\Z)", plain, re.DOTALL):
+        return " ".join(exits[1].split())
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    said = [line for line in lines if re.search(r"error|fail", line, re.IGNORECASE)]
+    said = said or [line for line in lines if "SuperNode" in line] or lines
+    return re.sub(r"^[A-Z]+ *: *", "", said[-1]) if said else ""
 
 
 def serve(answers: Answers, connection: Connection, home: Path, say: Callable[[str], None] = print) -> None:
@@ -193,13 +225,23 @@ def serve(answers: Answers, connection: Connection, home: Path, say: Callable[[s
             node.close()
             if node.process.returncode >= 0:
                 mark.unlink(missing_ok=True)
+        clock = _clock(connection)
         if time.monotonic() > patience:
+            why = clock or f"is the public part of {connection.key} among the keys there?"
             raise UsageError(
-                f"{connection.superlink} does not let site {answers.name!r} in: is the public part of {connection.key} "
-                f"among the keys there? ({reason})"
+                f"{connection.superlink} does not let site {answers.name!r} in: {why} (Flower says: {reason})"
             )
+        reason = clock or reason
         say(f"site {answers.name} is not connected, and tries again: {reason}")
         time.sleep(3)
+
+
+def _clock(connection: Connection) -> str:
+    """Say that this machine's clock is off; empty if it is not, or if the superlink does not answer now."""
+    try:
+        return clock_error(check_reachable(connection.superlink, connection.ca))
+    except UsageError:
+        return ""
 
 
 def _attend(answers: Answers, node: Supernode, connected: Callable[[], None]) -> str:

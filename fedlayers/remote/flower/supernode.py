@@ -15,7 +15,12 @@ PATIENCE = 8.0
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()  # the parent holds the other end and never writes
+    """Wait for the end of the parent, which holds the other end of this pipe and never writes.
+
+    It is read without Python's buffer, whose lock would make the interpreter abort when Flower exits by itself.
+    """
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os._exit(1)

@@ -13,6 +13,7 @@ import pytest
 from fedlayers.cli.main import main
 from fedlayers.remote import flower
 from fedlayers.remote.flower import keys
+from fedlayers.remote.flower.local import Local
 from fedlayers.remote.flower.site import Connection, checked_address
 from fedlayers.remote.sitefile import SiteFile
 from fl_core.errors import UsageError
@@ -95,6 +96,15 @@ def test_nobody_listens_and_somebody_does(made, capsys):
 def test_a_connection_that_cannot_be(made, table, says):
     with pytest.raises(UsageError, match=says):
         Connection.of(table, made / "keys/sites/a")
+
+
+def test_a_local_federation_in_a_relative_folder_has_site_files_that_find_their_keys(made):
+    local = Local(Path("out"), ["a"])
+    file = made / "out/sites/a/site.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f'name = "a"\n[data]\ndataset = "heart"\n{local.connection("a")}'.replace(":0", ":1"))
+    found = Connection.of(SiteFile.read(file).connection, file.parent)
+    assert found.key.read_bytes() == (made / "out/keys/sites/a/key").read_bytes()
 
 
 def test_the_site_file_of_the_documentation_is_one(made):

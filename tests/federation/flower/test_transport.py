@@ -11,25 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.remote.flower import keys
-from fedlayers.remote.flower.local import Local
+from fedlayers.remote.flower import QUIET, keys
+from fedlayers.remote.flower.local import FEDLAYERS, Local
 from fedlayers.remote.flower.server import FlowerLink
 from fl_core.errors import RunError, UsageError
+from tests.federation.flower.proxy import proxy_to
 
 pytestmark = pytest.mark.federation
 
 
-def echo(federation, name, seconds=0.0, wait=True, folder=None):
+def echo(federation, name, seconds=0.0, wait=True, folder=None, environment=None):
     """Start a site that answers after some seconds."""
     module = [sys.executable, "-m", "tests.federation.flower.echo"]
     home = federation.folder / f"home-{name}"
     where = [name, federation.place, str(folder or federation.site_keys(name)), str(home), str(seconds)]
-    federation.start_site(name, [*module, *where], wait=wait)
+    federation.start(name, [*module, *where], environment)
+    if wait:
+        federation.until(name, "is connected to")
 
 
 @pytest.fixture
 def federation(tmp_path):
-    with Local(tmp_path, ["a", "b"], memory=False) as local:
+    with Local(tmp_path, ["a", "b"], memory=False, hosts=["127.0.0.1", "fed.test"]) as local:
         local.start_superlink()
         yield local
 
@@ -172,7 +175,7 @@ def test_who_is_not_known_is_refused_in_one_line(federation, tmp_path):
     own = federation.site_keys("a") / "ca.crt"
     (strangers / "sites/a/ca.crt").write_bytes(own.read_bytes())
     for folder, place, says in (
-        (strangers / "sites/a", None, "does not let site 'a' in"),
+        (strangers / "sites/a", None, r"does not let site 'a' in.*the keys there.*\[code: 2004\]"),
         (None, "127.0.0.1:9", "no superlink answers at 127.0.0.1:9"),
     ):
         former, federation.place = federation.place, place or federation.place
@@ -194,3 +197,35 @@ def test_who_is_not_known_is_refused_in_one_line(federation, tmp_path):
         with pytest.raises(RunError, match="cannot listen"):
             second.start_superlink()
     assert not supernodes(tmp_path)
+
+
+def clock_off(folder, seconds):
+    """The environment of a process whose clock is off, for all that it tells Flower."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import datetime\nfrom flwr.supercore import date\ntrue = date.now\n"
+        f"date.now = lambda: true() + datetime.timedelta(seconds={seconds})\n"
+    )
+    return {**QUIET, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_a_clock_that_is_a_minute_ahead_is_named(federation, tmp_path):
+    off = clock_off(tmp_path / "off", 60)
+    with pytest.raises(RunError, match=r"clock is 6\d s ahead of the superlink's"):
+        echo(federation, "a", environment=off)
+    echo(federation, "a")
+    where = ["--superlink", federation.place, "--keys", str(federation.server_keys), "--sites", "a"]
+    federation.start("server", [*FEDLAYERS, "federate", *where, "--out", str(tmp_path / "run")], off)
+    with pytest.raises(RunError, match=r"does not let this server in: this machine's clock is 6\d s ahead"):
+        federation.until("server", "never")
+
+
+def test_a_site_reaches_its_superlink_through_a_proxy_and_its_supernode_without(federation):
+    port = federation.place.rpartition(":")[2]
+    with proxy_to("fed.test") as proxy:
+        federation.place = f"fed.test:{port}"
+        echo(federation, "a", environment={"HTTPS_PROXY": proxy.url, "ALL_PROXY": proxy.url})
+        link = FlowerLink(f"127.0.0.1:{port}", federation.server_keys, ["a"])
+        assert dict(link.ask({"a": b"1"})) == {"a": b"a:1"}
+        link.close()
+        assert set(proxy.asked) == {f"fed.test:{port}"}
