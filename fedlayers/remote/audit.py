@@ -107,7 +107,7 @@ class Audit:
         name = f"{self.digest}-{number}-{seed}"
         if self.folder.path.is_dir() and self.folder.has(f"{ANSWERED}/{name}.moments"):
             found = parsed_json(self.folder.read(f"{ANSWERED}/{name}.moments"))
-            return Moments(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+            return Moments(found["count"], *(tuple(found[name]) for name in ("present", "mean", "squares")))
         made, rows = self.holding.moments(number, seed), self._rows(number, seed, "train")
         for other in self.folder.names(ANSWERED) if self.folder.path.is_dir() else ():
             if other.endswith(".train") and other != f"{name}.train":

@@ -354,8 +354,8 @@ class Silo:
         sound = sizes == (filled, scaled, scaled) and all(each > 0 for each in scaling.spread)
         if scaling.columns != tuple(self._source.columns) or not sound:
             raise UsageError(
-                f"the scaling must have {filled} fills, {scaled} centres and {scaled} spreads above 0, of the site's own "
-                f"{width} columns; got {str(scaling)[:80]}. Take those that moments give."
+                f"the scaling must have {filled} fills, {scaled} centres and {scaled} spreads above 0, of "
+                f"the site's {width} columns; got {str(scaling)[:80]}. Take those that moments give."
             )
 
     def moments(self, number: int, seed: int) -> Moments:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from figures.decision import beyond, federations, methods, prior
+from figures.decision import beyond, federations, methods, prior, regret
 from figures.decision.methods import Federated, Method, Run
 from figures.decision.runs import DITTO, PERSONALISED, TRAINED
 from fl_core import runner, tree
