@@ -27,13 +27,14 @@ else
 endif
 	touch $@
 
-lock:            ## requirements.lock, made anew from pyproject.toml and constraints.txt
+lock:            ## write requirements.lock from pyproject.toml and constraints.txt
 	$(BIN)/uv pip compile pyproject.toml --extra dev --constraint constraints.txt --generate-hashes --upgrade --quiet \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --output-file requirements.lock
 
-demo: $(READY)   ## the main job on real data, about a minute: out/demo/report.html
-	$(BIN)/fedlayers study --dataset heart --out $(OUT)
+demo: $(READY)   ## a decision with a clear answer, then a study of four hospitals: out/demo
+	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
+	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
 
 federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html; ROUNDS=1: short
 	$(BIN)/python -m fedlayers.remote.flower.demo out/federation $(ROUNDS)
@@ -44,7 +45,7 @@ figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/
 notebooks: $(READY) ## the notebooks executed anew and stored, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
 
-lists: $(READY)  ## the README's lists, the table of faults and the papers' scorecard, made anew from what there is
+lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorecard, written again
 	$(BIN)/python -m fedlayers.lists
 	$(BIN)/python -m tests.faults.table
 	$(BIN)/python -m figures scorecard

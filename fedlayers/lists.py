@@ -1,6 +1,6 @@
-"""``python -m fedlayers.lists``: regenerates the README's lists of algorithms, metrics, rules, datasets and models.
+"""``python -m fedlayers.lists``: writes the pages' lists of algorithms, metrics, rules, datasets and models.
 
-A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``; all else in the file stays.
+A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``; all else on a page stays.
 """
 
 from __future__ import annotations
@@ -102,10 +102,13 @@ def _cell(text: str) -> str:
     return text.rstrip(".").replace("``", "`").replace("|", "\\|")
 
 
-def main(path: Path = Path("README.md")) -> None:
-    """Regenerate the lists of a page."""
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+def main(*paths: Path) -> None:
+    """Write the lists of some pages, or of all pages of ``docs``."""
+    for path in paths or sorted(Path("docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if paths or BLOCK.search(text):
+            path.write_text(updated(text), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    main(*map(Path, sys.argv[1:]))

@@ -242,6 +242,11 @@ class Choose(OneAlgorithm):
             choice = choose(config, self.out, on=self.on, **asked)
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
+        from fedlayers.studies import pictures
+
+        pictures.to_files()
+        pictures.save(pictures.of_race(choice.standing.rounds), self.out / "race.png")
+
 
 def _say(line: str) -> None:
     bars = sys.modules.get("tqdm")

@@ -1,4 +1,4 @@
-"""The README's lists: they are those that would be made now."""
+"""The lists on the pages are those that would be made now."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 from fedlayers import catalogue, lists
 from fl_core.errors import UsageError
 
-README = Path(__file__).parents[2] / "README.md"
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (Path(__file__).parents[2] / "docs").glob("*.md")}
+LISTED = {name: text for name, text in TEXTS.items() if lists.BLOCK.search(text)}
 
 
-def test_the_readme_is_up_to_date():
+@pytest.mark.parametrize("page", LISTED)
+def test_a_page_is_up_to_date(page):
     """``make lists`` brings it up to date."""
-    text = README.read_text(encoding="utf-8")
-    assert lists.updated(text) == text
+    assert lists.updated(LISTED[page]) == LISTED[page]
 
 
 @pytest.mark.parametrize("kind", lists.LISTS)
@@ -26,8 +27,8 @@ def test_a_list_names_everything_once(kind):
         assert table.count(f"`{name}`") == 1, name
 
 
-def test_all_that_can_be_named_stands_in_the_readme():
-    text = README.read_text(encoding="utf-8")
+def test_all_that_can_be_named_stands_on_a_page():
+    text = "".join(LISTED.values())
     for kind in lists.LISTS:
         for name in catalogue.own_entries(kind.removesuffix("s")):
             assert f"`{name}`" in text, name

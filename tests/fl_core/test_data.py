@@ -92,6 +92,22 @@ def test_digits_are_scaled_pixels():
     assert y.tolist() == load_digits().target.tolist()
 
 
+def test_coded_digits_have_three_codes_for_the_same_pictures():
+    """The labels of each laboratory are one code of the digits that scikit-learn has."""
+    plain = {each.tobytes(): int(k) for each, k in zip(*_digits(), strict=True)}
+    federation = data.load("coded_digits")
+    assert len(federation.clients) == 30
+    for client in federation.clients:
+        code = {"k": lambda k: k, "9 - k": lambda k: 9 - k, "k + 3": lambda k: (k + 3) % 10}[client.name.split(": ")[1]]
+        assert [code(plain[x.numpy().tobytes()]) for x in client.train.x] == client.train.y.tolist()
+
+
+def _digits():
+    source = data.load("digits", partition="iid", clients=1, seed=0).clients[0]
+    splits = [source.split(name) for name in ("train", "validation", "test")]
+    return [each.numpy() for split in splits for each in split.x], [int(k) for split in splits for k in split.y]
+
+
 def test_large_digits_are_the_digits_three_times_as_large():
     large = data.load("large_digits", partition="iid")
     small = data.load("digits")
