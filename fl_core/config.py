@@ -109,7 +109,7 @@ class RunConfig:
     bn: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     by: str = "block"
-    """What a layer is: module, or block (with normalisations and groups)."""
+    """A layer: module, or block (with normalisations and groups)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     model_options: dict[str, Any] = field(default_factory=dict)

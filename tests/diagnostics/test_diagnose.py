@@ -200,7 +200,6 @@ def split() -> Any:
         (lambda: {"x": net(), "y": net(1)}, lambda: {"y": pair(), "x": split()}, ["x", "y"]),
         (lambda: [net(), net(1)], lambda: {"x": pair(), "y": pair()}, ["x", "y"]),
         (lambda: net(), lambda: {"x": pair(), "y": loader()}, ["x", "y"]),
-        (lambda: {"x": net()}, lambda: {"y": pair(), "z": pair()}, ["y", "z"]),
     ],
 )
 def test_models_and_data_in_every_form(models: Any, data: Any, names: list[str]) -> None:
