@@ -82,6 +82,7 @@ def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
     with blamed(run.path / "config.json"):
         config, plan = stored_config(stored)
         check_config(config)
+    config = replace(config, download=False)  # a file never makes this machine fetch anything
     if trained:
         config = replace(config, model_options=without_weights(str(config.model), config.model_options))
     dealt: dict[str, Any] = {}

@@ -126,6 +126,21 @@ def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, 
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that asks for a download looks for the files, and fetches none."""
+    import torchvision.datasets.utils as fetching
+
+    path = tmp_path / "run"
+    runner.run(replace(CONFIG, dataset="digits", clients=2, samples=60, model="mlp"), path, progress=False, until=1)
+    edited(path, dataset="mnist", data_root=str(tmp_path / "cache"), download=True)
+    (tmp_path / "cache").mkdir()
+    asked: list[str] = []
+    monkeypatch.setattr(fetching, "_urlretrieve", lambda url, *given, **named: asked.append(url))
+    with pytest.raises(UsageError, match="mnist") as refused:
+        runner.resume(path, progress=False)
+    assert not asked, refused.value
+
+
 def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
     path = tmp_path / "run"
     runner.run(replace(SHORT, dataset="digits", clients=2, samples=60, rounds=1), path, progress=False)
