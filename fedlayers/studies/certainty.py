@@ -123,7 +123,7 @@ def certainty(judged: pd.DataFrame) -> Certainty:
     ... ]
     >>> seen = certainty(pd.DataFrame(lines))
     >>> seen.verdict, seen.left
-    ('no significant difference', ('a', 'b'))
+    ('decided', ('a',))
     """
     main = main_score(judged.columns)
     return replace(_certainty(judged, main), main=main, tie=_tie(judged))
