@@ -16,6 +16,8 @@ _FORMULA = "=+-@＝＋－＠"
 _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """What turns the direction of the text behind it."""
+_NUMBERS = re.compile(r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE)
+"""Texts of digits and signs alone: numbers, and numbers with their interval."""
 _LONGEST = 60
 
 
@@ -56,11 +58,13 @@ def in_csv(value: Any) -> Any:
 
     >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
     ("'=cmd()", '-1', -1)
+    >>> in_csv("+0.1 ± 0.3"), in_csv("+1+cmd")
+    ('+0.1 ± 0.3', "'+1+cmd")
     """
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) and not _is_number(text) else text
+    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) and not _NUMBERS.fullmatch(text) else text
 
 
 def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:
@@ -80,11 +84,3 @@ def in_file_name(text: str) -> str:
     if kept == text:
         return text
     return f"{kept or 'name'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -33,7 +33,7 @@ WORDS = {"global_pool": ("", "avg", "max", "avgmax", "catavgmax", "token", "map"
 """Options of these libraries that are one of some words."""
 _FETCHING = {"pretrained", "weights", "download", "fetch", "cache", "hub", "load", "url"}
 """Words within the names of options by which the user's own code may load something."""
-_DEEP, _MANY = 4, 1000
+_DEEP, _MANY = 4, 10_000
 
 
 def check_library(model: str, options: Mapping[str, Any]) -> None:

@@ -239,7 +239,7 @@ def test_compare_is_two_sides_of_it() -> None:
         now += seconds
 
     row = pairs.compare(
-        "x", "a", lambda: spend(2.0), "b", lambda: spend(3.0), at_least=5.0, pairs=4, scale=4.0, clock=lambda: now
+        "x", "a", lambda: spend(2.0), "b", lambda: spend(3.0), at_least=5.0, pairs=6, scale=4.0, clock=lambda: now
     )
     assert (row.ratio, row.low, row.high, row.seconds, row.baseline_seconds) == (6.0, 6.0, 6.0, 2.0, 12.0)
-    assert (row.holds, row.pairs) == ("yes", 4)
+    assert (row.holds, row.pairs) == ("yes", 6)

@@ -107,7 +107,7 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(monkeypatch: pytest.Mon
         return pd.DataFrame([{name: one.get(name, 10.0) for name in sides}] * turns)
 
     monkeypatch.setattr(diagnosis, "alternate", made_up)
-    distinct, singly, features = diagnosis.all_metrics(5)
+    distinct, singly, features = diagnosis.all_metrics(6)
     assert (distinct.ratio, distinct.holds) == (pytest.approx(1.0), "yes")
     assert singly.ratio < 1
     assert features.ratio < 1

@@ -213,7 +213,7 @@ def test_bad_formats_are_refused() -> None:
 def test_axes_without_a_figure_are_refused(figure: Figure) -> None:
     ax = figure.axes[0]
     ax.remove()
-    with pytest.raises(UsageError, match="no figure"):
+    with pytest.raises(UsageError, match="figure"):
         Page("t").figure(ax, "c", "a")
 
 

@@ -45,8 +45,9 @@ import fedlayers
 
 
 def heard():
-    """A shell's background jobs, and so what they start, ignore interrupts."""
+    """Hear signals that a shell's background jobs, or ``nohup``, would ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def interrupted(folder, *arguments, until, by=signal.SIGINT):

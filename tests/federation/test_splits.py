@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlayers.remote import federation
+from fedlayers.remote import federation, holdings
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.holdings import Given, Moments, Silo
 from fedlayers.remote.loopback import Loopback
@@ -59,7 +59,7 @@ def moments(site: Site, seed: int, number: int = 0) -> Moments | None:
     found = ask(site, {"kind": "moments", "number": number, "seed": seed})
     if found["kind"] == "refused":
         return None
-    return Moments(found["count"], tuple(found["mean"]), tuple(found["squares"]))
+    return Moments(found["count"], *(tuple(found[name]) for name in ("present", "mean", "squares")))
 
 
 def split(seed: int, name: str = "train", rows: int = ROWS) -> np.ndarray[Any, Any]:
@@ -98,7 +98,8 @@ def test_moments_are_answered_once_a_seed_and_repeated_from_disk(
     assert moments(again, 3) == first is not None
 
 
-def test_splits_that_nearly_agree_do_not_give_two_rows(tmp_path: Path) -> None:
+def test_splits_that_nearly_agree_do_not_give_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "FEWEST", 1)  # another rule, which refuses so small a table
     rows = X[:12]
     site = hospital(tmp_path, rows)
     close = next(

@@ -113,7 +113,7 @@ def test_the_site_file_of_the_documentation_is_one(made):
     file = made / "keys/sites/a/site.toml"
     file.write_text("\n".join(line.removeprefix("   ") for line in text.splitlines()))
     found = SiteFile.read(file)
-    assert (found.name, found.policy.never_send, found.privacy.noise) == ("cleveland", ("fc4",), 1.0)
+    assert (found.name, found.policy.never_send, found.privacy.noise) == ("cleveland", ("fc4",), 6.0)
     assert Connection.of(found.connection, file.parent).superlink == "fed.example.org:8443"
 
 
