@@ -89,11 +89,11 @@ def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> 
     assert "## What to try next" in cells[-1].source
 
 
-def test_the_readme_names_every_notebook() -> None:
-    readme = (execute.HERE.parent / "README.md").read_text(encoding="utf-8")
+def test_the_site_names_every_notebook() -> None:
+    index = (execute.HERE.parent / "docs/index.md").read_text(encoding="utf-8")
     assert len(execute.names()) >= 5
     for name in execute.names():
-        assert f"notebooks/{name}.ipynb" in readme
+        assert f"notebooks/{name}.ipynb" in index
 
 
 def small(*sources: str) -> NotebookNode:
