@@ -44,7 +44,7 @@ def section() -> Section:
     kinds: dict[str, list[str]] = {}
     for indent, kind, body in blocks:
         kinds.setdefault(kind, []).extend(line.removeprefix(indent) for line in body.splitlines())
-    return Section(kinds["csv"][0], "\n".join(kinds["toml"]) + "\n", tuple(kinds["sh"]))
+    return Section(kinds["text"][0], "\n".join(kinds["toml"]) + "\n", tuple(kinds["sh"]))
 
 
 def same_as_in_one_process(run: Path, whole: Path) -> None:
