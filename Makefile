@@ -39,10 +39,10 @@ demo: $(READY)   ## a decision with a clear answer, then a study of four hospita
 federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html; ROUNDS=1: short
 	$(BIN)/python -m fedlayers.remote.flower.demo out/federation $(ROUNDS)
 
-figures: $(READY) ## the figures and tables that have rows, drawn anew: figures/pictures, some minutes
+figures: $(READY) ## the figures and tables that have rows, drawn again: figures/pictures, some minutes
 	$(BIN)/python -m figures all
 
-notebooks: $(READY) ## the notebooks executed anew and stored, some minutes
+notebooks: $(READY) ## the notebooks executed again and stored, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
 
 lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorecard, written again

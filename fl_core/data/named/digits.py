@@ -65,12 +65,9 @@ def coded_digits() -> Source:
     The pictures are alike everywhere, so first layers may be shared. The labels mean something else in each code, so
     the last layer must stay local. The data are constructed to have this clear answer; results on them are no evidence.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = (bunch.images / 16).astype(np.float32)[:, None]
-    owner = np.random.default_rng(0).permutation(np.arange(len(x)) % LABORATORIES)
-    k = bunch.target.astype(np.int64)
+    plain = digits()
+    owner = np.random.default_rng(0).permutation(np.arange(len(plain.x)) % LABORATORIES)
+    k = plain.y
     y = np.choose(owner % len(CODES), [k, 9 - k, (k + 3) % 10])
     names = tuple(f"lab {number + 1:02d}: {CODES[number % len(CODES)]}" for number in range(LABORATORIES))
-    return Source("coded_digits", x, y, tuple(f"code {k}" for k in range(10)), owner, names)
+    return Source("coded_digits", plain.x, y, tuple(f"code {code}" for code in range(10)), owner, names)
