@@ -13,11 +13,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import queue
 import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -173,22 +174,30 @@ def within_seconds(most: float, rule: str) -> Iterator[None]:
         def __init__(self) -> None:
             super().__init__(f"the time of this request must be at most {rule}; got more. Ask for less.")
 
-    thread, over = ctypes.c_ulong(threading.get_ident()), threading.Event()
+    thread, ended = ctypes.c_ulong(threading.get_ident()), queue.SimpleQueue[None]()
     interrupt, lock = ctypes.pythonapi.PyThreadState_SetAsyncExc, threading.Lock()
 
     def watch() -> None:
         seconds = most
-        while not over.wait(min(seconds, threading.TIMEOUT_MAX)):
+        while True:
+            with suppress(queue.Empty):
+                return ended.get(timeout=min(seconds, threading.TIMEOUT_MAX))
             with lock:
-                if not over.is_set():
+                if ended.empty():
                     interrupt(thread, ctypes.py_object(Interrupt))
             seconds = AGAIN
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
+    def end() -> None:  # one step that no interrupt can divide, then clear an interrupt that has not come yet
+        ended.put(None)
         with lock:
-            interrupt(thread, None)  # one that has not come yet
+            interrupt(thread, None)
+
+    try:
+        try:
+            threading.Thread(target=watch, daemon=True).start()
+            yield
+        finally:
+            end()
+    except Interrupt:  # it may have come within `end`; the next would come after AGAIN seconds
+        end()
+        raise
