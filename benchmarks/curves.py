@@ -51,7 +51,7 @@ class Curve:
 
 
 def _round(config: RunConfig, data: FederatedData, stack: ExitStack) -> Work:
-    return stack.enter_context(rounds(replace(config, participation=1.0, batch=BATCH), data)).step
+    return stack.enter_context(rounds(replace(config, participation=1.0, batch_size=BATCH), data)).step
 
 
 def _widths(parameters: int) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def _diagnosis(metrics: Sequence[str], clients: int = 2, samples: int = 256, lay
 def _stored(count: int) -> Iterator[Path]:
     """A run of so many rounds, the last one yet to come, with a checkpoint and an evaluation after each."""
     data = federation(4, BATCH, (10,), classes=5)
-    config = replace(TINY, batch=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1)
+    config = replace(TINY, batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         runner.run(config, out, data=data, progress=False, until=count)

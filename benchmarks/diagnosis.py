@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from fedlayers.diagnostics import METRICS, diagnose
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.representation.classifiers import SAMPLES
 from fedlayers.diagnostics.representation.features import collect
 from fedlayers.diagnostics.representation.probe import PROBE, places, probe_of, watch
-from fedlayers.diagnostics.subject import Subject
 from fl_core.layers import layers_of
 
 CLIENTS = 3
@@ -62,8 +62,8 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
     torch.set_num_threads(1)
     frame = alternate(_sides(), pairs)
     fixed = frame[NOTHING]
-    alone = [name for name, metric in METRICS.members().items() if not metric.shared and name != NOTHING]
-    shared = [name for name, metric in METRICS.members().items() if metric.shared]
+    alone = [name for name, metric in METRICS.members().items() if not metric.uses_gradient_pass and name != NOTHING]
+    shared = [name for name, metric in METRICS.members().items() if metric.uses_gradient_pass]
     distinct = frame[GRADIENTS] + sum(frame[name] - fixed for name in alone)
     for kind in ("probe", "own"):
         readers = sum(METRICS[name].features == kind for name in alone)
@@ -88,7 +88,7 @@ def _row(ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | Non
 def _sides() -> dict[str, Callable[[], float]]:
     """What is timed: all metrics, those of gradients, those of features, each alone, and bare forward passes."""
     models, data, start = clients()
-    subjects = [Subject(name, model, data[name], EACH) for name, model in models.items()]
+    subjects = [ClientModel(name, model, data[name], EACH) for name, model in models.items()]
     layers = layers_of(subjects[0].model, subjects[0].data[0][:2])
     paths = sorted({layer.output for layer in layers if layer.used})
     members = METRICS.members()
@@ -108,7 +108,7 @@ def _sides() -> dict[str, Callable[[], float]]:
 
     works = {
         "all": measured(*members),
-        GRADIENTS: measured(*(name for name, metric in members.items() if metric.shared)),
+        GRADIENTS: measured(*(name for name, metric in members.items() if metric.uses_gradient_pass)),
         "all of features": measured(*(name for name, metric in members.items() if metric.features)),
         **{name: measured(name) for name in members},
         "forward passes, probe": probes,

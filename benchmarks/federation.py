@@ -24,7 +24,7 @@ from fl_core.records import timing
 
 if TYPE_CHECKING:
     from fedlayers.remote.flower.local import Local
-    from fedlayers.remote.link import Answers, SiteLink
+    from fedlayers.remote.link import RequestHandler, SiteLink
 
 SAMPLES = 64
 ROUNDS = 6
@@ -48,7 +48,8 @@ class Case:
     def config(self, workers: int) -> RunConfig:
         return RunConfig(
             dataset="random", model="mlp", model_options={"sizes": self.hidden}, algorithm="fedavg", rounds=ROUNDS,
-            epochs=1, batch=32, lr=0.01, optimizer="sgd", keep_optimizer=False, loss="cross_entropy", workers=workers,
+            epochs=1, batch_size=32, lr=0.01, optimizer="sgd", keep_optimizer=False, loss="cross_entropy",
+            workers=workers,
             stack="off", eval_every=ROUNDS, checkpoint_every=ROUNDS,
         )  # fmt: skip
 
@@ -166,7 +167,7 @@ def _kind(request: bytes) -> str:
 def _over(case: Case, link: Timed, local: Local, out: Path) -> Run:
     """One run over the link, its rounds after the first and before the last."""
     from fedlayers.remote.federation import federate
-    from fedlayers.remote.sites import left
+    from fedlayers.remote.remote_clients import left
 
     link.seconds.clear()
     at = {name: len(_answers(local, name)) for name in link.sites}
@@ -216,7 +217,7 @@ def _memory(process: str, name: str) -> float:
 class Noting:
     """A site that notes how long it takes to answer a request to train."""
 
-    def __init__(self, site: Answers, file: Path) -> None:
+    def __init__(self, site: RequestHandler, file: Path) -> None:
         self.site, self.name, self.file = site, site.name, file
 
     def answer(self, request: bytes) -> bytes:
@@ -237,11 +238,11 @@ def _answers(local: Local, name: str) -> list[float]:
 def site(words: Sequence[str]) -> None:
     """One site as a process: NAME, PLACE, KEYS, HOME and the job."""
     from fedlayers.remote.flower.site import Connection, serve
-    from fedlayers.remote.holdings import Given
     from fedlayers.remote.site import Site
+    from fedlayers.remote.site_data import PresplitData
 
     name, place, keys, home, job = words
-    held = Site(Given(CASES[job].data(), name), Path(home) / "state")
+    held = Site(PresplitData(CASES[job].data(), name), Path(home) / "state")
     connection = Connection(place, Path(keys) / "ca.crt", Path(keys) / "key")
     noting = Noting(held, Path(home) / "answers.jsonl")
     serve(noting, connection, Path(home) / "flower", lambda line: print(line, flush=True))

@@ -23,12 +23,12 @@ from benchmarks.measurements import BATCH, LOSS, held_out, network, plain_pass, 
 from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
+from fedlayers.diagnostics.client_model import Measurement
 from fedlayers.diagnostics.curvature.hessian import hessian_trace
 from fedlayers.diagnostics.gradients.passes import one_pass
 from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
 from fedlayers.diagnostics.metrics.cka import Cka, cka
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
-from fedlayers.diagnostics.subject import Measurement
 from fl_core import runner
 from fl_core.data import Split
 from fl_core.engine import Engine
@@ -169,7 +169,7 @@ def _steps(job: Callable[[], tuple[Any, ...]], made: tuple[Any, ...], make: Call
     train = [client.train for client in data.clients[:clients]]
     whole = Split(torch.cat([s.x for s in train])[:samples], torch.cat([s.y for s in train])[:samples])
     start = assemble(config, data=data, model=next(iter(model), None)).model
-    return Steps(start, whole, int(config.batch or 1), make, layer, job)
+    return Steps(start, whole, int(config.batch_size or 1), make, layer, job)
 
 
 def _of_rounds(

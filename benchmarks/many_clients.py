@@ -29,7 +29,7 @@ def main(clients: int = 10_000, algorithm: str = "fedper", samples: int = 12, ro
     warnings.simplefilter("ignore")  # that clients have less than a batch
     data = federation(clients, samples, SHAPE, CLASSES, held=samples // 3)
     config = RunConfig(
-        model="scheduling_cnn", algorithm=algorithm, rounds=rounds, epochs=1, batch=10, lr=0.005, optimizer="sgd",
+        model="scheduling_cnn", algorithm=algorithm, rounds=rounds, epochs=1, batch_size=10, lr=0.005, optimizer="sgd",
         keep_optimizer=False, loss="cross_entropy", eval_every=rounds, checkpoint_every=rounds,
     )  # fmt: skip
     before = _peak()

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
 from fedlayers.diagnostics.capture import activations
+from fedlayers.diagnostics.client_model import ClientModel, Measurement
 from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace
 from fedlayers.diagnostics.gradients.passes import one_pass
 from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
 from fedlayers.diagnostics.metrics.cka import Cka, cka
 from fedlayers.diagnostics.metrics.grad_noise import GradNoise
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
-from fedlayers.diagnostics.subject import Measurement, Subject
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
@@ -83,11 +83,11 @@ def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
     return x[:n].clone(), y[:n].clone()
 
 
-def ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[Subject]]:
+def ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[ClientModel]]:
     """Ten clients' models, the samples that all are measured on, the layers, and the clients as metrics take them."""
     models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
     x, y = held_out()
-    subjects = [Subject(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    subjects = [ClientModel(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
     return models, (x, y), layers_of(models[0], x[:2]), subjects
 
 

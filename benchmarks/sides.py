@@ -66,7 +66,7 @@ class Job:
     @property
     def batch(self) -> int:
         """Samples per step."""
-        return int(self.config.batch or 1)
+        return int(self.config.batch_size or 1)
 
     @property
     def lr(self) -> float:

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from benchmarks.operations import least
 from benchmarks.pairs import PAIRS, Measured, compare
 from fl_core import runner, tree
-from fl_core.algorithms.base import Algorithm, Message, Problem, Round, State
+from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Schedule
+from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Workers, executor
-from fl_core.execution.home import InProcess
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.records import timing
 from fl_core.runner import client_runner_of
@@ -46,7 +46,7 @@ CROSS_DEVICE = RunConfig(
     model="scheduling_cnn",
     participation=0.1,
     epochs=1,
-    batch=10,
+    batch_size=10,
     lr=0.005,
     optimizer="sgd",
     keep_optimizer=False,
@@ -56,7 +56,7 @@ CROSS_DEVICE = RunConfig(
 CROSS_SILO = RunConfig(
     dataset="random",
     epochs=1,
-    batch=64,
+    batch_size=64,
     lr=0.001,
     optimizer="adamw",
     weight_decay=0.01,
@@ -65,7 +65,7 @@ CROSS_SILO = RunConfig(
     workers=SILO_WORKERS,
 )
 TINY = RunConfig(
-    dataset="random", model="heart_mlp", epochs=1, batch=32, lr=0.01, optimizer="sgd", keep_optimizer=False,
+    dataset="random", model="heart_mlp", epochs=1, batch_size=32, lr=0.01, optimizer="sgd", keep_optimizer=False,
     loss="cross_entropy",
 )  # fmt: skip
 
@@ -103,7 +103,7 @@ def federation(clients: int, n: int, shape: tuple[int, ...], classes: int = 10, 
 def rounds(
     config: RunConfig,
     data: FederatedData,
-    make: Callable[[Problem], Algorithm] | None = None,
+    make: Callable[[TaskInfo], Algorithm] | None = None,
     model: nn.Module | None = None,
     count: int = 10**6,
 ) -> Iterator[Engine]:
@@ -116,11 +116,11 @@ def rounds(
     client_runner = client_runner_of(task, {})
     pool = executor(client_runner, config.workers, task.config.stack == "on")
     schedule = Schedule(count, task.config.participation, eval_every=count, checkpoint_every=count)
-    initial = tree.of(task.model)
-    home = InProcess(pool, task.data, initial)
+    initial = tree.state_dict(task.model)
+    home = LocalClients(pool, task.data, initial)
     try:
         engine = Engine(
-            make(task.problem) if make else task.algorithm(task.plan),
+            make(task.task_info) if make else task.algorithm(task.plan),
             task.data,
             initial,
             client_runner,
@@ -175,9 +175,9 @@ class OneLayer(Algorithm):
 
     name = "one layer"
 
-    def __init__(self, problem: Problem, layer: str) -> None:
-        super().__init__(problem)
-        self.tensors = frozenset(next(each.tensors for each in problem.layers if each.name == layer))
+    def __init__(self, task_info: TaskInfo, layer: str) -> None:
+        super().__init__(task_info)
+        self.tensors = frozenset(next(each.tensors for each in task_info.layers if each.name == layer))
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.tensors
@@ -186,9 +186,9 @@ class OneLayer(Algorithm):
         return frozenset()
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.tensors, self.problem.epochs),)
+        return (Phase("train", self.tensors, self.task_info.epochs),)
 
-    def send(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": server.trees["model"]})
 
 
@@ -207,7 +207,7 @@ def _job(
     torch.set_num_threads(THREADS)
     take = max(1, int(config.participation * len(data.clients)))
     start = assemble(config, data=data, model=model).model
-    bare = BareLoop(start, data, int(config.batch or 1), make, take)
+    bare = BareLoop(start, data, int(config.batch_size or 1), make, take)
     with rounds(config, data, model=model) as engine:
         how = (
             f"{config.algorithm}, {config.workers} workers"
@@ -279,7 +279,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
     rows: list[Measured] = []
     baseline = "a round of all layers"
     model, some = assemble(config, data=data).model, data.clients[0].train
-    batch = (some.x[: config.batch], some.y[: config.batch])
+    batch = (some.x[: config.batch_size], some.y[: config.batch_size])
     with rounds(config, data) as full:
         for before, when in ((0, "clients new"), (SEEN, "clients seen before")):
             shares = []
@@ -351,10 +351,10 @@ def copied(rounds: int = 10) -> list[Measured]:
         for repeats in (True, False):
             client_runner = client_runner_of(task, {})
             pool = Workers(client_runner, WORKERS, repeats)
-            home = InProcess(pool, task.data, tree.of(task.model))
+            home = LocalClients(pool, task.data, tree.state_dict(task.model))
             try:
                 engine = Engine(
-                    task.algorithm(task.plan), task.data, tree.of(task.model), client_runner, home, schedule
+                    task.algorithm(task.plan), task.data, tree.state_dict(task.model), client_runner, home, schedule
                 )
                 engine.run(progress=False)
                 counts.append(pool.copied)

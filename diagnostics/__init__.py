@@ -12,40 +12,40 @@ from typing import TYPE_CHECKING
 from fl_core.lazy import attach
 
 if TYPE_CHECKING:
-    from .costs import cost_steps, plan_cost
+    from .client_model import ClientModel, Measurement
     from .decide.rules.base import RULES, rule
     from .diagnosis import diagnose
     from .gradients.importance import SensitivityAccumulator
     from .metrics.base import METRICS, Metric, metric
+    from .plan_costs import cost_steps, plan_cost
     from .report import Report
     from .representation.gram import linear_cka
     from .representation.probe import probe_set
-    from .subject import Measurement, Subject
 
 _HOMES = {
     "METRICS": ".metrics.base",
-    "Measurement": ".subject",
+    "Measurement": ".client_model",
     "Metric": ".metrics.base",
     "RULES": ".decide.rules.base",
     "Report": ".report",
     "SensitivityAccumulator": ".gradients.importance",
-    "Subject": ".subject",
-    "cost_steps": ".costs",
+    "ClientModel": ".client_model",
+    "cost_steps": ".plan_costs",
     "diagnose": ".diagnosis",
     "linear_cka": ".representation.gram",
     "metric": ".metrics.base",
-    "plan_cost": ".costs",
+    "plan_cost": ".plan_costs",
     "probe_set": ".representation.probe",
     "rule": ".decide.rules.base",
 }
 __all__ = [
     "METRICS",
     "RULES",
+    "ClientModel",
     "Measurement",
     "Metric",
     "Report",
     "SensitivityAccumulator",
-    "Subject",
     "cost_steps",
     "diagnose",
     "linear_cka",

@@ -15,7 +15,7 @@ from fl_core.errors import UsageError
 from fl_core.seeds import seed_of, torch_seeded
 
 from .capture import batches, first_tensor, set_mode
-from .subject import Subject, placed
+from .client_model import ClientModel, placed
 
 REENTRANT = "CheckpointFunctionBackward"
 """Name of the node that a reentrant checkpoint leaves in autograd's graph."""
@@ -62,7 +62,7 @@ def check_arrays(data: Any, whose: str) -> None:
         raise UsageError(f"{array} of {whose} is a NumPy array; a pair of tensors is needed: {pair}")
 
 
-def check_inputs(subjects: Sequence[Subject], seed: int, differentiates: bool) -> None:
+def check_inputs(subjects: Sequence[ClientModel], seed: int, differentiates: bool) -> None:
     """Refuse samples that a client's model cannot take, and models through which no gradients flow.
 
     Two samples of every type and shape pass through their client's model. The models are left as they were.
@@ -82,7 +82,7 @@ def check_inputs(subjects: Sequence[Subject], seed: int, differentiates: bool) -
             _check_pass(subject, placed(subject.model, x[:2]), seed, differentiates)
 
 
-def _check_pass(subject: Subject, x: Tensor, seed: int, differentiates: bool) -> None:
+def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool) -> None:
     model = subject.model
     with set_mode(model, "eval"), torch_seeded(seed_of(seed, "diagnose", "check")), torch.enable_grad():
         if differentiates and x.is_floating_point():
@@ -107,7 +107,7 @@ def _check_pass(subject: Subject, x: Tensor, seed: int, differentiates: bool) ->
             )
 
 
-def _misfit(subject: Subject, path: str, given: Tensor | None, x: Tensor, error: Exception) -> str:
+def _misfit(subject: ClientModel, path: str, given: Tensor | None, x: Tensor, error: Exception) -> str:
     """Describe why a forward pass failed, and how to fix it."""
     module = subject.model.get_submodule(path)
     where = f"module {path!r}, a {type(module).__name__}," if path else "it"

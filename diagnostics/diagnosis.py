@@ -27,16 +27,16 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 
+from .activation_cache import ActivationCache
 from .capture import Data, batches, untouched
 from .checking import check_arrays, check_inputs, check_modules
+from .client_model import ClientModel, Measurement, Tick, placed
 from .decide.budget import layer_bytes
 from .gradients import passes
-from .kept import KeptPasses
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import Retrain, check_nulls, on_null, rows_of_nulls
 from .report import Report
 from .resampling import check_resamples, parted
-from .subject import Measurement, Subject, Tick, placed
 
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
@@ -126,7 +126,7 @@ def diagnose(
     request.check_task(criterion.task)
     subjects, n_models = _subjects(models, data, n_train, seed)
     with untouched(*{id(s.model): s.model for s in subjects}.values()):
-        check_inputs(subjects, seed, any(metric.reads == "losses" for metric in request.metrics))
+        check_inputs(subjects, seed, any(metric.requires == "losses" for metric in request.metrics))
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(subjects[0].data, 2))
         every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
@@ -174,7 +174,7 @@ def diagnose(
         "layers": [asdict(layer) for layer in every],
         "bytes": layer_bytes(every, subjects[0].model),
         "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
-        "checkpoint": _digest({s.client: tree.digest(tree.live(s.model)) for s in subjects}),
+        "checkpoint": _digest({s.client: tree.digest(tree.named_tensors(s.model)) for s in subjects}),
         "metrics": {
             name: {key: _plain(value) for key, value in measurement.items()}
             for name, measurement in request.options.items()
@@ -203,13 +203,13 @@ def diagnose(
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None))
 
 
-def _sharing(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, KeptPasses | None]]:
+def _sharing(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, ActivationCache | None]]:
     """Yield each metric with the passes that it shares with others.
 
     The passes are stored from their first reader to their last.
     """
     left = Counter(metric.features for metric in metrics)
-    kept = {features: KeptPasses() for features, count in left.items() if features and count > 1}
+    kept = {features: ActivationCache() for features, count in left.items() if features and count > 1}
     for metric in metrics:
         yield metric, kept.get(metric.features)
         left[metric.features] -= 1
@@ -270,7 +270,7 @@ class DiagnosisRequest:
 
         It reads all layers if its values are relative to the first layer or to the whole.
         """
-        return every if metric.shared or metric.whole else self.kept(every)
+        return every if metric.uses_gradient_pass or metric.needs_all_layers else self.kept(every)
 
     def check_task(self, task: str) -> None:
         """Refuse metrics that need classes if the task predicts numbers.
@@ -335,7 +335,7 @@ def _loss(loss: Loss | str | None) -> Loss:
 # --- who is measured on what -----------------------------------------------------------------------------------
 
 
-def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Subject], int]:
+def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[ClientModel], int]:
     """Return the clients as subjects, and the number of models that were given."""
     check_modules(models)
     model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
@@ -359,11 +359,13 @@ def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Sub
     own_models, own_data = own_models * (count // m), own_data * (count // d)
     for name, own in zip(names, own_data, strict=True):
         check_arrays(own, f"client {name!r}")
-    first = tree.live(own_models[0])
+    first = tree.named_tensors(own_models[0])
     for name, model in zip(names, own_models, strict=True):
-        tree.check_same(first, tree.live(model), f"the model of client {names[0]!r}", f"that of client {name!r}")
+        tree.check_same(
+            first, tree.named_tensors(model), f"the model of client {names[0]!r}", f"that of client {name!r}"
+        )
     return [
-        Subject(name, model, own, _n_train(n_train, name, k, count, own, seed))
+        ClientModel(name, model, own, _n_train(n_train, name, k, count, own, seed))
         for k, (name, model, own) in enumerate(zip(names, own_models, own_data, strict=True))
     ], m
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
-from fl_core.decision import Instruments
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
+from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
 
 from .decide import select
@@ -40,7 +40,7 @@ def instruments() -> Instruments:
     return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide, rules=rules)
 
 
-def of_run(
+def diagnose_run(
     path: Path | str,
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
@@ -49,7 +49,7 @@ def of_run(
     measure_batch: int = MEASURE_BATCH,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    model_code: str | Collection[str] | None = None,
+    allow_code: str | Collection[str] | None = None,
     command: str = "",
     null: str | Sequence[str] = (),
     null_draws: int = 1,
@@ -70,7 +70,7 @@ def of_run(
         null: names of :data:`diagnostics.null.NULLS`. The same models are measured again on each null, for the report's
             ``nulls``. Nothing is trained, so the models have seen the real data, and the rows record that. ``fresh``
             measures the weights that the run started from.
-        data, model, model_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
+        data, model, allow_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
@@ -79,7 +79,7 @@ def of_run(
     check_known("model of a run", which, runner.MODELS)
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
-    models, task = runner.load_models(path, round, which, data=data, model=model, model_code=model_code)
+    models, task = runner.load_models(path, round, which, data=data, model=model, allow_code=allow_code)
     checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
     context = {
         "run": Path(path).name,
@@ -100,7 +100,7 @@ def of_run(
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=True))
 
 
-def of_task(
+def diagnose_task(
     task: Task,
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
@@ -137,13 +137,13 @@ def of_task(
 
     def measured(null: str, draw: int) -> pd.DataFrame:
         of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
-        how = _of_first_training if NULLS[null].shuffle is not None else of_start
+        how = _of_first_training if NULLS[null].shuffle is not None else diagnose_init
         return how(of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured))
 
 
-def of_start(
+def diagnose_init(
     task: Task,
     metrics: Sequence[str] = DEFAULT_METRICS,
     command: str = "",
@@ -174,14 +174,14 @@ def _of_first_training(
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
-    models, measured = runner.first_epoch(task, instruments().observers, **chosen)
+    models, measured = runner.train_first_round(task, instruments().observers, **chosen)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnosed(task, models, metrics, context, command, measure_batch, options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(task.layers):
         return report
     weights = {client.name: len(client.train) for client in task.data.clients}
-    sizes = {name: t.numel() for name, t in tree.live(task.model).items()}
+    sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
     resamples, seed = options.get("resamples", 0), task.config.seed
     seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed)
     wanted = set(report.frame["layer"])
@@ -205,7 +205,9 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
 
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
     """Return the given layers, or else the task's; None if ``by`` asks to trace a grouping again."""
-    task_layers = task.layers if options.get("by", task.config.by) == task.config.by else None
+    task_layers = (
+        task.layers if options.get("by", task.config.layer_granularity) == task.config.layer_granularity else None
+    )
     return options.get("layering") or task_layers
 
 
@@ -217,7 +219,7 @@ def shown_variants(report: Report, metric: str) -> list[str]:
     there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
     kind = known(metric)
     first = kind.variant if kind.variant in there else next(iter(there), "")
-    return [name for name in dict.fromkeys((first, kind.decides or first)) if name in there]
+    return [name for name in dict.fromkeys((first, kind.default_variant or first)) if name in there]
 
 
 def _diagnosed(
@@ -234,7 +236,7 @@ def _diagnosed(
         raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     options["layering"] = _layering(task, options)
-    options.setdefault("by", task.config.by)
+    options.setdefault("by", task.config.layer_granularity)
     options["options"], splits = _settings(task, metrics, models, options)
     report = diagnose(
         models,

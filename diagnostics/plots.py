@@ -5,10 +5,10 @@ Axes, a new figure has the package's own style. A given Axes keeps its caller's 
 a note beneath the picture gives the reason.
 """
 
+from .pictures.algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .pictures.costs import cost_steps, costs
 from .pictures.drawing import style
 from .pictures.features import mismatch, tsne, tsne_panels
-from .pictures.insides import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .pictures.layers import cka_matrices, metric
 from .pictures.plan import plan
 from .pictures.regret import regret

@@ -16,8 +16,8 @@ from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
+from .client_model import TENSORS, ClientModel, Measurement, tensors_of
 from .gradients.vectors import entries
-from .subject import TENSORS, Measurement, Subject, tensors_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
     return "" if finite else f"the weights of layer {layer.name!r} are not finite"
 
 
-def each_layer(measurement: Measurement) -> Iterator[tuple[Subject, dict[str, nn.Parameter], Layer, dict[str, Any]]]:
+def each_layer(
+    measurement: Measurement,
+) -> Iterator[tuple[ClientModel, dict[str, nn.Parameter], Layer, dict[str, Any]]]:
     """Yield every client's parameters with each layer, and the columns that name client and layer in a row.
 
     The measurement's progress moves after each client.

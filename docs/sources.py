@@ -16,7 +16,7 @@ from pathlib import Path
 
 from docs import interface
 from fedlayers import catalogue
-from fl_core.sources import Entry
+from fl_core.source_scan import Entry
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -232,7 +232,7 @@ def algorithms() -> str:
         parts.append(f"## {_text(family).rstrip('.:')}\n")
         for entry in sorted(entries, key=lambda each: each.name):
             facts = [f"- {word}: {_text(entry.facts[fact])}" for fact, word in FACTS if entry.facts.get(fact)]
-            facts += ["- obeys a plan"] if entry.facts.get("splits") else []
+            facts += ["- obeys a plan"] if entry.facts.get("uses_plan") else []
             parts.append(f"### `{entry.name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(facts) + _options(entry))
     return "\n".join(parts) + "\n"
 
@@ -242,7 +242,7 @@ def _options(entry: Entry) -> str:
     if not isinstance(config, dict) or not config:
         return "\n"
     shown = ", ".join(f"`{name}={value}`" for name, value in config.items())
-    return f"\n- options (`--set`): {shown}\n"
+    return f"\n- options (`--option`): {shown}\n"
 
 
 def members(kind: str, title: str, facts: Iterable[str]) -> str:

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 import fedlayers as fl
 from fedlayers.remote.federation import federate
-from fedlayers.remote.holdings import Given
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import PresplitData
 from fedlayers.studies.compare import headline
 from fl_core import rows
 from fl_core.config import RunConfig
@@ -28,10 +28,10 @@ def score(algorithm: str, seed: int, rounds: int, privacy: Privacy) -> tuple[flo
     config = RunConfig(dataset="heart", algorithm=algorithm, rounds=rounds, seed=seed)
     with TemporaryDirectory() as folder:
         sites = {
-            client.name: Site(Given(data, client.name), Path(folder) / client.name, privacy=privacy)
+            client.name: Site(PresplitData(data, client.name), Path(folder) / client.name, privacy=privacy)
             for client in data.clients
         }
-        engine = federate(config, Loopback(sites), progress=False)
+        engine = federate(config, InMemoryTransport(sites), progress=False)
         final = headline(rows.frame(engine.rows))
         spent = max(site.account.spent() for site in sites.values()) if privacy.on else 0.0
     return float(final[final["metric"] == "accuracy"]["value"].mean()), spent
@@ -61,7 +61,7 @@ def table(privacy: Privacy, algorithms: Sequence[str], seeds: int, rounds: int) 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table for the numbers of a [privacy] table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clip", type=float, required=True)
+    parser.add_argument("--max-grad-norm", type=float, required=True)
     parser.add_argument("--clip-numbers", type=float, default=1.0)
     parser.add_argument("--noise", type=float, required=True)
     parser.add_argument("--epsilon", type=float, default=0.0)

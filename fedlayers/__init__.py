@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedlayers.diagnostics import plots as plots
     from fedlayers.diagnostics.capture import batches as batches
     from fedlayers.diagnostics.capture import set_mode as set_mode
-    from fedlayers.diagnostics.costs import cost_steps as cost_steps
-    from fedlayers.diagnostics.costs import plan_cost as plan_cost
+    from fedlayers.diagnostics.client_model import ClientModel as ClientModel
+    from fedlayers.diagnostics.client_model import Measurement as Measurement
     from fedlayers.diagnostics.decide.explain import explain as explain
     from fedlayers.diagnostics.decide.rules.base import RULES as RULES
     from fedlayers.diagnostics.decide.rules.base import Rule as Rule
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from fedlayers.diagnostics.metrics.base import METRICS as METRICS
     from fedlayers.diagnostics.metrics.base import Metric as Metric
     from fedlayers.diagnostics.metrics.base import metric as metric
+    from fedlayers.diagnostics.plan_costs import cost_steps as cost_steps
+    from fedlayers.diagnostics.plan_costs import plan_cost as plan_cost
     from fedlayers.diagnostics.report import Report as Report
     from fedlayers.diagnostics.representation.probe import probe_set as probe_set
-    from fedlayers.diagnostics.subject import Measurement as Measurement
-    from fedlayers.diagnostics.subject import Subject as Subject
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
     from fedlayers.studies.choose import Choice as Choice
     from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import Comparison as Comparison
     from fedlayers.studies.compare import compare as compare
-    from fedlayers.studies.compare import pretty as pretty
+    from fedlayers.studies.compare import display_name as display_name
     from fedlayers.studies.regret import Regret as Regret
     from fedlayers.studies.regret import regret as regret
     from fedlayers.studies.study import study as study
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from fl_core.algorithms.base import register as register
     from fl_core.config import RunConfig as RunConfig
     from fl_core.data.federated import FederatedData as FederatedData
-    from fl_core.data.loading import at_hand as at_hand
+    from fl_core.data.loading import available_datasets as available_datasets
     from fl_core.data.loading import load as load
     from fl_core.data.partitions.registry import partition as partition
     from fl_core.data.registry import dataset as dataset
-    from fl_core.data.silos import of_silos as of_silos
+    from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError
     from fl_core.errors import UsageError as UsageError
     from fl_core.exported import Exported as Exported
@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
     from fl_core.rows import row as row
-    from fl_core.runner import first_epoch as first_epoch
     from fl_core.runner import frame as frame
     from fl_core.runner import load_models as load_models
+    from fl_core.runner import train_first_round as train_first_round
     from fl_core.task import assemble as assemble
     from fl_core.training.context import Context as Context
     from fl_core.training.local import Phase as Phase
@@ -98,7 +98,7 @@ _HOMES = {
     "LoggedRun": "fl_core.loggers.base",
     "Logger": "fl_core.loggers.base",
     "METRICS": "fedlayers.diagnostics.metrics.base",
-    "Measurement": "fedlayers.diagnostics.subject",
+    "Measurement": "fedlayers.diagnostics.client_model",
     "Message": "fl_core.algorithms.base",
     "Metric": "fedlayers.diagnostics.metrics.base",
     "Phase": "fl_core.training.local",
@@ -113,23 +113,23 @@ _HOMES = {
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
     "State": "fl_core.algorithms.base",
-    "Subject": "fedlayers.diagnostics.subject",
+    "ClientModel": "fedlayers.diagnostics.client_model",
     "Tuned": "fedlayers.studies.tuned",
     "Tuning": "fedlayers.studies.tune",
     "Update": "fl_core.algorithms.base",
     "UsageError": "fl_core.errors",
     "__version__": "fl_core",
     "assemble": "fl_core.task",
-    "at_hand": "fl_core.data.loading",
+    "available_datasets": "fl_core.data.loading",
     "batches": "fedlayers.diagnostics.capture",
     "choose": "fedlayers.studies.choose",
     "compare": "fedlayers.studies.compare",
-    "cost_steps": "fedlayers.diagnostics.costs",
+    "cost_steps": "fedlayers.diagnostics.plan_costs",
     "dataset": "fl_core.data.registry",
     "diagnose": "fedlayers.diagnostics.diagnosis",
     "explain": "fedlayers.diagnostics.decide.explain",
     "export": "fl_core.exported",
-    "first_epoch": "fl_core.runner",
+    "train_first_round": "fl_core.runner",
     "frame": "fl_core.runner",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
@@ -138,12 +138,12 @@ _HOMES = {
     "measure": "fedlayers.diagnostics.measure:",
     "metric": "fedlayers.diagnostics.metrics.base",
     "model": "fl_core.models.registry",
-    "of_silos": "fl_core.data.silos",
+    "from_clients": "fl_core.data.silos",
     "partition": "fl_core.data.partitions.registry",
-    "plan_cost": "fedlayers.diagnostics.costs",
+    "plan_cost": "fedlayers.diagnostics.plan_costs",
     "plots": "fedlayers.diagnostics.plots:",
     "predict": "fl_core.exported",
-    "pretty": "fedlayers.studies.compare",
+    "display_name": "fedlayers.studies.compare",
     "probe_set": "fedlayers.diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",

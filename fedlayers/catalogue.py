@@ -18,7 +18,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import check_known
 from fl_core.models.registry import describe
 from fl_core.registry import Registry, is_outside
-from fl_core.sources import Entry
+from fl_core.source_scan import Entry
 
 HOMES = {
     "algorithm": ("fl_core.algorithms", "register"),

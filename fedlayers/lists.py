@@ -13,7 +13,7 @@ from pathlib import Path
 from fedlayers import catalogue
 from fl_core.errors import UsageError, check_known
 from fl_core.models.registry import describe
-from fl_core.sources import Entry
+from fl_core.source_scan import Entry
 
 BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -23,7 +23,7 @@ def algorithms() -> str:
     families = catalogue.families(_ours("algorithm"))
     rows = []
     for family, members in families.items():
-        names = [f"**`{each.name}`**" if each.facts.get("splits") else f"`{each.name}`" for each in members]
+        names = [f"**`{each.name}`**" if each.facts.get("uses_plan") else f"`{each.name}`" for each in members]
         rows.append((family, " ".join(names)))
     return _table(("family", "algorithms"), rows)
 

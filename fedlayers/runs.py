@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fl_core.data import FederatedData
-    from fl_core.decision import Instruments
     from fl_core.engine import Engine
     from fl_core.execution.executors import MakesExecutor
     from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
+    from fl_core.plan_selection import Instruments
 
 CHOOSE = "choose"
 """The plan of a run whose layers are chosen by a race beforehand."""
@@ -38,7 +38,7 @@ def run(
     command: str = "",
     progress: bool = True,
     log: Collection[str | Logger] = (),
-    on: str = "",
+    backend: str = "",
     **keys: Any,
 ) -> Engine:
     """Train one algorithm on one federation to the end; returns the run's last state and its rows.
@@ -54,7 +54,8 @@ def run(
         config: what the run is; keys of :class:`fl_core.config.RunConfig` may be given by name, in its place or to
             change it: ``fl.run(dataset="digits", clients=3, lr=0.1)``.
         out: the run directory, new or empty; None keeps nothing on disk.
-        data: your own, as :func:`fl.of_silos <fl_core.data.silos.of_silos>` makes them, in place of a dataset's name.
+        data: your own, as :func:`fl.from_clients <fl_core.data.silos.from_clients>` makes them, in place of a
+            dataset's name.
         model: a registered name, ``package.module:callable``, or your own module, which is copied.
         plan: which layers are shared: a plan, the path of one, ``auto`` to measure and decide first, or ``choose`` to
             decide by a race beforehand (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed).
@@ -63,8 +64,8 @@ def run(
         progress: show a bar over the rounds.
         log: where else its rows go, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
             class made of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
-        on: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster's nodes (:mod:`fedlayers.places.actors`);
-            the bits are those of ``stack="off"``.
+        backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster's nodes
+            (:mod:`fedlayers.backends.actors`); the bits are those of ``stack="off"``.
 
     Raises:
         UsageError: anything unknown or not fitting, before anything is written.
@@ -85,7 +86,7 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = replace(config or RunConfig(), **keys)
-    trained_by = _clients_on(on, config)
+    trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = replace(config, stack="off")
     if config.plan == CHOOSE:
@@ -109,7 +110,7 @@ def run(
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
     if not place:
         return None
-    from fedlayers.places.actors import clients_on
+    from fedlayers.backends.actors import clients_on
 
     return clients_on(place, stacked=config.stack == "on", workers=config.workers)
 
@@ -124,7 +125,7 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
     from fl_core.records import writing
 
     config = replace(config, plan=None)
-    if not find(config.algorithm).splits:
+    if not find(config.algorithm).uses_plan:
         raise UsageError(f"{config.algorithm} takes no plan, so there is none to choose: name one that does, as fedper")
     tell = _say if progress else _keep_quiet
     with TemporaryDirectory() as temporary:
@@ -144,7 +145,7 @@ def _keep_quiet(line: str) -> None:
     pass
 
 
-def resume(out: Path | str, *, instruments: Instruments | None = None, on: str = "", **options: Any) -> Engine:
+def resume(out: Path | str, *, instruments: Instruments | None = None, backend: str = "", **options: Any) -> Engine:
     """Continue an interrupted run, to exactly the bits of an undisturbed one.
 
     >>> import fedlayers as fl, tempfile
@@ -154,8 +155,8 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, on: str =
     1
 
     Args:
-        on: as of :func:`run`.
-        options: ``data``, ``model``, ``model_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
+        backend: as of :func:`run`.
+        options: ``data``, ``model``, ``allow_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.
@@ -164,8 +165,8 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, on: str =
     from fl_core import runner
     from fl_core.records.store import Run
 
-    stored = runner.stored_config(Run(out).config)[0] if on else RunConfig()
-    trained_by = _clients_on(on, replace(stored, workers=0))
+    stored = runner.stored_config(Run(out).config)[0] if backend else RunConfig()
+    trained_by = _clients_on(backend, replace(stored, workers=0))
     return runner.resume(out, instruments=instruments or of_diagnostics(), trained_by=trained_by, **options)
 
 

@@ -13,7 +13,7 @@ import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
-from fedlayers.places.base import check_place
+from fedlayers.backends.base import check_backend
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
     decision,
@@ -65,7 +65,7 @@ class Figures:
     budget: Annotated[
         float | None, arg(help="With --train, of an item that is kept run by run: minutes after which no run begins.")
     ] = None
-    on: Annotated[
+    backend: Annotated[
         str, arg(help="With --train: where runs are trained: local:N (processes), ray, or ray:HOST:PORT (a cluster).")
     ] = ""
     data_root: Annotated[str | None, arg(help="With --train: folder with the data; default FEDLAYERS_DATA_ROOT.")] = (
@@ -93,16 +93,21 @@ class Figures:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
         if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
             raise UsageError("--only and --budget go with --train, of an item that is kept run by run")
-        if self.on and not self.train:
-            raise UsageError("--on goes with --train: stored rows are drawn here")
-        if self.on:
-            check_place(self.on)
+        if self.backend and not self.train:
+            raise UsageError("--backend goes with --train: stored rows are drawn here")
+        if self.backend:
+            check_backend(self.backend)
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         path = item.path(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
-            how: dict[str, Any] = {"seeds": self.seeds, "data_root": self.data_root, "on": self.on, "command": command}
+            how: dict[str, Any] = {
+                "seeds": self.seeds,
+                "data_root": self.data_root,
+                "backend": self.backend,
+                "command": command,
+            }
             if isinstance(study, recipe.Recipe):
                 seconds = recipe.train(study, path, only=self.only, budget=self.budget, **how)
             else:
@@ -126,8 +131,10 @@ class Figures:
             print(lacking)
 
     def _all(self) -> None:
-        if self.train or self.seeds is not None or self.only or self.budget is not None or self.on:
-            raise UsageError("all only draws what has rows, at each scale: no --train, --seeds, --only, --budget, --on")
+        if self.train or self.seeds is not None or self.only or self.budget is not None or self.backend:
+            raise UsageError(
+                "all only draws what has rows, at each scale: no --train, --seeds, --only, --budget, --backend"
+            )
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         print(f"drawn: {everything.redraw(self.out)}")
@@ -135,8 +142,8 @@ class Figures:
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("the gallery has its own seeds")
-        if self.only or self.budget is not None or self.on:
-            raise UsageError("the gallery is made as a whole: no --only, no --budget, no --on")
+        if self.only or self.budget is not None or self.backend:
+            raise UsageError("the gallery is made as a whole: no --only, no --budget, no --backend")
         if self.scale != items.QUICK:
             raise UsageError("the gallery has one scale")
         if self.out is not None:

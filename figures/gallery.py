@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from fedlayers.diagnostics import measure, plots
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.metrics.base import METRICS
-from fedlayers.diagnostics.pictures.album import album, figure_of
+from fedlayers.diagnostics.pictures.collect import album, figure_of
 from fedlayers.diagnostics.report import Report
 from fedlayers.diagnostics.representation import embedding
 from fedlayers.diagnostics.representation.mismatch import mismatch
@@ -42,13 +42,13 @@ DPI = 160
 ROUNDED = "%.5g"
 
 IMAGES = RunConfig(
-    dataset="fashion_mnist", model="scheduling_cnn", clients=4, alpha=0.3, samples=2000, epochs=2, batch=32
+    dataset="fashion_mnist", model="scheduling_cnn", clients=4, alpha=0.3, max_samples=2000, epochs=2, batch_size=32
 )
 TABLES = RunConfig(dataset="heart")
 TRAINED = replace(TABLES, keep_optimizer=False)
 """Of the runs of several rounds: each begins with a new optimiser."""
 SCALES = RunConfig(
-    dataset="fashion_mnist", model="timm:resnet18", clients=3, alpha=0.3, samples=600, epochs=2, batch=32
+    dataset="fashion_mnist", model="timm:resnet18", clients=3, alpha=0.3, max_samples=600, epochs=2, batch_size=32
 )
 CONFIGS = {"images": IMAGES, "tables": TABLES, "scales": SCALES}
 WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
@@ -133,13 +133,13 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
             bar.set_postfix_str(f"metrics of {name}")
             wanted = [metric for metric in METRICS if WHERE.get(metric, "images") == name]
             options = {"hessian_spectrum": {"density": DENSITY}} if "hessian_spectrum" in wanted else {}
-            report = measure.of_task(each, wanted, options=options, progress=False)
+            report = measure.diagnose_task(each, wanted, options=options, progress=False)
             parts.append(_drawn(report.frame).assign(run=name))
             if name == "images":
                 plan = select.select(report, "sensitivity_ratio", threshold=1.2, variant="training")
             bar.update()
         bar.set_postfix_str("features")
-        models, _ = runner.first_epoch(task, measure.instruments().observers)
+        models, _ = runner.train_first_round(task, measure.instruments().observers)
         train = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
         test = {c.name: (c.test.x, c.test.y) for c in task.data.clients}
         counts = task.data.class_counts()
@@ -263,7 +263,7 @@ def entries(stored: Stored) -> list[Entry]:
             "spectral_density",
             "How all eigenvalues of each layer's Hessian block are distributed, in loss/weight²; weight far to the "
             "right = a few sharp directions, left of 0 = downward curvature.",
-            f"{_diagnose('hessian_spectrum')} --set hessian_spectrum.density={DENSITY}\n"
+            f"{_diagnose('hessian_spectrum')} --option hessian_spectrum.density={DENSITY}\n"
             f"fedlayers plot rows.jsonl --metrics hessian_spectrum --where client={CLIENT}",
             lambda s: figure_of(plots.spectral_density(s.frame, CLIENT)),
             "hessian_spectrum",
@@ -286,7 +286,7 @@ def entries(stored: Stored) -> list[Entry]:
             "tsne",
             "What the classifier takes in, of all clients' test samples, in a plane; classes apart and clients mixed "
             "is good, and axes have no unit.",
-            "models, _ = runner.first_epoch(task, measure.instruments().observers)\n"
+            "models, _ = runner.train_first_round(task, measure.instruments().observers)\n"
             "plots.tsne(embedding.tsne(models, test, samples=400))",
             lambda s: figure_of(plots.tsne(tables["tsne"])),
         ),

@@ -18,7 +18,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlayers.places.base import Place, Result, carry_out, opened
+from fedlayers.backends.base import Backend, Result, carry_out, opened
 from figures.drawing import COLUMNS as COLUMNS
 from figures.drawing import VERDICTS as VERDICTS
 from figures.drawing import Drawing as Drawing
@@ -246,7 +246,7 @@ def train(
     *,
     seeds: int | None = None,
     data_root: str | None = None,
-    on: Place | str = "",
+    backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
 ) -> float:
@@ -254,7 +254,7 @@ def train(
 
     Args:
         seeds: number of seeds in place of the item's own.
-        on: where runs are trained (:mod:`fedlayers.places.base`); default this process.
+        backend: where runs are trained (:mod:`fedlayers.backends.base`); default this process.
 
     Raises:
         UsageError: data that are not there, or no seed at all; RunError: a run failed.
@@ -275,7 +275,7 @@ def train(
             raise result.error
         made[result.work.run, result.work.seed] = result.value
 
-    with opened(on) as place:
+    with opened(backend) as place:
         carry_out(wanted, place, keep, total=len(wanted), what=item.name, progress=progress)
     parts: list[pd.DataFrame] = []
     runs: dict[str, dict[str, Any]] = {}

@@ -78,7 +78,7 @@ class Sites:
             self.all if data is None else data,
             metrics,
             loss=self.task.criterion,
-            by=config.by,
+            by=config.layer_granularity,
             batch=batch,
             seed=config.seed,
             n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
@@ -93,7 +93,7 @@ class Epoch(Sites):
     """Every client after one local epoch from the common start."""
 
     def __init__(self, task: runner.Task) -> None:
-        models, self.recorded = runner.first_epoch(task, measure.instruments().observers)
+        models, self.recorded = runner.train_first_round(task, measure.instruments().observers)
         super().__init__(task, models, 0)
 
     def sensitivity(self, variant: str) -> pd.DataFrame:
@@ -261,7 +261,7 @@ def settings(header: Mapping[str, Any], run: str) -> str:
     optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
     return (
         f"{config['loss'].replace('_', ' ')}, {optimizer}, lr {config['lr']:g}, "
-        f"weight decay {config['weight_decay']:g}, batch {config['batch']}"
+        f"weight decay {config['weight_decay']:g}, batch {config['batch_size']}"
     )
 
 

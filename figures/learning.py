@@ -41,14 +41,14 @@ COUNTED = STEPS, WORK, TUNING = ("steps", ""), ("flops", ""), ("steps", "finish"
 REFERENCES, PROMPTED = ("local", "fedavg"), ("fedpft", "two_stage")
 
 CNN = scored_at_end(RunConfig(
-    dataset="fashion_mnist", samples=60_000, partition="fedpft_dirichlet", alpha=0.1, clients=20,
-    samples_per_client=300, model="scheduling_cnn", rounds=60, epochs=1, batch=10, lr=0.005, **PLAIN_SGD,
+    dataset="fashion_mnist", max_samples=60_000, partition="fedpft_dirichlet", alpha=0.1, clients=20,
+    samples_per_client=300, model="scheduling_cnn", rounds=60, epochs=1, batch_size=10, lr=0.005, **PLAIN_SGD,
 ))  # fmt: skip
 """Layer scheduling's network and local training; 30 steps a round, as everywhere in this check."""
-RESNET = replace(CNN, model="resnet8", epochs=3, batch=30, lr=0.1, momentum=0.9)
+RESNET = replace(CNN, model="resnet8", epochs=3, batch_size=30, lr=0.1, momentum=0.9)
 """FedPFT's network and rates; an epoch is 10 steps."""
 
-_TWICE = {"batch": 20}  # two epochs a round, of half as many steps each
+_TWICE = {"batch_size": 20}  # two epochs a round, of half as many steps each
 _TUNED = {"options": {"finetune_epochs": 10}}  # layer scheduling's
 _WEIGHED = {"options": {"lr": 5.0}}
 """The hypernetwork's rate follows the length of the clients' steps: its 0.5 is for 130 of lr 0.01 a round. Chosen on a

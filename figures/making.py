@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.places.away import away
-from fl_core.records import carrying
+from fedlayers.backends.remote_errors import remote_errors
+from fl_core.records import sync
 
 if TYPE_CHECKING:
     from figures.items import Item
@@ -43,7 +43,7 @@ class Making:
 
     def carry_out(self) -> Any:
         """What :meth:`figures.items.Item.make` returns."""
-        with away(self.away):
+        with remote_errors(self.away):
             return self.item.make(self.run, self.seed, self.path, self.data_root)
 
     def sent_to(self, path: Path | None) -> Making:
@@ -52,11 +52,11 @@ class Making:
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()  # runs of an item share their folder
 
-    def outgoing(self, sent: carrying.Sent) -> Iterator[carrying.Parcel]:
-        return carrying.of_folder(self.path, sent, ROWS)
+    def outgoing(self, sent: sync.Sent) -> Iterator[sync.FileBatch]:
+        return sync.files_of_folder(self.path, sent, ROWS)
 
-    def incoming(self, sent: carrying.Sent, over: bool) -> Iterator[carrying.Parcel]:
-        return carrying.of_folder(self.path, sent, ROWS) if over else iter(())
+    def incoming(self, sent: sync.Sent, over: bool) -> Iterator[sync.FileBatch]:
+        return sync.files_of_folder(self.path, sent, ROWS) if over else iter(())
 
-    def accept(self, parcel: carrying.Parcel) -> None:
-        carrying.put(self.path, parcel, run=False)
+    def accept(self, parcel: sync.FileBatch) -> None:
+        sync.write_files(self.path, parcel, run=False)

@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
+from fedlayers.backends.base import Backend, Result, carry_out, opened
 from fedlayers.diagnostics import measure
-from fedlayers.places.base import Place, Result, carry_out, opened
 from figures import items
 from figures.making import Making
 from fl_core import __version__, rows, runner, tree
@@ -223,7 +223,7 @@ def train(
     seeds: int | None = None,
     budget: float | None = None,
     data_root: str | None = None,
-    on: Place | str = "",
+    backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
 ) -> float:
@@ -234,7 +234,7 @@ def train(
         seeds: number of seeds in place of the item's own.
         budget: minutes after which no run is begun. One that took longer with another seed than is left is not
             begun either.
-        on: where they are trained (:mod:`fedlayers.places.base`); default this process.
+        backend: where they are trained (:mod:`fedlayers.backends.base`); default this process.
 
     Raises:
         UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
@@ -283,7 +283,7 @@ def train(
         }
         rows.write(rows_file(folder, run, seed), header, items.records(frame))
 
-    with opened(on) as place:
+    with opened(backend) as place:
         carry_out(affordable(), place, store, total=len(left), what=item.name, progress=progress)
     return time.perf_counter() - began
 

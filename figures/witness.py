@@ -29,8 +29,8 @@ ABSENT = f"absent: no checkout of PFLlib ({pfllib.VARIABLE})"
 ROUNDS = 20
 
 BASE = RunConfig(
-    dataset="mnist", samples=20_000, partition="fedpft_dirichlet", alpha=0.3, clients=8, samples_per_client=200,
-    model="mlp", rounds=ROUNDS, epochs=5, batch=200, lr=0.05, **PLAIN_SGD, eval_every=1, checkpoint_every=ROUNDS,
+    dataset="mnist", max_samples=20_000, partition="fedpft_dirichlet", alpha=0.3, clients=8, samples_per_client=200,
+    model="mlp", rounds=ROUNDS, epochs=5, batch_size=200, lr=0.05, **PLAIN_SGD, eval_every=1, checkpoint_every=ROUNDS,
 )  # fmt: skip
 SAME: dict[str, dict[str, Any]] = {"fedavg": {}, "fedper": {}, "fedrep": {}, "ditto": {}, "scaffold": {}}
 """What both compute alike, with what each is given beyond its defaults."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fl_core.training.local import Training
 
 AUTO = "auto"
-READING = ("samples", *tables.READING)
+READING = ("max_samples", *tables.READING)
 DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
 """Keys that say what of a dataset is read, and how that is dealt to clients."""
 
@@ -32,7 +32,7 @@ class RunConfig:
     """One run. What is None is the dataset's default; :func:`resolved` fills it in.
 
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
-    >>> resolved(config).model, resolved(config).batch
+    >>> resolved(config).model, resolved(config).batch_size
     ('mlp', 32)
     >>> RunConfig.from_json({"algoritm": "fedavg"})
     Traceback (most recent call last):
@@ -70,13 +70,13 @@ class RunConfig:
     """Of non_iid_1 and non_iid_2, default a hundredth, at most 700; training ones of FedPFT's, default 500."""
     dominance: float | None = None
     """Share of the dominant classes in non_iid_2; default 0.5."""
-    samples: int | None = None
+    max_samples: int | None = None
     """Size of the pool that is dealt."""
     task: str = CLASSIFICATION
     """Of your own data: classification, or regression."""
     participation: float = 1.0
     """Fraction of the clients in a round; at least one takes part."""
-    weights: str = "samples"
+    client_weights: str = "samples"
     """Of clients in a mean: samples (of training) or uniform."""
     client_dropout: float = 0.0
     """Probability with which a client's reply is lost in a round."""
@@ -84,7 +84,7 @@ class RunConfig:
     """A .csv with columns round (from 1) and client: whose replies are lost."""
     epochs: int | None = None
     """Local epochs a round."""
-    batch: int | None = None
+    batch_size: int | None = None
     """Samples a batch."""
     lr: float | None = None
     """Local learning rate."""
@@ -96,7 +96,7 @@ class RunConfig:
     """Coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
     """Of adam and adamw."""
-    clip: float | None = None
+    max_grad_norm: float | None = None
     """Scale a step's gradient down to this norm where it is longer."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds; default for adam, adamw."""
@@ -106,9 +106,9 @@ class RunConfig:
     """Of the loss; what is not given is the dataset's own, if the loss is."""
     class_weights: str = "none"
     """In the loss: none, balanced, or W,W,... one a class."""
-    bn: str = "global"
+    batchnorm: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
-    by: str = "block"
+    layer_granularity: str = "block"
     """A layer: module, or block (with normalisations and groups)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
@@ -152,7 +152,7 @@ class RunConfig:
     """Of your own file of texts."""
     columns: list[str] | None = None
     """Feature columns of your own table to read; default all."""
-    drop: list[str] | None = None
+    exclude_columns: list[str] | None = None
     """Feature columns of your own table that are not read."""
     separator: str = SEPARATOR
     """Of your own .csv file: one character, or tab."""
@@ -205,11 +205,11 @@ def check(config: RunConfig) -> None:
     _check_types(config)
     _ = config.reading  # checks its keys
     for what, value, known in (
-        ("value of bn", config.bn, choices.BN),
-        ("way of grouping layers", config.by, choices.WAYS),
+        ("value of batchnorm", config.batchnorm, choices.BN),
+        ("way of grouping layers", config.layer_granularity, choices.WAYS),
         ("optimizer", config.optimizer, choices.OPTIMIZERS),
         ("loss", config.loss, choices.LOSSES),
-        ("value of weights", config.weights, choices.WEIGHTS),
+        ("value of client_weights", config.client_weights, choices.WEIGHTS),
         ("value of stack", config.stack, choices.STACKS),
         ("memory format", config.memory_format, choices.FORMATS),
         ("precision", config.precision, choices.PRECISIONS),
@@ -284,7 +284,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         model_options={**own_model, **config.model_options},
         rounds=rounds,
         epochs=epochs,
-        batch=or_else(config.batch, recipe.batch),
+        batch_size=or_else(config.batch_size, recipe.batch_size),
         lr=or_else(config.lr, recipe.lr),
         optimizer=optimizer,
         momentum=or_else(config.momentum, own.get("momentum", 0.0)),

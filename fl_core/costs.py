@@ -112,9 +112,9 @@ def round_costs(
         UsageError: the number of rounds is not known, a batch of no samples, or an algorithm that decides in a run what
             it sends, or whose steps take more than a gradient.
     """
-    problem = algorithm.problem
+    problem = algorithm.task_info
     own_steps = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
-    if own_steps or not algorithm.foreseeable:
+    if own_steps or not algorithm.static_traffic:
         raise UsageError(f"{algorithm.name} costs what a run of it records: rows 'flops', 'bytes_down' and 'bytes_up'")
     if problem.rounds < 1 or batch < 1:
         raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")
@@ -126,7 +126,7 @@ def round_costs(
 
     @cache
     def n_bytes(names: frozenset[str]) -> int:
-        return tree.n_bytes(tree.pick(workspace.live, names))
+        return tree.n_bytes(tree.select(workspace.live, names))
 
     @cache
     def flops(train: frozenset[str], held: frozenset[str]) -> float:

@@ -42,7 +42,7 @@ def check_finite(algorithm: Algorithm, server: State, done: int) -> None:
     for name, held in server.trees.items():
         bad = tree.first_nonfinite(held)
         if bad is not None:
-            layer = layer_of(algorithm.problem.layers, bad)
+            layer = layer_of(algorithm.task_info.layers, bad)
             raise NonFiniteError(
                 f"{algorithm.name}, round {done}, server, aggregation: {bad!r} of {name!r} (layer {layer!r}) is not "
                 "finite"

@@ -11,18 +11,27 @@ from tqdm.auto import tqdm
 
 from fl_core import costs, tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Observation, Problem, Round, Update
-from fl_core.algorithms.offers import Offer, offer
+from fl_core.algorithms.base import Algorithm, Observation, Round, TaskInfo, Update
+from fl_core.algorithms.model_template import ModelTemplate, make_template
 from fl_core.data import FederatedData
-from fl_core.decision import Decision
 from fl_core.divergence import Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
 from fl_core.errors import UsageError
+from fl_core.execution.client_backend import (
+    TUNED,
+    ClientBackend,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    LocalClients,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.home import TUNED, Finetune, Home, InProcess, Reply, Request, Score, Train
-from fl_core.ledger import Ledger, Work
+from fl_core.ledger import CostCounter, Ledger
 from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import PlanSelection
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
@@ -52,9 +61,9 @@ class Engine:
         data: FederatedData,
         initial: Tree,
         client_runner: ClientRunner,
-        home: Home,
+        clients: ClientBackend,
         schedule: Schedule,
-        decision: Decision | None = None,
+        plan_selection: PlanSelection | None = None,
         *,
         columns: Mapping[str, Any] | None = None,
         writer: Writer | None = None,
@@ -62,26 +71,26 @@ class Engine:
         loggers: Sequence[Logger] = (),
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
-        self.client_runner, self.home, self.schedule = client_runner, home, schedule
-        self.decision, self.writer = decision or Decision(), writer
+        self.client_runner, self.clients, self.schedule = client_runner, clients, schedule
+        self.plan_selection, self.writer = plan_selection or PlanSelection(), writer
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
         self.done = 0
         self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
-        columns = {"algorithm": algorithm.name, "seed": self.problem.seed, **(columns or {})}
+        columns = {"algorithm": algorithm.name, "seed": self.task_info.seed, **(columns or {})}
         self.ledger = Ledger(data, columns, self._flops_of, self.limit, writer, loggers)
         self._missing: set[int] = set()  # who did not answer in time in the present round
         self._flops: dict[tuple[frozenset[str], ...], float] = {}
-        home.begin(algorithm)
+        clients.begin(algorithm)
 
     @property
-    def problem(self) -> Problem:
+    def task_info(self) -> TaskInfo:
         """What the algorithm may know of the task."""
-        return self.algorithm.problem
+        return self.algorithm.task_info
 
-    def beside(self, algorithm: Algorithm) -> Engine:
+    def fork(self, algorithm: Algorithm) -> Engine:
         """A second engine with the same clients and start; its exchanges change nothing of this run but its timing."""
-        other = Engine(algorithm, self.data, self.initial, self.client_runner, self.home.beside(), self.schedule)
+        other = Engine(algorithm, self.data, self.initial, self.client_runner, self.clients.fork(), self.schedule)
         other.ledger.clock = self.clock
         other._use(algorithm)
         return other
@@ -91,7 +100,7 @@ class Engine:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; clients' states are read from it when they are needed."""
         self.server, self.done = checkpoint.server, checkpoint.round
-        self.home.restore(checkpoint)
+        self.clients.restore(checkpoint)
         if self.writer:
             run = self.writer.run
             self.limit.stored = lambda: starts_of(run, self.limit.tuned)
@@ -109,18 +118,18 @@ class Engine:
                 algorithm's phases name a loss, a step or an observer that is not there.
         """
         if self.done == 0:
-            self.decision.check(self.algorithm)
-            plan = self.decision.before(self)
+            self.plan_selection.check(self.algorithm)
+            plan = self.plan_selection.before_training(self)
             if plan is not None:
                 self._adopt(plan)
-                self.home.begin(self.algorithm)
+                self.clients.begin(self.algorithm)
             self._check_phases()
         self._use(self.algorithm)
         self.limit.tuned = frozenset({TUNED} if self.algorithm.finetuning(0, 0) else ())
         if self.done == 0:
             self._evaluate_all(self._finetune(recorded=False))
             self._close_round()
-        label = f"{self.algorithm.name} seed {self.problem.seed}"
+        label = f"{self.algorithm.name} seed {self.task_info.seed}"
         bar = tqdm(
             total=self.schedule.end,
             initial=self.done,
@@ -142,12 +151,12 @@ class Engine:
         In one thread: what is done here is small, and a second one would wait for a core that clients train on.
         """
         index = self.done
-        sampled = sampled_clients(self.problem.seed, index, len(self.names), self.schedule.participation)
-        self.home.forget()
+        sampled = sampled_clients(self.task_info.seed, index, len(self.names), self.schedule.participation)
+        self.clients.forget()
         self._missing.clear()
-        work = Work(float)
+        work = CostCounter(float)
         exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
-        lost = self.schedule.dropout.lost(self.problem.seed, index, sampled)
+        lost = self.schedule.dropout.lost(self.task_info.seed, index, sampled)
         work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
@@ -155,7 +164,7 @@ class Engine:
             self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost)
             gone = {*lost, *self._missing}
             sampled = tuple(client for client in sampled if client not in gone)  # the round goes on without them
-            plan = self.decision.amid(self)
+            plan = self.plan_selection.after_exchange(self)
             if plan is not None:
                 self._adopt(plan)
         self.done += 1
@@ -173,13 +182,13 @@ class Engine:
         self.ledger.log()
         if self.writer and saves:
             with self.clock.on("save"):
-                self.home.save(self.writer, self.done, self.server)
+                self.clients.save(self.writer, self.done, self.server)
         self.ledger.note_time(self.done)
 
     def exchange(
         self,
         rnd: Round,
-        work: Work,
+        work: CostCounter,
         splits: tuple[str, ...] = (),
         keep_local: tuple[int, ...] = (),
         lost: Collection[int] = (),
@@ -202,16 +211,16 @@ class Engine:
                 pass
 
     def _replies(
-        self, rnd: Round, work: Work, splits: tuple[str, ...], keep_local: frozenset[int], lost: frozenset[int]
+        self, rnd: Round, work: CostCounter, splits: tuple[str, ...], keep_local: frozenset[int], lost: frozenset[int]
     ) -> Iterator[Update]:
         """Yield the sampled clients' updates one by one, recording their numbers on the way."""
 
-        def requests() -> Iterator[Train]:
+        def requests() -> Iterator[TrainRequest]:
             for client in rnd.sampled:
                 with self.clock.on("aggregate"):
-                    message = self.algorithm.send(self.server, client, rnd).clone()
+                    message = self.algorithm.server_message(self.server, client, rnd).clone()
                     work[client, "bytes_down", ""] += message.bytes
-                yield Train(client, rnd, message, splits, client in keep_local, client in lost)
+                yield TrainRequest(client, rnd, message, splits, client in keep_local, client in lost)
 
         for reply in self._run("train", requests()):
             client = reply.client
@@ -229,16 +238,16 @@ class Engine:
                 work[client, "epsilon", f"delta {reply.epsilon[1]:g}"] = reply.epsilon[0]
             self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
             self._record_scores(reply, rnd.index + 1)
-            yield Update(client, self.problem.weight(client), reply.message)
+            yield Update(client, self.task_info.weight(client), reply.message)
 
-    def _run(self, part: str, requests: Iterable[Request]) -> Iterator[Reply]:
+    def _run(self, part: str, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the clients' replies, and charge the waiting time to a part of the run, moving data apart."""
-        replies = self.home.run(requests)
+        replies = self.clients.run(requests)
         while True:
-            before = self.home.moved
+            before = self.clients.moved
             with self.clock.on(part):
                 reply = next(replies, None)
-            self.clock.shift(part, "move", self.home.moved - before)
+            self.clock.shift(part, "move", self.clients.moved - before)
             if reply is None:
                 return
             yield reply
@@ -254,11 +263,11 @@ class Engine:
     def _use(self, algorithm: Algorithm) -> None:
         contract.freeze(algorithm)
         self.algorithm = algorithm
-        self.home.use(algorithm)
+        self.clients.use(algorithm)
 
     def _adopt(self, plan: LayerPlan) -> None:
         """Continue with the algorithm rebuilt under the plan that was decided on."""
-        in_force = self.algorithm.adopt(plan)
+        in_force = self.algorithm.resolve_plan(plan)
         for note in in_force.notes():
             warnings.warn(note, stacklevel=3)
         self._use(self.algorithm.with_plan(in_force))
@@ -268,10 +277,10 @@ class Engine:
 
     # --- evaluation ---
 
-    def _offer(self, client: int, rnd: Round) -> Offer:
-        return offer(self.algorithm, self.server, self.home.outline(client), rnd)
+    def _offer(self, client: int, rnd: Round) -> ModelTemplate:
+        return make_template(self.algorithm, self.server, self.clients.visible_state(client), rnd)
 
-    def _offers(self, clients: Iterable[int], rnd: Round, sent: dict[int, int]) -> Iterator[tuple[int, Offer]]:
+    def _offers(self, clients: Iterable[int], rnd: Round, sent: dict[int, int]) -> Iterator[tuple[int, ModelTemplate]]:
         """Yield what each client makes its models of, and note its bytes in ``sent``."""
         for client in clients:
             made = self._offer(client, rnd)
@@ -288,18 +297,18 @@ class Engine:
         if not self.algorithm.finetuning(self.done, 0):
             return frozenset()
         rnd = Round(self.done, "finish", tuple(range(len(self.names))))
-        work = Work(float)
+        work = CostCounter(float)
         sent: dict[int, int] = {}
         offers = self._offers(rnd.sampled, rnd, sent)
-        asked = (Finetune(k, self.done, each, self.algorithm.evaluates) for k, each in offers)
+        asked = (FinetuneRequest(k, self.done, each, self.algorithm.evaluates) for k, each in offers)
         for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
-            work[client, "bytes_down", ""] = self.algorithm.send(self.server, client, rnd).bytes
+            work[client, "bytes_down", ""] = self.algorithm.server_message(self.server, client, rnd).bytes
         for reply in self._run("train" if recorded else "evaluate", asked):
             if reply.missing:
                 untuned.add(reply.client)
                 continue
             phases = self.algorithm.finetuning(self.done, reply.client)
-            self.ledger.count(work, reply.client, phases, self.problem.tensors, reply.work, self.done)
+            self.ledger.count(work, reply.client, phases, self.task_info.tensors, reply.work, self.done)
         if not recorded:
             self._record_sent(sent, variant="finish")
         self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
@@ -311,16 +320,16 @@ class Engine:
         Raises:
             UsageError: clients live elsewhere, and what they keep with them.
         """
-        if not isinstance(self.home, InProcess):
+        if not isinstance(self.clients, LocalClients):
             raise UsageError(f"the models of {self.names[client]!r} are where the client is, not at the server")
-        return self.home.models(client, self._offer(client, Round(self.done)), self.done)
+        return self.clients.models(client, self._offer(client, Round(self.done)), self.done)
 
     def _evaluate_all(self, untuned: frozenset[int]) -> None:
         """Score every client's models but those of the untuned, whose personal model there is not."""
         seen: list[Observation] = []
         clients = [client for client in range(len(self.names)) if client not in untuned]
         sent: dict[int, int] = {}
-        asked = (Score(k, self.done, each) for k, each in self._offers(clients, Round(self.done), sent))
+        asked = (ScoreRequest(k, self.done, each) for k, each in self._offers(clients, Round(self.done), sent))
         with self.clock.on("evaluate"):
             for client in sorted(untuned):
                 self.ledger.row(REPLY_LOST, 1.0, self.done, client, split="test", variant=TIMEOUT)
@@ -352,7 +361,7 @@ class Engine:
         """Where the time of all rounds went."""
         return self.ledger.pace
 
-    def record_work(self, work: Work, variant: str = "", rows: bool = True) -> None:
+    def record_work(self, work: CostCounter, variant: str = "", rows: bool = True) -> None:
         """Count the steps of local training, and record rows of its cost."""
         self.ledger.work(work, self.done, variant, rows)
 
@@ -361,7 +370,7 @@ class Engine:
         for client, count in sent.items():
             self.ledger.row("bytes_evaluation", count, self.done, client, variant=variant)
 
-    def _record_scores(self, reply: Reply, done: int) -> None:
+    def _record_scores(self, reply: ClientReply, done: int) -> None:
         for model, scores in reply.scores.items():
             self.ledger.scores(reply.client, model, scores, done)
 

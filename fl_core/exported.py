@@ -195,13 +195,13 @@ def export(
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)
     rebuilt = _built(out, about, model, code)
-    tree.load(rebuilt, tree.of(trained[chosen]))
+    tree.load(rebuilt, tree.state_dict(trained[chosen]))
     example = models.example(task.data.shape)
     with tree.one_thread():
         if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained[chosen], example)):
             raise UsageError(f"{about['model']['callable']} does not give the same model when it is called again")
     if format == "safetensors":
-        content = save(tree.of(rebuilt))
+        content = save(tree.state_dict(rebuilt))
     else:
         content = OTHERS[format](rebuilt.eval(), example)
     about["file"] = {"format": format, "bytes": len(content), "sha256": sha(content)}
@@ -277,8 +277,8 @@ def _described(
 ) -> dict[str, Any]:
     config, data = task.config, task.data
     checkpoint = found.checkpoint(round, lazy=True)
-    below = find(config.algorithm).under(config.options)
-    extends = below.build.__func__ is not Algorithm.build.__func__  # type: ignore[attr-defined]
+    below = find(config.algorithm).base_algorithm(config.options)
+    extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
     plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
     return {
         "model": {
@@ -287,14 +287,14 @@ def _described(
             "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
             "options": without_weights(str(config.model), config.model_options),
             "seed": config.seed,
-            "bn": config.bn,
+            "bn": config.batchnorm,
             "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
         },
         "inputs": Inputs.of(data, config.reading).to_json(),
         "classes": list(data.classes),
         "layers": [asdict(layer) for layer in task.layers],
         "plan": plan,
-        "weights": tree.digest(tree.of(trained)),
+        "weights": tree.digest(tree.state_dict(trained)),
         "run": {
             "id": found.id,
             "name": found.path.resolve().name,
@@ -330,8 +330,11 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
         drop_statistics(made)
     if said["extended_by"] is not None:
         algorithm = find(extended["algorithm"])
-        below, options = algorithm.under(extended["options"]), configurations(algorithm, extended["options"])[-1]
-        made = below.build(made, options, shape=shape, n_classes=n_classes, seed=seed)
+        below, options = (
+            algorithm.base_algorithm(extended["options"]),
+            configurations(algorithm, extended["options"])[-1],
+        )
+        made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
         if said["bn"] == "drop":
             drop_statistics(made)
     return made
@@ -366,6 +369,6 @@ def _check_free(out: Path) -> None:
 def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) -> str:
     if client is not None:
         return check_known(f"client with a {which} model", client, trained)
-    if len({tree.digest(tree.of(model)) for model in trained.values()}) > 1:
+    if len({tree.digest(tree.state_dict(model)) for model in trained.values()}) > 1:
         raise UsageError(f"every client has a {which} model of its own: say whose (--client): {listing(trained)}")
     return next(iter(trained))

@@ -61,7 +61,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
             f"global model, such as one of fedavg"
         )
     found = dict(run.checkpoint("last", lazy=True).server.trees["model"])
-    return found, config.get("words"), config["bn"] == "local"
+    return found, config.get("words"), config["batchnorm"] == "local"
 
 
 def _has_global_model(run: store.Run) -> bool:
@@ -69,7 +69,7 @@ def _has_global_model(run: store.Run) -> bool:
     name, options = run.config["algorithm"], run.config["options"]
     if any(isinstance(each, str) and is_outside(each) for each in (name, *options.values())):
         return bool((run.rows()[1]["model"] == "global").any())
-    return find(name).under(options).evaluates == "global"
+    return find(name).base_algorithm(options).evaluates == "global"
 
 
 def _keeps_statistics(model: nn.Module) -> bool:

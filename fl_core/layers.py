@@ -100,7 +100,7 @@ def layers_of(
         UsageError: ``by`` is unknown, a group names no module, or the model has no tensors.
     """
     check_known("way of grouping layers", by, WAYS)
-    tensors = tree.live(model)
+    tensors = tree.named_tensors(model)
     if not tensors:
         raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to federate")
     parameters = {name for name, _ in model.named_parameters()}
@@ -145,7 +145,7 @@ def layers_of(
 
 def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
     """Trainable scalars of each layer, by layer name."""
-    tensors = tree.live(model)
+    tensors = tree.named_tensors(model)
     return {layer.name: sum(tensors[name].numel() for name in layer.parameters) for layer in layers}
 
 
@@ -321,7 +321,7 @@ def _trace(model: nn.Module, example: Tensor | tuple[Any, ...]) -> _Trace:
 
         return hook
 
-    names = {id(tensor): name for name, tensor in tree.live(model).items()}
+    names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     args = example if isinstance(example, tuple) else (example,)
     with ExitStack() as stack:
         for path, module in model.named_modules():

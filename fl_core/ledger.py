@@ -16,7 +16,7 @@ from fl_core.rows import Row, row
 from fl_core.scores import OF_CLASS, why_missing
 from fl_core.training.local import Phase
 
-Work = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
+CostCounter = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
 BUFFER = 10_000  # rows that wait for the end of a round before they are written
 UNITS = {"bytes_down": "byte", "bytes_up": "byte", "bytes_evaluation": "byte", "flops": "FLOP"}
 
@@ -81,7 +81,7 @@ class Ledger:
 
     def count(
         self,
-        work: Work,
+        work: CostCounter,
         client: int,
         phases: Iterable[Phase],
         submodel: frozenset[str],
@@ -100,7 +100,7 @@ class Ledger:
             if loss in found:
                 self._check_loss(found[loss], done, client, split="train", variant=phase.name)
 
-    def work(self, work: Work, done: int, variant: str = "", rows: bool = True) -> None:
+    def work(self, work: CostCounter, done: int, variant: str = "", rows: bool = True) -> None:
         """Count the steps of local training, and record rows of its cost."""
         self._steps += sum(int(value) for (_, metric, _), value in work.items() if metric == "steps")
         if not rows:

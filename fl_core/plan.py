@@ -220,7 +220,7 @@ class LayerPlan:
         Raises:
             UsageError: names the first tensors that only one of the two has.
         """
-        self.check_tensors(tree.live(model))
+        self.check_tensors(tree.named_tensors(model))
 
     def check_tensors(self, names: Iterable[str]) -> None:
         """As :meth:`check_fits`, for the tensor names of a model."""

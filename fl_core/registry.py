@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fl_core.errors import UsageError, check_known
-from fl_core.sources import Entry, first_line, read_package
+from fl_core.source_scan import Entry, first_line, read_package
 
 GROUP = "fedlayers"
 Member = TypeVar("Member")

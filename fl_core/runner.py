@@ -13,21 +13,21 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import restoring, rows, tree
+from fl_core import restore, rows, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
-from fl_core.decision import Decision, Instruments, first_models
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
+from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import MakesExecutor, Serial, executor
-from fl_core.execution.home import Home, InProcess
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.records import environment, files, store, writing
-from fl_core.restoring import check_code, code_of, stored_config, task_of
+from fl_core.restore import check_code, code_of, stored_config, task_of
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
@@ -68,7 +68,7 @@ def run(
     """
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan, start=initial)
     instruments = instruments or Instruments()
-    decision_of(task, instruments).check(task.algorithm(task.plan))
+    plan_selection_of(task, instruments).check(task.algorithm(task.plan))
     _check_device(task.config.device)
     if task.config.dropout_trace is not None:
         task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
@@ -88,7 +88,7 @@ def start(
     instruments: Instruments,
     own: Sequence[str] = (),
     *,
-    home: Home | None = None,
+    clients: ClientBackend | None = None,
     beside: Mapping[str, Any] | None = None,
     command: str = "",
     progress: bool = True,
@@ -99,10 +99,10 @@ def start(
     """Begin a run of a checked task, of which ``own`` was given from Python; the rest as of :func:`run`.
 
     Args:
-        home: where the clients live; by default this process and its workers.
+        clients: where the clients live; by default this process and its workers.
         beside: what else stands in the run's configuration.
     """
-    rest: dict[str, Any] = {"loggers": loggers, "home": home, "trained_by": trained_by}
+    rest: dict[str, Any] = {"loggers": loggers, "clients": clients, "trained_by": trained_by}
     if out is None:
         return _execute(task, instruments, None, progress, until, **rest)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
@@ -135,11 +135,11 @@ def resume(
     data: FederatedData | None = None,
     model: nn.Module | None = None,
     code: Collection[str] = (),
-    model_code: str | Collection[str] | None = None,
+    allow_code: str | Collection[str] | None = None,
     progress: bool = True,
     until: int | None = None,
     log: Collection[str | Logger] = (),
-    home: Callable[[Mapping[str, Any], Task], Home] | None = None,
+    clients: Callable[[Mapping[str, Any], Task], ClientBackend] | None = None,
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
     """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
@@ -151,9 +151,9 @@ def resume(
         code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
             or rule), said again: a run directory from elsewhere must not choose what is imported and called here. Also
             ``KEY=VALUE`` of model options other than sizes and rates (:mod:`fl_core.models.options`).
-        model_code: the same, by a former name.
+        allow_code: the same, by a former name.
         until, log, trained_by: as of :func:`run`.
-        home: of a federation over sites, makes the clients' home of the stored configuration and its task.
+        clients: of a federation over sites, makes the clients' home of the stored configuration and its task.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.
@@ -162,29 +162,29 @@ def resume(
     """
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
-        restoring.check_at_home(writer.path, stored, home is not None)
-        said = restoring.said(code, model_code)
+        restore.check_at_home(writer.path, stored, clients is not None)
+        said = restore.allowed_code(code, allow_code)
         started = writer.run.begun and writer.run.start() is not None
-        restoring.check_own(writer.path, stored, said, started, data=data, model=model)
+        restore.check_own(writer.path, stored, said, started, data=data, model=model)
         task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the decision has been made
-            decision_of(task, instruments).check(task.algorithm(task.plan))
+            plan_selection_of(task, instruments).check(task.algorithm(task.plan))
         _check_device(task.config.device)
         loggers = loggers_of(log)
-        living = None if home is None else home(stored, task)
-        rest: dict[str, Any] = {"loggers": loggers, "home": living, "trained_by": trained_by}
+        living = None if clients is None else clients(stored, task)
+        rest: dict[str, Any] = {"loggers": loggers, "clients": living, "trained_by": trained_by}
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
             return _execute(task, instruments, writer, progress, until, **rest)
 
         def accept(found: store.Checkpoint) -> None:
-            restoring.check_same_start(task, writer.path, weights=task.start is not None)
-            restoring.check(writer.run, found, task, goes_on=True, clients=living is None)
+            restore.check_same_start(task, writer.path, weights=task.start is not None)
+            restore.check(writer.run, found, task, goes_on=True, clients=living is None)
 
         done = writer.rewind(accept)
         if done == 0:
-            restoring.check_same_start(task, writer.path, weights=True)
+            restore.check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
         if changed and done < int(task.config.rounds or 1):
             warnings.warn(
@@ -208,7 +208,7 @@ def _begin(task: Task, writer: writing.Writer, command: str) -> None:
         "device": task.config.device,
         "data": task.data.digest,
         "source": task.data.source_digest,
-        "model": tree.digest(tree.of(task.model)),
+        "model": tree.digest(tree.state_dict(task.model)),
     }
     header = {"run": writer.path.name, **task.header(command)}
     writer.copy_plan()
@@ -223,13 +223,13 @@ def _execute(
     until: int | None,
     resume_from: int = 0,
     loggers: Sequence[Logger] = (),
-    home: Home | None = None,
+    clients: ClientBackend | None = None,
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
     client_runner = client_runner_of(task, instruments.observers)
-    initial = tree.of(task.model)
+    initial = tree.state_dict(task.model)
     tree.check_unaliased(initial)
     schedule = Schedule(
         int(config.rounds or 1),
@@ -242,18 +242,18 @@ def _execute(
         dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
     with ExitStack() as stack:
-        if home is None:
+        if clients is None:
             make = trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
             pool = stack.enter_context(closing(make(client_runner)))
-            home = InProcess(pool, task.data, initial, writer.path if writer else None)
+            clients = LocalClients(pool, task.data, initial, writer.path if writer else None)
         engine = Engine(
             task.algorithm(task.plan),
             task.data,
             initial,
             client_runner,
-            home,
+            clients,
             schedule,
-            decision_of(task, instruments),
+            plan_selection_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
             on_divergence=config.on_divergence,
@@ -277,11 +277,11 @@ def _execute(
     return engine
 
 
-def decision_of(task: Task, instruments: Instruments) -> Decision:
+def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
     """How a task decides on its plan, if it starts without one that it needs."""
     config = task.config
     ahead = config.plan == AUTO and not task.algorithm(None).decides
-    return Decision(instruments, ahead, config.rule, config.threshold)
+    return PlanSelection(instruments, ahead, config.rule, config.threshold)
 
 
 def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
@@ -300,7 +300,7 @@ def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
     )
 
 
-def first_epoch(
+def train_first_round(
     task: Task, observers: Mapping[str, Any], clients: Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
     """Every client's model after the first round's local training, and what the observers saw of its first epoch.
@@ -315,8 +315,8 @@ def first_epoch(
     """
     client_runner = client_runner_of(task, observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
-    initial = tree.of(task.model)
-    home = InProcess(Serial(client_runner), task.data, initial)
+    initial = tree.state_dict(task.model)
+    home = LocalClients(Serial(client_runner), task.data, initial)
     engine = Engine(task.algorithm(task.plan), task.data, initial, client_runner, home, everyone)
     training = None if clients is None else tuple(k for k, name in enumerate(engine.names) if name in clients)
     local, measured = first_models(engine, training)
@@ -334,7 +334,7 @@ def load_models(
     data: FederatedData | None = None,
     model: nn.Module | None = None,
     code: Collection[str] = (),
-    model_code: str | Collection[str] | None = None,
+    allow_code: str | Collection[str] | None = None,
 ) -> tuple[dict[str, nn.Module], Task]:
     """The models of a checkpoint, one for each client, with the task they belong to.
 
@@ -350,7 +350,7 @@ def load_models(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round),
             ``personal`` (fine-tuned where the algorithm fine-tunes), or ``global``.
-        data, model, code, model_code: as in :func:`resume`.
+        data, model, code, allow_code: as in :func:`resume`.
 
     Raises:
         UsageError: no such round or model; names what there is. Other data or another model than the run's.
@@ -358,12 +358,12 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    stored, said = found.task_config(), restoring.said(code, model_code)
-    restoring.check_at_home(found.path, stored, False)
-    restoring.check_own(found.path, stored, said, True, data=data, model=model)
+    stored, said = found.task_config(), restore.allowed_code(code, allow_code)
+    restore.check_at_home(found.path, stored, False)
+    restore.check_own(found.path, stored, said, True, data=data, model=model)
     task = task_of(found, trained=True, data=data, model=model)
-    restoring.check_same_start(task, found.path, weights=False)
-    algorithm = restoring.check(found, checkpoint, task)
+    restore.check_same_start(task, found.path, weights=False)
+    algorithm = restore.check(found, checkpoint, task)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
@@ -374,7 +374,7 @@ def load_models(
     built = {}
     for client in (c.name for c in task.data.clients):
         if client in trees[which]:
-            if trees[which][client].keys() < tree.live(task.model).keys():
+            if trees[which][client].keys() < tree.named_tensors(task.model).keys():
                 raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
             built[client] = _copy_with(task.model, trees[which][client])
     return built, task
@@ -397,11 +397,11 @@ __all__ = [
     "assemble",
     "check_code",
     "code_of",
-    "first_epoch",
     "frame",
     "load_models",
     "resume",
     "run",
     "start",
     "stored_config",
+    "train_first_round",
 ]

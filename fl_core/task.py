@@ -13,9 +13,8 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets
 from fl_core import initial, models, tree
-from fl_core.algorithms.base import Algorithm, Problem, find, registry
+from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
-from fl_core.built import Built, Plain
 from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
@@ -25,6 +24,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.execution.executors import check_sendable
 from fl_core.execution.stacked import stacks
 from fl_core.execution.workspace import memory_format
+from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import weights
 from fl_core.models.blocks import paths_of_blocks
@@ -49,7 +49,7 @@ class Task:
     model: nn.Module
     layers: tuple[Layer, ...]
     criterion: Loss
-    problem: Problem
+    task_info: TaskInfo
     plan: LayerPlan | None
     start: Tree | None = None  # the model's weights before anything is built into it, if they are not the seed's
     said: tuple[str, ...] = ()
@@ -57,13 +57,13 @@ class Task:
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """The configured algorithm, under the plan that it adopts from the given one."""
-        algorithm = find(self.config.algorithm)(self.problem, None, self.config.options)
-        return algorithm if plan is None else algorithm.with_plan(algorithm.adopt(plan))
+        algorithm = find(self.config.algorithm)(self.task_info, None, self.config.options)
+        return algorithm if plan is None else algorithm.with_plan(algorithm.resolve_plan(plan))
 
     def notes(self) -> list[str]:
         """Warnings on odd data, clients with one class or less than a batch, targets of another scale, an odd plan."""
         found = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere(), *notes(self.data)]
-        batch = int(self.config.batch or 1)
+        batch = int(self.config.batch_size or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
         single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
         alike = "of one class only" if self.data.classes else "whose targets are all equal"
@@ -111,7 +111,7 @@ class Task:
             "keep_optimizer": self.config.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
-            "checkpoint": tree.digest(tree.of(self.model)),
+            "checkpoint": tree.digest(tree.state_dict(self.model)),
         }
 
 
@@ -140,17 +140,19 @@ def assemble(
         UsageError: anything unknown, missing, or not fitting; names the thing.
     """
     if data is not None and not isinstance(data, FederatedData):
-        raise UsageError(f"data must be a federation, as fl.of_silos({{client: (x, y)}}) makes it, not {_kind(data)}")
+        raise UsageError(
+            f"data must be a federation, as fl.from_clients({{client: (x, y)}}) makes it, not {_kind(data)}"
+        )
     if model is not None and not isinstance(model, nn.Module):
         raise UsageError(f"model must be a module, an object of a class made of torch.nn.Module, not {_kind(model)}")
     config = resolved(config, data)
     algorithm = find(config.algorithm)
-    below, options = algorithm.under(config.options), configurations(algorithm, config.options)[-1]
-    splits = algorithm.splits or below.splits
+    below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
+    splits = algorithm.uses_plan or below.uses_plan
     if config.plan is not None and plan is not None:
         raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
     if (config.plan is not None or plan is not None) and not splits:
-        obey = sorted(name for name, member in registry().items() if member.splits)
+        obey = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
     given = data is not None
     data = data or loaded
@@ -182,23 +184,30 @@ def assemble(
         weights.put(model, start, "the run's start.safetensors")
     elif config.init is not None:
         said += initial.start(model, config.init, models.example(data.shape), data.words)
-        start = tree.of(model)
+        start = tree.state_dict(model)
     elif pretrained:
-        start = tree.of(model)  # which the run, its workers and its sites get as tensors
-    if config.bn == "drop":
+        start = tree.state_dict(model)  # which the run, its workers and its sites get as tensors
+    if config.batchnorm == "drop":
         drop_statistics(model)
-    plain_layers = layers_of(model, models.example(data.shape), by=config.by)
-    plain = Plain(model)
-    model = below.build(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
-    if config.bn == "drop":
+    plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)
+    plain = BaseModel(model)
+    model = below.wrap_model(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
+    if config.batchnorm == "drop":
         drop_statistics(model)
-    built = Built(plain, model, below.adds, models.example(data.shape), config.by, cuts=below.cuts)
+    built = ExtendedModel(
+        plain,
+        model,
+        below.added_modules,
+        models.example(data.shape),
+        config.layer_granularity,
+        cuts=below.removes_layers,
+    )
     if built.changed:
         models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, outputs)
     layers = built.layers(plain_layers)
-    problem = Problem(
+    problem = TaskInfo(
         layers=layers,
-        local_only=built.personal | (_statistics(model) if config.bn == "local" else frozenset()),
+        never_sent=built.personal | (_statistics(model) if config.batchnorm == "local" else frozenset()),
         n_train=data.weights,
         epochs=int(config.epochs or 0),
         seed=config.seed,
@@ -207,7 +216,7 @@ def assemble(
         blocks=paths_of_blocks(model),
         mean=data.mean,
         std=data.std,
-        uniform=config.weights == "uniform",
+        uniform=config.client_weights == "uniform",
     )
     config = replace(
         config,
@@ -216,7 +225,7 @@ def assemble(
     )
     if config.workers > 1 and config.stack == "off":
         check_sendable(model)
-    _check_batches(model, data, int(config.batch or 1), config.bn)
+    _check_batches(model, data, int(config.batch_size or 1), config.batchnorm)
     if plan is None and config.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.plan))
     if plan is None and splits and config.plan is None:
@@ -299,7 +308,7 @@ def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return
     if batch < 2:
-        raise UsageError("the model normalises over batches: batch must be at least 2, not 1")
+        raise UsageError("the model normalises over batches: batch_size must be at least 2, not 1")
     for client in data.clients:
         for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:

@@ -24,12 +24,15 @@ BLOCK = 2**16
 """Numbers that a mean converts at a time, so that they stay in the processor's cache."""
 
 
-def of(module: nn.Module) -> Tree:
+def state_dict(module: nn.Module) -> Tree:
     """A copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in live(module).items()}
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in named_tensors(module).items()
+    }
 
 
-def live(module: nn.Module) -> dict[str, Tensor]:
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """A module's own tensors, not copies: parameters and persistent buffers by name, each once (ties by first name)."""
     persistent = module.state_dict(keep_vars=True).keys()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -45,7 +48,7 @@ def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | No
     Raises:
         UsageError: keys or shapes differ; the message names the first of them.
     """
-    targets = live(module) if held is None else pick(live(module), held)
+    targets = named_tensors(module) if held is None else select(named_tensors(module), held)
     check_same(targets, tree, "the model", "the tree")
     with torch.no_grad():
         for name, target in targets.items():
@@ -57,7 +60,7 @@ def clone(tree: Mapping[str, Tensor]) -> Tree:
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
 
 
-def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
+def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     """The entries of these names, in the tree's order, without copying.
 
     Raises:
@@ -70,7 +73,7 @@ def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     return {name: tensor for name, tensor in tree.items() if name in wanted}
 
 
-def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
     """``a - b`` entry by entry over floating entries; integer counters are left out."""
     check_same(a, b)
     return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
@@ -78,7 +81,7 @@ def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], order: int = 2) -> float:
     """Distance of two trees over all floating entries, in float64; 0 = equal. Order 2 is Euclidean, 1 is absolute."""
-    gaps = sub(a, b)
+    gaps = subtract(a, b)
     return sum(float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)) ** (1 / order)
 
 

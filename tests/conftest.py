@@ -28,13 +28,13 @@ from fl_core.algorithms import Round, find
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
-from fl_core.decision import Instruments
 from fl_core.dropout import Dropout
 from fl_core.engine import Engine, Schedule
+from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Executor, Serial
-from fl_core.execution.home import InProcess
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
 from fl_core.records.store import Checkpoint
 from fl_core.registry import Registry
 from fl_core.rows import Row
@@ -47,7 +47,7 @@ settings.load_profile("fedlayers")
 
 SIZES = (30, 45, 28, 40)
 CONFIG = RunConfig(
-    rounds=3, epochs=1, batch=8, lr=0.05, loss="cross_entropy", eval_every=1, checkpoint_every=1, optimizer="sgd"
+    rounds=3, epochs=1, batch_size=8, lr=0.05, loss="cross_entropy", eval_every=1, checkpoint_every=1, optimizer="sgd"
 )
 
 
@@ -234,7 +234,7 @@ def play(
     task = runner.assemble(config, data=data, model=model, plan=plan)
     borrowed = borrowed or instruments()
     client_runner = client_runner_of(task, borrowed)
-    initial = tree.of(task.model)
+    initial = tree.state_dict(task.model)
     schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1, config.local_scores)
     schedule.dropout = Dropout(config.client_dropout, frozenset(trace))
     with tempfile.TemporaryDirectory() as folder:
@@ -244,9 +244,9 @@ def play(
             task.data,
             initial,
             client_runner,
-            InProcess(executor or Serial(client_runner), task.data, initial),
+            LocalClients(executor or Serial(client_runner), task.data, initial),
             schedule,
-            runner.decision_of(task, borrowed),
+            runner.plan_selection_of(task, borrowed),
             writer=recorder,  # type: ignore[arg-type]
         )
         engine.run(progress=False)

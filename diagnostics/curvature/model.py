@@ -21,7 +21,7 @@ from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
 from ..capture import activations
-from ..subject import check_numbers
+from ..client_model import check_numbers
 from .linear import nodes
 
 

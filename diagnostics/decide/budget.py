@@ -78,7 +78,7 @@ def bytes_of(
     never includes buffers.
     """
     if model is not None:
-        live = tree.live(model)
+        live = tree.named_tensors(model)
         absent = [name for layer in layers for name in layer.tensors if name not in live]
         if absent:
             raise UsageError(f"the model is not that of the rows: it has no {listing(absent, 4)}")
@@ -96,7 +96,7 @@ def bytes_of(
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     """Return layer -> bytes of all its tensors, buffers included."""
-    live = tree.live(model)
+    live = tree.named_tensors(model)
     return {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
 
 

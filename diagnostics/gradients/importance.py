@@ -17,8 +17,8 @@ from fl_core.layers import Layer
 from fl_core.training.losses import Loss
 
 from ..capture import Hook, hooked
+from ..client_model import TENSORS, tensors_of
 from ..resampling import PARTS
-from ..subject import TENSORS, tensors_of
 from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")

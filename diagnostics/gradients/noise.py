@@ -17,8 +17,8 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
 from ..capture import Hook, hooked
+from ..client_model import logits
 from ..curvature.norms import norms_of, supported
-from ..subject import logits
 
 ESTIMATORS = ("auto", "ghost", "vmap", "single")
 CHUNK = 32

@@ -18,8 +18,8 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
 from ..capture import batches, set_mode
+from ..client_model import ClientModel, Measurement, logits, placed, tensors_of
 from ..resampling import PARTS, check_resamples, draws, marked
-from ..subject import Measurement, Subject, logits, placed, tensors_of
 
 
 class Meter(Protocol):
@@ -61,7 +61,7 @@ class PartedMeter(Meter, Protocol):
 class Reading:
     """The result of one client's pass: a meter, the numbers of samples and batches, and a fault (or "")."""
 
-    subject: Subject
+    subject: ClientModel
     meter: Any
     n_samples: int
     n_batches: int
@@ -73,7 +73,7 @@ class GradientReader(Protocol):
 
     @property
     def tensors(self) -> str:
-        """Which of a layer's tensors it reads: one of :data:`diagnostics.subject.TENSORS`."""
+        """Which of a layer's tensors it reads: one of :data:`diagnostics.client_model.TENSORS`."""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         """Make a new meter for one client."""
@@ -133,7 +133,9 @@ def _joined(read: Sequence[Reading]) -> list[Reading]:
     return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
 
 
-def _read(subject: Subject, measurement: Measurement, readers: Sequence[GradientReader], parts: int) -> list[Reading]:
+def _read(
+    subject: ClientModel, measurement: Measurement, readers: Sequence[GradientReader], parts: int
+) -> list[Reading]:
     """Pass over one client's data; return a reading for each of the readers."""
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
     model, meters = subject.model, _meters(layers, readers, parts)

@@ -14,8 +14,8 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
+from ..client_model import TENSORS, tensors_of
 from ..resampling import draws, marked
-from ..subject import TENSORS, tensors_of
 from .importance import EMBEDDINGS, REDUCE, ReleasedTables, Result, SensitivityAccumulator, moving, resampled
 from .passes import Meter, Reading, unread
 

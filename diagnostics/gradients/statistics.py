@@ -15,8 +15,8 @@ from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
+from ..client_model import TENSORS, tensors_of
 from ..resampling import PARTS
-from ..subject import TENSORS, tensors_of
 from .passes import EpochMeter, Meter, Reading, unread
 
 REDUCTIONS = ("epoch", "batch")

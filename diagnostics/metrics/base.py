@@ -14,8 +14,8 @@ from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import Row
 
+from ..client_model import Measurement
 from ..gradients.passes import GradientReader
-from ..subject import Measurement
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
@@ -32,7 +32,7 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     """The style of a metric's picture over the layers: labels, and whether the axis is logarithmic.
 
     Attributes:
@@ -41,7 +41,7 @@ class Look:
         log: whether the axis is logarithmic.
         short: a short name for a colour bar. Empty: the metric's name.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
-        beside: further pictures of its rows, by their name in :data:`diagnostics.pictures.album.FURTHER`.
+        beside: further pictures of its rows, by their name in :data:`diagnostics.pictures.collect.FURTHER`.
         variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
     """
 
@@ -53,9 +53,9 @@ class Look:
     beside: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def of(self, variant: str | None) -> Look:
+    def of(self, variant: str | None) -> PlotStyle:
         """Return how a variant is drawn: as the metric, unless it has a look of its own."""
-        return Look(**self.variants[variant]) if variant is not None and variant in self.variants else self
+        return PlotStyle(**self.variants[variant]) if variant is not None and variant in self.variants else self
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Metric:
 
     Attributes:
         name: the function's name, which the rows contain.
-        compute: (:class:`~diagnostics.subject.Measurement`) -> rows, or (measurement, options) -> rows.
+        compute: (:class:`~diagnostics.client_model.Measurement`) -> rows, or (measurement, options) -> rows.
         options_type: a frozen dataclass, the type of ``options``. Its ``__post_init__`` refuses values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode. Its property
             ``written`` names what of the samples the rows hold, apart from their values.
@@ -80,12 +80,13 @@ class Metric:
         features: the samples whose outputs it reads, in passes shared with other metrics: the common ``probe``, or each
             client's ``own``. Empty: neither.
         classes: whether it needs labels that are classes, and so has no value for a regression.
-        whole: whether it needs all layers of the network for the value of one.
-        shared: whether it reads the pass over the gradients that all such metrics share. The method ``reader()`` of its
-            options then returns a :class:`~diagnostics.gradients.passes.GradientReader`, or None for a pass of its own.
-        decides: the variant that rules read if the rows hold it. Empty: the default.
+        needs_all_layers: whether it needs all layers of the network for the value of one.
+        uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. The method
+            ``reader()`` of its options then returns a :class:`~diagnostics.gradients.passes.GradientReader`, or None
+            for a pass of its own.
+        default_variant: the variant that rules read if the rows hold it. Empty: the default.
         rule: the rule by which the metric votes.
-        together: the variants that pool all clients' samples. They are missing if each client is alone.
+        pooled_variants: the variants that pool all clients' samples. They are missing if each client is alone.
 
     >>> from fedlayers.diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
@@ -102,17 +103,17 @@ class Metric:
     how: str = ""
     unit: str | Mapping[str, str] = ""
     variants: tuple[str, ...] = ()
-    look: Look = Look()
+    look: PlotStyle = PlotStyle()
     pairs: bool = False
     distance: bool = False
-    reads: str = "losses"
+    requires: str = "losses"
     features: str = ""
     classes: bool = False
-    whole: bool = False
-    shared: bool = False
-    decides: str = ""
+    needs_all_layers: bool = False
+    uses_gradient_pass: bool = False
+    default_variant: str = ""
     rule: str = "largest_jump"
-    together: tuple[str, ...] = ()
+    pooled_variants: tuple[str, ...] = ()
 
     @property
     def variant(self) -> str:
@@ -122,7 +123,7 @@ class Metric:
     @property
     def preferred(self) -> tuple[str, ...]:
         """The variants in order of preference for a decision."""
-        return tuple(dict.fromkeys([*[self.decides] * bool(self.decides), *self.variants]))
+        return tuple(dict.fromkeys([*[self.default_variant] * bool(self.default_variant), *self.variants]))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class Metric:
 
         It is None for a metric that measures on its own.
         """
-        reader: GradientReader | None = settings.reader() if self.shared else None
+        reader: GradientReader | None = settings.reader() if self.uses_gradient_pass else None
         return reader
 
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
@@ -249,21 +250,21 @@ def metric(
     look: Mapping[str, Any] | None = None,
     pairs: bool = False,
     distance: bool = False,
-    reads: str = "losses",
+    requires: str = "losses",
     features: str = "",
     classes: bool = False,
-    whole: bool = False,
-    shared: bool = False,
-    decides: str = "",
+    needs_all_layers: bool = False,
+    uses_gradient_pass: bool = False,
+    default_variant: str = "",
     rule: str = "largest_jump",
-    together: Sequence[str] = (),
+    pooled_variants: Sequence[str] = (),
 ) -> Callable[[Compute], Compute]:
     """Register a function as a metric under its own name.
 
     Use it as a decorator. Its keywords are attributes of :class:`Metric`. The function takes a
-    :class:`~diagnostics.subject.Measurement`. A function with options also takes a frozen dataclass of them, which its
-    second parameter's annotation names. The list of ``fedlayers list metrics`` is read from the source, so write the
-    keywords out.
+    :class:`~diagnostics.client_model.Measurement`. A function with options also takes a frozen dataclass of them,
+    which its second parameter's annotation names. The list of ``fedlayers list metrics`` is read from the source, so
+    write the keywords out.
 
     Args:
         look: attributes of :class:`Look` by name.
@@ -273,7 +274,7 @@ def metric(
 
     >>> from fl_core.rows import row
     >>> from fedlayers.diagnostics.metrics.base import Measurement, metric
-    >>> @metric(description="number of a layer's tensors", direction="higher = more", reads="weights")
+    >>> @metric(description="number of a layer's tensors", direction="higher = more", requires="weights")
     ... def tensor_count(measurement: Measurement):
     ...     return [
     ...         row("tensor_count", len(layer.tensors), client=subject.client, layer=layer.name)
@@ -283,14 +284,16 @@ def metric(
     >>> "tensor_count" in METRICS
     True
     """
-    check_known("what a metric reads", reads, READS)
+    check_known("what a metric reads", requires, READS)
     check_known("whose features a metric reads", features, FEATURES)
     for name in look or {}:
-        check_known("attribute of a look", name, [each.name for each in fields(Look)])
+        check_known("attribute of a look", name, [each.name for each in fields(PlotStyle)])
     facts: dict[str, Any] = {
-        "how": how, "unit": unit, "variants": tuple(variants), "look": Look(**(look or {})), "pairs": pairs,
-        "distance": distance, "reads": reads, "features": features, "classes": classes, "whole": whole,
-        "shared": shared, "decides": decides, "rule": rule, "together": tuple(together),
+        "how": how, "unit": unit, "variants": tuple(variants), "look": PlotStyle(**(look or {})), "pairs": pairs,
+        "distance": distance, "requires": requires, "features": features, "classes": classes,
+        "needs_all_layers": needs_all_layers,
+        "uses_gradient_pass": uses_gradient_pass, "default_variant": default_variant, "rule": rule,
+        "pooled_variants": tuple(pooled_variants),
     }  # fmt: skip
 
     def add(function: Compute) -> Compute:
@@ -326,4 +329,4 @@ def _gone(measurement: Measurement) -> list[Row]:
     raise UsageError("the metric must be importable; got only its rows. Name its code as package.module:function.")
 
 
-__all__ = ["DEFAULT", "METRICS", "Layer", "Look", "Measurement", "Metric", "known", "metric"]
+__all__ = ["DEFAULT", "METRICS", "Layer", "Measurement", "Metric", "PlotStyle", "known", "metric"]

@@ -21,7 +21,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     how="what network slimming ranks by",
     variants=("mean_abs",),
     look={"label": "scale of normalisations", "meaning": "higher = let through stronger"},
-    reads="weights",
+    requires="weights",
 )
 def bn_scale(measurement: Measurement) -> list[Row]:
     """Return one row a client and layer: (1/n) sum_j |gamma_j| over the scales of the layer's normalisations.

@@ -17,7 +17,7 @@ from .base import Measurement, metric
     variants=("flatten", "samples", "mean"),
     look={"label": "mean 1 − CCA to the others", "meaning": "0 = same up to a linear map"},
     pairs=True,
-    reads="samples",
+    requires="samples",
     features="probe",
 )
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:

@@ -73,7 +73,7 @@ class Cka(SimilarityOptions):
         "beside": ("matrices",),
     },
     pairs=True,
-    reads="samples",
+    requires="samples",
     features="probe",
 )
 def cka(measurement: Measurement, options: Cka) -> list[Row]:

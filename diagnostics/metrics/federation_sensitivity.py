@@ -12,10 +12,10 @@ from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 from ..capture import Data, batches
+from ..client_model import TENSORS, ClientModel
 from ..gradients.importance import EMBEDDINGS, REDUCE, Result
 from ..gradients.passes import one_pass
 from ..gradients.sensitivity import WHEN, Sensitivity, recorded_rows
-from ..subject import TENSORS, Subject
 from .base import Measurement, metric
 
 FIGURE_BATCH = 64
@@ -98,8 +98,8 @@ class FederationSensitivity:
         "symbol": "S",
         "variants": {"importance": {"label": "importance I", "meaning": "higher = matters more", "log": True}},
     },
-    shared=True,
-    decides="training",
+    uses_gradient_pass=True,
+    default_variant="training",
     rule="sensitivity_ratio",
 )
 def federation_sensitivity(measurement: Measurement, options: FederationSensitivity) -> list[Row]:
@@ -136,7 +136,7 @@ def federation_sensitivity(measurement: Measurement, options: FederationSensitiv
     return one_pass(measurement, [options.table])
 
 
-def _draw(subject: Subject, size: int, seed: int) -> Data:
+def _draw(subject: ClientModel, size: int, seed: int) -> Data:
     """Draw ``size`` samples of the subject's data with replacement."""
     with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
         parts = list(batches(subject.data, None))

@@ -10,9 +10,9 @@ from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
+from ..client_model import TENSORS, tensors_of
 from ..gradients.noise import ESTIMATORS, NoiseMeter
 from ..gradients.passes import Reading, one_pass, unread
-from ..subject import TENSORS, tensors_of
 from .base import Measurement, metric
 
 
@@ -95,7 +95,7 @@ class GradNoise:
     unit="(loss/weight)^2",
     variants=("trace", "per_parameter"),
     look={"label": "per-sample gradient noise", "meaning": "higher = samples disagree more", "log": True},
-    shared=True,
+    uses_gradient_pass=True,
 )
 def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).

@@ -55,7 +55,7 @@ class GradNorm(Statistic):
     unit="loss/weight",
     variants=("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch"),
     look={"label": "gradient norm", "meaning": "higher = steeper", "log": True},
-    shared=True,
+    uses_gradient_pass=True,
 )
 def grad_norm(measurement: Measurement, options: GradNorm) -> list[Row]:
     """Return three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).

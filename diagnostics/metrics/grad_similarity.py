@@ -12,9 +12,9 @@ from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
+from ..client_model import TENSORS
 from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, unread
 from ..gradients.vectors import cosine, entries
-from ..subject import TENSORS
 from .base import Measurement, metric
 
 
@@ -85,7 +85,7 @@ class GradSimilarity:
     variants=("cosine",),
     look={"label": "mean 1 − cosine of gradients to the others", "meaning": "0 = same direction"},
     pairs=True,
-    shared=True,
+    uses_gradient_pass=True,
 )
 def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[Row]:
     """Return one row a pair of clients and layer: the cosine of their gradients (see :class:`GradSimilarity`).

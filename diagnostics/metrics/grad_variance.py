@@ -48,7 +48,7 @@ class GradVariance(Statistic):
     unit="(loss/weight)^2",
     variants=("epoch", "batch"),
     look={"label": "gradient variance", "meaning": "higher = spread wider", "log": True},
-    shared=True,
+    uses_gradient_pass=True,
 )
 def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
     """Return one row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).

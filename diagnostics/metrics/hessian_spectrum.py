@@ -10,9 +10,9 @@ import torch
 from fl_core.errors import RunError, UsageError
 from fl_core.rows import Row, row
 
+from ..client_model import placed_data
 from ..curvature import spectrum
 from ..curvature.spectrum import AT, Density, check_wanted, spectral_density
-from ..subject import placed_data
 from .base import Measurement, metric
 
 
@@ -49,7 +49,7 @@ class HessianSpectrum:
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
     how=(
-        "by Lanczos, each with its residual; `--set hessian_spectrum.density=50` adds how all eigenvalues are"
+        "by Lanczos, each with its residual; `--option hessian_spectrum.density=50` adds how all eigenvalues are"
         " distributed"
     ),
     unit="loss/weight^2",

@@ -10,9 +10,9 @@ import torch
 from fl_core.errors import UsageError, check_known
 from fl_core.rows import Row, row
 
+from ..client_model import ClientModel, placed_data
 from ..curvature import hessian
 from ..curvature.hessian import TraceResult, check_probes, check_way
-from ..subject import Subject, placed_data
 from .base import Measurement, metric
 
 VARIANTS = ("trace", "released")
@@ -93,7 +93,7 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     return rows
 
 
-def _trace_rows(subject: Subject, result: TraceResult, variant: str) -> list[Row]:
+def _trace_rows(subject: ClientModel, result: TraceResult, variant: str) -> list[Row]:
     ok = result.status == "ok"
     asked = result.note in ("", "as asked")
     values = {

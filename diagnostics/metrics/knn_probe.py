@@ -43,7 +43,7 @@ class KnnProbe(ProbeOptions):
     direction="higher = neighbours are of one class more often; 1 = all right",
     how="judged on validation samples, a holdout or folds; for each client and for all together",
     variants=("own", "pooled"),
-    together=("pooled",),
+    pooled_variants=("pooled",),
     classes=True,
     features="own",
     look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},

@@ -9,8 +9,8 @@ from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import batches
-from ..subject import placed
-from ..work import SIZES, WORK, step_work
+from ..client_model import placed
+from ..layer_flops import SIZES, WORK, step_work
 from .base import Measurement, metric
 
 UNITS = {"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"}
@@ -27,8 +27,8 @@ SAMPLES = 2
     unit={"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"},
     variants=("parameters", "bytes", "forward_flops", "backward_flops", "activation_bytes"),
     look={"label": "cost of a layer", "log": True, "beside": ("costs",)},
-    reads="samples",
-    whole=True,
+    requires="samples",
+    needs_all_layers=True,
 )
 def layer_cost(measurement: Measurement) -> list[Row]:
     """Return five rows a client and layer.
@@ -61,10 +61,10 @@ def layer_cost(measurement: Measurement) -> list[Row]:
             work = step_work(
                 subject.model, x if len(x) > 1 else torch.cat([x, x]), layers, mode=measurement.mode, seed=seed
             )
-        tensors, known = tree.live(subject.model), {name for name, _ in subject.model.named_parameters()}
+        tensors, known = tree.named_tensors(subject.model), {name for name, _ in subject.model.named_parameters()}
         for layer in layers:
             n = sum(tensors[name].numel() for name in layer.tensors if name in known)
-            sizes = {"parameters": n, "bytes": tree.n_bytes(tree.pick(tensors, layer.tensors))}
+            sizes = {"parameters": n, "bytes": tree.n_bytes(tree.select(tensors, layer.tensors))}
             for variant in (*SIZES, *WORK):
                 lacking = variant in WORK and not layer.used
                 value = sizes.get(variant, 0.0) if variant in SIZES else getattr(work, variant).get(layer.name, 0.0)

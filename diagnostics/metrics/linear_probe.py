@@ -36,7 +36,7 @@ class LinearProbe(ProbeOptions):
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
     how="judged on validation samples, a holdout or folds; for each client and for all together",
     variants=("own", "pooled"),
-    together=("pooled",),
+    pooled_variants=("pooled",),
     classes=True,
     features="own",
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},

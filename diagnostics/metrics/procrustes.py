@@ -43,7 +43,7 @@ class Procrustes(SimilarityOptions):
     look={"label": "mean Procrustes angle to the others", "meaning": "0 = same representation"},
     pairs=True,
     distance=True,
-    reads="samples",
+    requires="samples",
     features="probe",
 )
 def procrustes(measurement: Measurement, options: Procrustes) -> list[Row]:

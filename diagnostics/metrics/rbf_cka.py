@@ -48,7 +48,7 @@ class RbfCka(SimilarityOptions):
     variants=("flatten", "mean"),
     look={"label": "mean 1 − RBF CKA to the others", "meaning": "0 = same representation"},
     pairs=True,
-    reads="samples",
+    requires="samples",
     features="probe",
 )
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:

@@ -42,7 +42,7 @@ class Separability:
     direction="higher = the classes lie further apart",
     how="scatter between the classes over scatter within them, with a jackknife error",
     variants=("own", "pooled"),
-    together=("pooled",),
+    pooled_variants=("pooled",),
     classes=True,
     features="own",
     look={"label": "class scatter, between / within", "meaning": "higher = classes further apart", "log": True},

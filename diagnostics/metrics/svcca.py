@@ -37,7 +37,7 @@ class Svcca(SimilarityOptions):
     variants=("flatten", "samples", "mean"),
     look={"label": "mean 1 − SVCCA to the others", "meaning": "0 = same up to a linear map"},
     pairs=True,
-    reads="samples",
+    requires="samples",
     features="probe",
 )
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:

@@ -12,7 +12,7 @@ from fl_core import tree
 from fl_core.errors import UsageError, check_known
 from fl_core.rows import Row
 
-from ..subject import tensors_of
+from ..client_model import tensors_of
 from ..weights import WeightOptions, each_layer, lacking, vector_of, weight_row
 from .base import Measurement, metric
 
@@ -30,7 +30,7 @@ class UpdateMagnitude(WeightOptions):
     @property
     def origin(self) -> Mapping[str, Tensor] | None:
         """The initial weights, by exact name."""
-        return tree.live(self.start) if isinstance(self.start, nn.Module) else self.start
+        return tree.named_tensors(self.start) if isinstance(self.start, nn.Module) else self.start
 
 
 @metric(
@@ -39,7 +39,7 @@ class UpdateMagnitude(WeightOptions):
     how="distance from the common start",
     variants=("relative_l2", "l2"),
     look={"label": "update magnitude", "meaning": "0 = not moved", "log": True},
-    reads="weights",
+    requires="weights",
 )
 def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list[Row]:
     """Return two rows a client and layer: how far its weights w have moved from the common start w0.

@@ -21,7 +21,7 @@ from .base import Measurement, metric
     look={"label": "mean distance of weights to the others", "meaning": "0 = equal"},
     pairs=True,
     distance=True,
-    reads="weights",
+    requires="weights",
 )
 def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[Row]:
     """Return two rows a pair of clients and layer, from the clients' weights a and b of the layer.

@@ -16,7 +16,7 @@ from .base import Measurement, metric
     how="what magnitude pruning ranks by",
     variants=("mean_abs", "l2"),
     look={"label": "weight magnitude", "meaning": "higher = larger", "log": True},
-    reads="weights",
+    requires="weights",
 )
 def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[Row]:
     """Return two rows a client and layer: ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of its n weights.

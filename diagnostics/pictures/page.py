@@ -18,7 +18,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.names import in_html
 from fl_core.records.files import write_atomically
 
-from . import described
+from . import alt_text
 
 DPI = 200
 NARROW = 390
@@ -119,7 +119,7 @@ class Page:
         self._parts.append(
             f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
             f'width="{pixels}" style="--width: {pixels}px" '
-            f'alt="{in_html(alt or described.in_words(drawn))}"></div>'
+            f'alt="{in_html(alt or alt_text.in_words(drawn))}"></div>'
             f"<figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>"
         )
         return png

@@ -17,7 +17,7 @@ from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..capture import Data
-from ..subject import Measurement, Subject
+from ..client_model import ClientModel, Measurement
 from .features import Array, Features, NoValue, features_of, folds_of, holdout_of, reduced, standardised
 
 SAMPLES = 2000
@@ -243,7 +243,7 @@ def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
     return found if len(found.right) else "no held-out samples"
 
 
-def _row(subject: Subject | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:
+def _row(subject: ClientModel | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:
     where = {"client": subject.client, "n_train": subject.n_train} if subject is not None else {}
     columns: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
     if isinstance(hits, str):

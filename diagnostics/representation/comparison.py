@@ -15,7 +15,7 @@ from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..capture import Data
-from ..subject import Measurement, Subject
+from ..client_model import ClientModel, Measurement
 from .probe import LEAST, POSITIONS, PROBE, Place, Take, check_batch, places, probe_of, watch
 
 Spot = tuple[str, int]
@@ -96,7 +96,7 @@ class LayerComparison:
         return bool(self.options.reference_layers)
 
     @property
-    def subjects(self) -> Sequence[Subject]:
+    def subjects(self) -> Sequence[ClientModel]:
         """The clients, in the order of the rows."""
         return self.measurement.subjects
 
@@ -121,7 +121,7 @@ class LayerComparison:
         return sorted({layer.output for layer in self.measurement.layers if layer.used})
 
     def watch(
-        self, subject: Subject, take: Take, where: Sequence[Place] | None = None, paths: Sequence[str] | None = None
+        self, subject: ClientModel, take: Take, where: Sequence[Place] | None = None, paths: Sequence[str] | None = None
     ) -> None:
         """Pass all or some probe samples through a model (see :func:`~.probe.watch`)."""
         where, paths = self.where if where is None else where, self.paths if paths is None else paths

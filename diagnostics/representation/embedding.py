@@ -19,7 +19,7 @@ from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import Data, batches
-from ..subject import placed
+from ..client_model import placed
 from .features import Array, NoValue, collect, constant, reduced
 
 COLUMNS = ("client", "class", "x", "y", "sample")

@@ -14,9 +14,9 @@ from fl_core import tree
 from fl_core.errors import check_known
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
+from ..activation_cache import ActivationCache, See
 from ..capture import Data, batches, first_tensor, set_mode, whole
-from ..kept import KeptPasses, See
-from ..subject import Measurement, Subject, logits, placed
+from ..client_model import ClientModel, Measurement, logits, placed
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
@@ -65,7 +65,7 @@ def collect(
     batch: int | None = 256,
     seed: int = 0,
     mode: str = "eval",
-    kept: KeptPasses | None = None,
+    kept: ActivationCache | None = None,
 ) -> Features:
     """Return outputs (or inputs) of the named modules for all data, flattened to [n, d], from one forward pass.
 
@@ -96,7 +96,7 @@ def collect(
     if kept is None or pair is None:
         y, chosen, faults = make(see)
     else:
-        state = tree.digest(tree.live(model))
+        state = tree.digest(tree.named_tensors(model))
         key = ("own", model, state, *map(id, pair), at, samples, batch, seed, mode)
         y, chosen, faults = kept.told(key, paths, make, see, alive=pair)
     joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
@@ -104,7 +104,7 @@ def collect(
 
 
 def features_of(
-    measurement: Measurement, subject: Subject, paths: Sequence[str], samples: int, data: Data | None = None
+    measurement: Measurement, subject: ClientModel, paths: Sequence[str], samples: int, data: Data | None = None
 ) -> Features:
     """Return the features of a subject's samples, or of other ``data``, as a metric measures them.
 

@@ -18,7 +18,7 @@ from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 from ..capture import Batch, Data, batches
-from ..subject import placed
+from ..client_model import placed
 from .classifiers import accuracy_error, logistic
 from .features import NoValue, collect
 

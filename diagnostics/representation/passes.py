@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..subject import Subject
+from ..client_model import ClientModel
 from .comparison import Faults, LayerComparison, Spot, Value
 from .gram import Recorder, Summary, hsic
 from .moments import PROCRUSTES, Kept, Measure, Moments
@@ -173,7 +173,7 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
     return faults, lambda a, b: values[a, b]
 
 
-def _seen(comparison: LayerComparison, subject: Subject, path: str) -> Tensor:
+def _seen(comparison: LayerComparison, subject: ClientModel, path: str) -> Tensor:
     """Return a module's outputs for all probe samples, [n, *positions, d]."""
     parts: dict[Place, Tensor] = {}
     faults: list[NoValue] = []

@@ -13,9 +13,9 @@ from fl_core.errors import UsageError
 from fl_core.execution.workspace import takes_channels_last
 from fl_core.seeds import seed_of, torch_seeded
 
+from ..activation_cache import ActivationCache, See
 from ..capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
-from ..kept import KeptPasses, See
-from ..subject import Subject, placed
+from ..client_model import ClientModel, placed
 
 if TYPE_CHECKING:
     from fl_core.data import FederatedData
@@ -70,7 +70,7 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
     return _joined([pair for source, share in zip(distinct, shares, strict=True) for pair in _first(source, share)])
 
 
-def probe_of(subjects: Sequence[Subject], probe: Data | None, samples: int, seed: int) -> Tensor:
+def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int) -> Tensor:
     """Return the samples that all models see, read once: those of ``probe``, else the first of the clients' own."""
     with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
         if probe is None:
@@ -119,14 +119,14 @@ def _joined(pairs: Sequence[Batch]) -> Batch:
 
 
 def watch(
-    subject: Subject,
+    subject: ClientModel,
     x: Tensor,
     where: Sequence[Place],
     paths: Sequence[str],
     take: Take,
     seed: int,
     mode: str,
-    kept: KeptPasses | None = None,
+    kept: ActivationCache | None = None,
 ) -> None:
     """Pass batches of the probe samples x through the subject's model; ``take`` gets the outputs at ``paths``.
 
@@ -146,7 +146,7 @@ def watch(
         make(see)
     else:
         samples = tree.digest({"x": x}), x.stride(), x.device
-        key = ("probe", model, tree.digest(tree.live(model)), samples, tuple(where), seed, mode)
+        key = ("probe", model, tree.digest(tree.named_tensors(model)), samples, tuple(where), seed, mode)
         kept.told(key, paths, make, see)
 
 

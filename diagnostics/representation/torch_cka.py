@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..subject import Subject
+from ..client_model import ClientModel
 from .probe import Place, watch
 
 
@@ -26,7 +26,7 @@ class _Layer(nn.Module):
     Each batch's output is a copy in float32, centred, and scaled alike in all batches. CKA depends on none of it.
     """
 
-    def __init__(self, subject: Subject, path: str, x: Tensor, seed: int) -> None:
+    def __init__(self, subject: ClientModel, path: str, x: Tensor, seed: int) -> None:
         super().__init__()
         self.layer = nn.Identity()
         self._look = lambda place: _seen(subject, path, x, place, seed)
@@ -40,7 +40,7 @@ class _Layer(nn.Module):
         return self.layer((output / self._scale).float())
 
 
-def _seen(subject: Subject, path: str, x: Tensor, place: Place, seed: int) -> Tensor:
+def _seen(subject: ClientModel, path: str, x: Tensor, place: Place, seed: int) -> Tensor:
     found: list[Tensor] = []
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
@@ -51,7 +51,7 @@ def _seen(subject: Subject, path: str, x: Tensor, place: Place, seed: int) -> Te
 
 
 def compared(
-    a: Subject, path_a: str, b: Subject, path_b: str, x: Tensor, where: Sequence[Place], seed: int
+    a: ClientModel, path_a: str, b: ClientModel, path_b: str, x: Tensor, where: Sequence[Place], seed: int
 ) -> float | str:
     """Return minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it has none.
 

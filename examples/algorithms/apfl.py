@@ -1,7 +1,7 @@
 """An algorithm from outside: adaptive personalised federated learning.
 
-fedlayers run --dataset heart --algorithm examples.algorithms.apfl:APFL --set alpha=0.25 --out runs/apfl
-fedlayers resume runs/apfl --model-code examples.algorithms.apfl:APFL
+fedlayers run --dataset heart --algorithm examples.algorithms.apfl:APFL --option alpha=0.25 --out runs/apfl
+fedlayers resume runs/apfl --allow-code examples.algorithms.apfl:APFL
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class APFL(Algorithm):
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.problem.tensors, self.problem.epochs, step="mixed_step"),)
+        return (Phase("train", self.task_info.tensors, self.task_info.epochs, step="mixed_step"),)
 
     def mixed_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """One step of both models, and of the client's share."""
@@ -67,7 +67,7 @@ class APFL(Algorithm):
             w = {name: tensor.detach().clone() for name, tensor in steps.live.items()}
             _put(steps.live, self.mixture(w, v, alpha))
             along = steps.gradients(batch)
-            v.update({name: steps.live[name].clone() for name in v if name not in self.problem.parameters})
+            v.update({name: steps.live[name].clone() for name in v if name not in self.task_info.parameters})
             _put(steps.live, w)
             if self.config.adapt:
                 slope = sum(float(((v[name] - w[name]) * grad).sum()) for name, grad in along.items())
@@ -77,7 +77,7 @@ class APFL(Algorithm):
 
     def mixture(self, w: Mapping[str, Tensor], v: Mapping[str, Tensor], alpha: float) -> Tree:
         """alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
-        parameters = self.problem.parameters
+        parameters = self.task_info.parameters
         return {name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name] for name in v}
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:

@@ -1,7 +1,7 @@
 """An algorithm from outside: adaptive local aggregation.
 
-fedlayers run --dataset heart --algorithm examples.algorithms.fedala:FedALA --set layers=2 --out runs/fedala
-fedlayers resume runs/fedala --model-code examples.algorithms.fedala:FedALA
+fedlayers run --dataset heart --algorithm examples.algorithms.fedala:FedALA --option layers=2 --out runs/fedala
+fedlayers resume runs/fedala --allow-code examples.algorithms.fedala:FedALA
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_core.algorithms import Algorithm, Batch, Context, Message, Round, State, register
 from fl_core.errors import UsageError
-from fl_core.tree import Tree, pick
+from fl_core.tree import Tree, select
 
 WEIGHTS = "weights"
 
@@ -64,15 +64,15 @@ class FedALA(Algorithm):
                 raise UsageError(f"fedala: window={self.window}; a spread needs at least 2 passes")
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors
+        return self.task_info.tensors
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
         """Names of the parameters whose entries have weights: those of the last layers, as far as they travel."""
-        moving = [layer for layer in self.problem.layers if layer.used and not layer.is_frozen]
+        moving = [layer for layer in self.task_info.layers if layer.used and not layer.is_frozen]
         last = moving[len(moving) - min(self.config.layers, len(moving)) :]
         return tuple(sorted(self.shared(rnd, client).intersection(name for layer in last for name in layer.parameters)))
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         own, received = state.trees["model"], message.trees["model"]
         start, names = {**own, **received}, self.adaptive(rnd, client)
         if all(torch.equal(own[name], received[name]) for name in names):
@@ -81,7 +81,7 @@ class FedALA(Algorithm):
         passes = self.config.first if WEIGHTS not in state.trees else self.config.later
         there = [
             {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
-            for part in (weights, start, pick(own, names))
+            for part in (weights, start, select(own, names))
         ]
         weights, fixed = there[0], (there[1], there[2])
         losses: list[float] = []

@@ -24,21 +24,22 @@ RESULTS = {"plan": "plan", "rows": "diagnosis"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
-        "samples_per_client", "dominance", "samples", "task", "positive", "client_column", "label_column",
-        "text_column", "columns", "drop", "separator", "encoding", "scale", "impute",
+        "samples_per_client", "dominance", "max_samples", "task", "positive", "client_column", "label_column",
+        "text_column", "columns", "exclude_columns", "separator", "encoding", "scale", "impute",
     ),
-    "model": ("model", "init", "bn", "by"),
+    "model": ("model", "init", "batchnorm", "layer_granularity"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
-        "rounds", "participation", "client_dropout", "dropout_trace", "weights", "epochs", "batch", "lr", "optimizer",
-        "momentum", "weight_decay", "amsgrad", "clip", "keep_optimizer", "loss", "class_weights",
+        "rounds", "participation", "client_dropout", "dropout_trace", "client_weights", "epochs", "batch_size", "lr",
+        "optimizer",
+        "momentum", "weight_decay", "amsgrad", "max_grad_norm", "keep_optimizer", "loss", "class_weights",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "precision", "recompute_frozen", "eval_every",
         "checkpoint_every", "on_divergence", "local_scores",
     ),
 }  # fmt: skip
-"""The configuration's fields as the help groups them; what the ``--set`` arguments fill is not among them."""
+"""The configuration's fields as the help groups them; what the ``--option`` arguments fill is not among them."""
 ABOUT = {
     "data": "What is not given is the dataset's default: fedlayers list datasets.",
     "training": "What is not given is the dataset's default: fedlayers list datasets.",
@@ -58,26 +59,26 @@ def option(help: str, metavar: str | None = None, name: str | None = None) -> An
 
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("A key of the algorithm, as often as needed: --set mu=0.1.", "KEY=VALUE", "set"),
+    option("A key of the algorithm, as often as needed: --option mu=0.1.", "KEY=VALUE", "option"),
 ]
 SetEach = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An algorithm's own configuration: --set fedprox.mu=0.1.", "ALGORITHM.KEY=VALUE", "set"),
+    option("An algorithm's own configuration: --option fedprox.mu=0.1.", "ALGORITHM.KEY=VALUE", "option"),
 ]
 SetMetric = Annotated[
     UseAppendAction[tuple[str, ...]],
     option(
-        "Option of a metric that is measured: --metrics hessian_spectrum --set hessian_spectrum.density=50.",
+        "Option of a metric that is measured: --metrics hessian_spectrum --option hessian_spectrum.density=50.",
         "METRIC.KEY=VALUE",
-        "set",
+        "option",
     ),
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("Option of the model: --set-model sizes=64,32.", "KEY=VALUE", "set-model"),
+    option("Option of the model: --model-option sizes=64,32.", "KEY=VALUE", "model-option"),
 ]
 SetLoss = Annotated[
-    UseAppendAction[tuple[str, ...]], option("Option of the loss: --set-loss gamma=2.", "KEY=VALUE", "set-loss")
+    UseAppendAction[tuple[str, ...]], option("Option of the loss: --loss-option gamma=2.", "KEY=VALUE", "loss-option")
 ]
 
 
@@ -145,7 +146,7 @@ SWITCH = PrimitiveConstructorSpec(
 def configured(
     config: RunConfig, options: Sequence[str], model_options: Sequence[str], loss_options: Sequence[str]
 ) -> RunConfig:
-    """The configuration with the ``--set`` arguments filled in, its names and choices checked.
+    """The configuration with the ``--option`` arguments filled in, its names and choices checked.
 
     Raises:
         UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide in mid-run.
@@ -155,9 +156,9 @@ def configured(
     catalogue.check_deciding(config.rule)
     return dataclasses.replace(
         config,
-        options=pairs("--set", options),
-        model_options=pairs("--set-model", model_options),
-        loss_options=pairs("--set-loss", loss_options) or None,
+        options=pairs("--option", options),
+        model_options=pairs("--model-option", model_options),
+        loss_options=pairs("--loss-option", loss_options) or None,
     )
 
 
@@ -196,23 +197,23 @@ def _value(text: str) -> Any:
 
 
 def by_algorithm(arguments: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse a comparison's ``--set algorithm.key=value`` arguments, by algorithm; errors as of :func:`by_name`."""
+    """Parse a comparison's ``--option algorithm.key=value`` arguments, by algorithm; errors as of :func:`by_name`."""
     return by_name(arguments, "algorithm", algorithms, "of this comparison")
 
 
 def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
-    """Parse ``--set NAME.KEY=VALUE`` arguments, by name.
+    """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
 
     Raises:
         UsageError: a key that names none of ``names``.
     """
     elsewhere = catalogue.entries(kind)
     options: dict[str, dict[str, Any]] = {}
-    for key, value in pairs("--set", arguments).items():
+    for key, value in pairs("--option", arguments).items():
         name = next((name for name in names if key.startswith(f"{name}.")), key.partition(".")[0])
         option_name = key.removeprefix(name).removeprefix(".")
         if name == key:
-            raise UsageError(f"--set names the {kind} that it is for: --set {kind.upper()}.{key}=...")
+            raise UsageError(f"--option names the {kind} that it is for: --option {kind.upper()}.{key}=...")
         if name in elsewhere and name not in names:
             raise UsageError(f"unknown {kind} {of} {name!r}: add --{kind}s {name}")
         options.setdefault(check_known(f"{kind} {of}", name, names), {})[option_name] = value

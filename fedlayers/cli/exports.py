@@ -35,7 +35,7 @@ class Export(Command):
         option("safetensors; for other programs, onnx or torch_export. By default that of --out's suffix.", "NAME"),
     ] = None
     out: Annotated[Path, option("The file of weights, new.", "FILE")]
-    model_code: ModelCode = ()
+    allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
         from fl_core.runner import MODELS
@@ -45,7 +45,7 @@ class Export(Command):
         from fl_core.exported import export
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
-        made = export(self.dir, self.out, code=self.model_code, **asked)  # type: ignore[arg-type]
+        made = export(self.dir, self.out, code=self.allow_code, **asked)  # type: ignore[arg-type]
         print(f"{made.path}, {made.path.stat().st_size:,} bytes; what it needs to be used: {made.path}.json")
 
 
@@ -64,7 +64,7 @@ class Predict(Command):
     data: Annotated[Path, option("The new samples.", "FILE or DIR")]
     scores: Annotated[str, option("probability, logit or none.")] = "probability"
     out: Annotated[Path, option("The table of predictions.", "FILE")] = Path("predictions.csv")
-    model_code: ModelCode = ()
+    allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
         _check_replaceable(self.out)
@@ -74,7 +74,7 @@ class Predict(Command):
         from fl_core.records.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
-        made = predict(self.file, self.data, code=self.model_code)
+        made = predict(self.file, self.data, code=self.allow_code)
         write_atomically(self.out, csv_bytes(made.frame(self.scores)))
         print(f"{len(made.samples)} predictions: {self.out}")
 

@@ -111,7 +111,7 @@ class Site(Command):
 
         flower.require()
         from fedlayers.remote.flower.site import Connection, check_reachable, serve
-        from fedlayers.remote.sitefile import SiteFile
+        from fedlayers.remote.site_config import SiteFile
 
         found = SiteFile.read(self.file)
         connection = Connection.of(found.connection, self.file.parent)
@@ -128,14 +128,14 @@ class Federate(Command):
     """Run an algorithm over the sites of a federation, into an ordinary run directory.
 
     The data are the sites': a dataset that all have, or tables of their own, whose classes and columns they tell.
-    It waits until all sites are connected, and for each of their answers, as long as that takes; with --least and
+    It waits until all sites are connected, and for each of their answers, as long as that takes; with --min-sites and
     --timeout it goes on without those who do not come. Rows and model have the same bits as of `fedlayers run
     --stack off` on the same samples. An interrupted federation goes on with --resume, to the same bits in the end.
 
     Examples:
         fedlayers federate --algorithm playerfl --out runs/playerfl
         fedlayers federate --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
-        fedlayers federate --algorithm fedavg --least 3 --timeout 600
+        fedlayers federate --algorithm fedavg --min-sites 3 --timeout 600
         fedlayers federate --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
     """
 
@@ -144,17 +144,17 @@ class Federate(Command):
     federation: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
-    log: Log = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
+    logger: Log = ()
 
     def main(self, line: str) -> None:
-        config = configured(self.config, self.set, self.set_model, self.set_loss)
+        config = configured(self.config, self.set, self.model_option, self.loss_option)
         patience = self.federation.patience
-        for name in self.log:
+        for name in self.logger:
             catalogue.check("logger", name)
         from fl_core.records import store, writing
-        from fl_core.restoring import FEDERATION, check_at_home
+        from fl_core.restore import FEDERATION, check_at_home
 
         known: Sequence[str] = ()
         if self.resume is None:
@@ -165,13 +165,13 @@ class Federate(Command):
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
         with self.federation.linked(known) as link:
             from fedlayers.remote import federation, report
-            from fedlayers.remote.sites import left
+            from fedlayers.remote.remote_clients import left
 
             out = self.resume or self.out
             if self.resume is not None:
-                engine = federation.resume(self.resume, link, patience=patience, log=self.log)
+                engine = federation.resume(self.resume, link, patience=patience, log=self.logger)
             else:
-                engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.log)
+                engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.logger)
             finished(engine, out)
             print(f"\nbytes that left the sites:\n{left(out).to_string()}")
             print(f"\nreport: {report.write(out)}")

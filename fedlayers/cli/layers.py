@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedlayers.diagnostics.metrics.base import Metric
     from fedlayers.diagnostics.report import Report
 
-AT_HOME = ("resamples", "model_code")
+AT_HOME = ("resamples", "allow_code")
 """What a diagnosis over sites cannot have."""
 _LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _DTYPES = ("float32", "float64")
@@ -45,7 +45,7 @@ class Diagnose(Command):
         fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
         fedlayers diagnose --dataset heart --null labels clients fresh
-        fedlayers diagnose --dataset heart --metrics hessian_spectrum --set hessian_spectrum.density=50
+        fedlayers diagnose --dataset heart --metrics hessian_spectrum --option hessian_spectrum.density=50
         fedlayers diagnose --superlink fed.example.org:8443 --keys keys/server --null fresh
     """
 
@@ -55,13 +55,13 @@ class Diagnose(Command):
         tuple[str, ...], option("Names, or package.module:function; default the four that decide.", "NAME [NAME ...]")
     ] = ()
     measure_batch: Annotated[
-        int, option("Samples at a time while measuring; --batch is what clients train with.", "N")
+        int, option("Samples at a time while measuring; --batch-size is what clients train with.", "N")
     ] = 256
     round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
     model: Annotated[
         str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
     ] = None
-    model_code: ModelCode = ()
+    allow_code: ModelCode = ()
     dataset: Annotated[
         str | None, option("Registered name, package.module:function, or the path of your own data.")
     ] = None
@@ -87,8 +87,8 @@ class Diagnose(Command):
         ),
     ]
     set: SetMetric = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         at_sites = bool(self.federation.superlink)
@@ -100,11 +100,11 @@ class Diagnose(Command):
             self._check_of_run()
         elif self.round != "last":
             raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
-        elif self.model_code:
-            raise UsageError("--model-code is for a run directory; with --dataset name the model with --model")
+        elif self.allow_code:
+            raise UsageError("--allow-code is for a run directory; with --dataset name the model with --model")
         if self.null_draws is not None and not self.null:
             raise UsageError("--null-draws is of nulls, and none is measured: name one, such as --null labels")
-        config = configured(self.config, (), self.set_model, self.set_loss)
+        config = configured(self.config, (), self.model_option, self.loss_option)
         if self.dir is None:
             config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
             catalogue.check_names(config)
@@ -134,16 +134,16 @@ class Diagnose(Command):
         how["measure_batch"] = self.measure_batch
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
-            which, code = self.model or "local", self.model_code
+            which, code = self.model or "local", self.allow_code
             how |= {"null": nulls, "null_draws": self._draws}
-            report = measure.of_run(self.dir, metrics, round=round, which=which, model_code=code, **how)
+            report = measure.diagnose_run(self.dir, metrics, round=round, which=which, allow_code=code, **how)
         elif over:
             report = self._at_sites(config, metrics, how)
         else:
             task = runner.assemble(config)
             for note in task.notes():
                 warnings.warn(note, stacklevel=2)
-            report = measure.of_task(task, metrics, null=nulls, null_draws=self._draws, **how)
+            report = measure.diagnose_task(task, metrics, null=nulls, null_draws=self._draws, **how)
         arguments.note_replaced(self.out)
         report.write(self.out)
         print(report)
@@ -170,24 +170,24 @@ class Diagnose(Command):
         return 1 if self.null_draws is None else self.null_draws
 
     def _at_sites(self, config: RunConfig, metrics: Sequence[str], how: dict[str, Any]) -> Report:
-        from fedlayers.remote import diagnosis
+        from fedlayers.remote import site_diagnosis
 
-        diagnosis.check(metrics, self.null)
+        site_diagnosis.check(metrics, self.null)
         del how["resamples"]
         with self.federation.linked() as link:
-            return diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self._draws, **how)
+            return site_diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self._draws, **how)
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round takes a number or last, not {self.round!r}")
         names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
-        given = changed(self.config, names) + [name for name in ("set_model", "set_loss") if getattr(self, name)]
+        given = changed(self.config, names) + [name for name in ("model_option", "loss_option") if getattr(self, name)]
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
 
 
 def _alone() -> tuple[str, ...]:
-    from fedlayers.remote.diagnosis import ALONE
+    from fedlayers.remote.site_diagnosis import ALONE
 
     return ALONE
 
@@ -209,11 +209,11 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
         return getattr(torch, check_known(f"{metric.name}.{key}", value, _DTYPES))
     plain = [kind for kind in kinds if kind in _LIKE]
     if not plain:
-        raise UsageError(f"--set {metric.name}.{key} is no text or number; give it from Python")
+        raise UsageError(f"--option {metric.name}.{key} is no text or number; give it from Python")
     several = isinstance(value, list) and any(get_origin(kind) is Sequence for kind in kinds)
     if not all(any(type(each) in _LIKE[kind] for kind in plain) for each in (value if several else [value])):
         such = f"a value such as {default!r}" if default not in (None, ()) else plain[0].__name__
-        raise UsageError(f"--set {metric.name}.{key} takes {such}, not {value!r}")
+        raise UsageError(f"--option {metric.name}.{key} takes {such}, not {value!r}")
     return value
 
 

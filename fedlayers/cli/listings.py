@@ -51,11 +51,11 @@ def algorithms() -> str:
             facts = entry.facts
             if "paper" in facts:
                 parts = [facts["paper"], f"trained: {facts['trains']}", f"travels: {facts['travels']}"]
-                parts += [f"kept: {facts['keeps']}", f"cost: {facts['cost']}", *["plan"] * facts["splits"]]
+                parts += [f"kept: {facts['keeps']}", f"cost: {facts['cost']}", *["plan"] * facts["uses_plan"]]
             else:  # another package's, which is not imported to be listed
                 parts = [entry.summary]
             keys = [f"{key}={default}" for key, default in facts.get("Config", {}).items()]
-            for k, text in enumerate([" | ".join(parts), *["--set " + ", ".join(keys)] * bool(keys)]):
+            for k, text in enumerate([" | ".join(parts), *["--option " + ", ".join(keys)] * bool(keys)]):
                 first = f"  {entry.name}".ljust(left) if not k else " " * left
                 lines.append(textwrap.fill(text, width, initial_indent=first, subsequent_indent=" " * left))
     return "\n".join(lines)
@@ -65,14 +65,14 @@ def datasets() -> str:
     """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
     from fl_core import data
 
-    shown = ("model", "clients", "partition", "alpha", "samples", "rounds", "batch", "lr", "optimizer", "loss")
+    shown = ("model", "clients", "partition", "alpha", "max_samples", "rounds", "batch_size", "lr", "optimizer", "loss")
     lines = []
     recipes = data.datasets()
     for name, recipe in recipes.items():
         values: dict[str, object] = {key: getattr(recipe, key) for key in shown}
         values["clients"] = recipe.clients or "natural"
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
-        values["samples"] = recipe.samples or "all"
+        values["max_samples"] = recipe.max_samples or "all"
         values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
         values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
         values["loss"] = _with(recipe.loss, recipe.loss_options)
@@ -82,6 +82,7 @@ def datasets() -> str:
             lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
     names = " and ".join(KEPT_OPTIMIZERS)
     kept = f"Clients keep the state of {names} from round to round; sgd's is new in each."
+    lines = [{_HEADS.get(key, key): value for key, value in line.items()} for line in lines]
     return f"{_table(lines)}\n\n{textwrap.fill(f'{kept} --keep-optimizer says otherwise.', _width(WIDTH))}"
 
 
@@ -94,9 +95,9 @@ def own_data() -> str:
     shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
     words = (
         f"Your own data, by path or code: {shares} % of each client's samples for training, validation and test; "
-        f"{table.rounds} rounds, batch {table.batch}, lr {table.lr:g}, "
+        f"{table.rounds} rounds, batch {table.batch_size}, lr {table.lr:g}, "
         f"{_with(table.optimizer, table.optimizer_options)}, {table.loss}; {table.model} for tables, {image.model} for "
-        f"images, {text.model} with batch {text.batch} for texts; the clients that the data name, or else "
+        f"images, {text.model} with batch {text.batch_size} for texts; the clients that the data name, or else "
         f"{table.clients} by {table.partition} with alpha {table.alpha:g}; numbers as they are (--scale, --impute)."
     )
     return textwrap.fill(words, _width(110))
@@ -134,6 +135,7 @@ def loggers() -> str:
 
 
 WIDTH = 160
+_HEADS = {"max_samples": "samples", "batch_size": "batch"}  # so that a line is no longer than that
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,

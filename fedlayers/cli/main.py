@@ -113,7 +113,7 @@ def _way_out(error: Exception, command: Command) -> str:
 
 def overview() -> str:
     """All commands with a line of description each, read from their sources."""
-    from fl_core.sources import Sources
+    from fl_core.source_scan import Sources
 
     sources = Sources("fedlayers.cli")
     width = max(map(len, COMMANDS))

@@ -49,7 +49,7 @@ class Plot(Command):
             raise UsageError(f"--dpi {self.dpi}: it must be between 20 and 1200")
 
         from fedlayers.diagnostics import plots
-        from fedlayers.diagnostics.pictures.album import album, figure_of
+        from fedlayers.diagnostics.pictures.collect import album, figure_of
         from fedlayers.studies.pictures import save, to_files
         from fl_core.plan import LayerPlan
         from fl_core.rows import read

@@ -33,31 +33,31 @@ class Run(Command):
         fedlayers run --dataset digits --algorithm fedper --plan choose
         fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
         fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
-        fedlayers run --model my_models:network --algorithm fedprox --set mu=0.01
+        fedlayers run --model my_models:network --algorithm fedprox --option mu=0.01
     """
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
     config: Annotated[RunConfig, arguments.flags()]
     set: Set = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
-    log: Log = ()
-    on: On = ""
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
+    logger: Log = ()
+    backend: On = ""
 
     def main(self, line: str) -> None:
-        config = configured(self.config, self.set, self.set_model, self.set_loss)
-        for name in self.log:
+        config = configured(self.config, self.set, self.model_option, self.loss_option)
+        for name in self.logger:
             catalogue.check("logger", name)
 
         from fedlayers import runs
 
-        finished(runs.run(config, self.out, command=line, log=self.log, on=self.on), self.out)
+        finished(runs.run(config, self.out, command=line, log=self.logger, backend=self.backend), self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
         if not begun and self.config.plan == CHOOSE:
             return "the same command goes on"
-        again = shlex.join([str(self.out), *(["--log", *self.log] if self.log else [])])
+        again = shlex.join([str(self.out), *(["--logger", *self.logger] if self.logger else [])])
         return f"fedlayers resume {again} goes on" if begun else super().interrupted()
 
 
@@ -70,17 +70,17 @@ class Resume(Command):
     """
 
     dir: RunDirectory
-    model_code: ModelCode = ()
-    log: Log = ()
-    on: On = ""
+    allow_code: ModelCode = ()
+    logger: Log = ()
+    backend: On = ""
 
     def main(self, line: str) -> None:
-        for name in self.log:
+        for name in self.logger:
             catalogue.check("logger", name)
 
         from fedlayers import runs
 
-        finished(runs.resume(self.dir, model_code=self.model_code, log=self.log, on=self.on), self.dir)
+        finished(runs.resume(self.dir, allow_code=self.allow_code, log=self.logger, backend=self.backend), self.dir)
 
     def interrupted(self) -> str:
         return "the same command goes on"
@@ -120,7 +120,7 @@ def finished(engine: Any, out: Path) -> None:
     print(tables.scores(stored.rows()[1], engine.done))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
-    print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.words}")
+    print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.description}")
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
     print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")

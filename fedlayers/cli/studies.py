@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fedlayers import catalogue
+from fedlayers.backends.base import check_backend
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command
 from fedlayers.cli.superlinks import NOWHERE, OfSites
-from fedlayers.places.base import check_place
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 from fl_core.scores import MAIN
@@ -33,10 +33,10 @@ class ManyRuns(Command):
     """Base of the commands that train many runs, which can be interrupted and started again."""
 
     seeds: int
-    on: str
+    backend: str
     config: RunConfig
-    set_model: tuple[str, ...]
-    set_loss: tuple[str, ...]
+    model_option: tuple[str, ...]
+    loss_option: tuple[str, ...]
 
     def interrupted(self) -> str:
         return "the same command goes on"
@@ -45,9 +45,9 @@ class ManyRuns(Command):
         """The configuration and the seeds of the command line, with names and numbers checked."""
         if self.seeds < 1:
             raise UsageError("--seeds: there must be at least one seed")
-        if self.on:
-            check_place(self.on)
-        config = configured(self.config, options, self.set_model, self.set_loss)
+        if self.backend:
+            check_backend(self.backend)
+        config = configured(self.config, options, self.model_option, self.loss_option)
         return config, tuple(range(config.seed, config.seed + self.seeds))
 
 
@@ -86,7 +86,7 @@ class Compare(SeveralAlgorithms):
 
     Examples:
         fedlayers compare --algorithms local fedavg playerfl --seeds 5 --out out/heart
-        fedlayers compare --algorithms fedprox ditto --set fedprox.mu=0.01
+        fedlayers compare --algorithms fedprox ditto --option fedprox.mu=0.01
         fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json
     """
 
@@ -95,15 +95,18 @@ class Compare(SeveralAlgorithms):
     )
     seeds: Seeds = 3
     tuned: Annotated[Path | None, option("What tune has chosen for each algorithm: its tuned.json.", "FILE")] = None
-    best_val: Annotated[bool, option("Score each client at its evaluated round of lowest validation loss.")] = False
+    select_by: Annotated[
+        Literal["last", "validation"],
+        option("The round that is scored: the last, or each client's of lowest validation loss."),
+    ] = "last"
     score: Score = ""
     baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
-    on: On = ""
+    backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
@@ -124,10 +127,10 @@ class Compare(SeveralAlgorithms):
             options=options,
             plan=plan,
             tuned=self.tuned,
-            best=self.best_val,
+            best=self.select_by == "validation",
             score=self.score,
             baselines=self.baselines,
-            on=self.on,
+            backend=self.backend,
             command=line,
         )
         for name, figure in pictures.of_comparison(comparison).items():
@@ -144,15 +147,16 @@ class Tune(SeveralAlgorithms):
     it costs is printed first, and after a stop the same command goes on.
 
     Examples:
-        fedlayers tune --algorithms fedavg fedprox --over lr=1e-4..1e-1:log mu=0.01,0.1,1 --trials 8
-        fedlayers tune --algorithms fedper ditto --over lr=0.001,0.01,0.1 ditto.lam=0.1..10:log --seeds 2 --workers 2
+        fedlayers tune --algorithms fedavg fedprox --search lr=1e-4..1e-1:log mu=0.01,0.1,1 --trials 8
+        fedlayers tune --algorithms fedper ditto --search lr=0.001,0.01,0.1 ditto.lam=0.1..10:log --seeds 2 --workers 2
     """
 
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")]
-    over: Annotated[
+    search: Annotated[
         tuple[str, ...],
         option(
-            "KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log; a KEY is lr, momentum, weight_decay, clip, an "
+            "KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log; a KEY is lr, momentum, weight_decay, "
+            "max_grad_norm, an "
             "algorithm's own, or ALGORITHM.KEY.",
             "KEY=SEARCH [KEY=SEARCH ...]",
         ),
@@ -161,16 +165,16 @@ class Tune(SeveralAlgorithms):
     seeds: Annotated[int, option("Number of seeds, from --seed + 1000, so that a comparison's are others.")] = 1
     score: Annotated[str, option("What counts on validation samples, such as accuracy, auroc or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
-    on: On = ""
+    backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
         arguments.check_folder(self.out)
-        over = arguments.texts("--over", self.over)
+        over = arguments.texts("--search", self.search)
 
         from fedlayers.studies.tune import APART, tune
 
@@ -178,7 +182,7 @@ class Tune(SeveralAlgorithms):
             "trials": self.trials,
             "score": self.score,
             "options": options,
-            "on": self.on,
+            "backend": self.backend,
             "tell": _say,
         }
         result = tune(config, self.algorithms, over, self.out, seeds=[APART + seed for seed in seeds], **asked)
@@ -190,56 +194,58 @@ class Choose(OneAlgorithm):
     """Race a few ways of sharing, and say which to use.
 
     All have the same data, start and batches, and are judged on validation samples. With three or more seeds it also
-    says how sure the decision is. The winner's run is complete at the end. A shorter race (--share 0.6) with fewer arms
-    costs less and has lost more. With --superlink the runs are federations over its sites, one after another; what
-    sites send are the messages of those runs and their scores.
+    says how sure the decision is. The winner's run is complete at the end. A shorter race (--race-fraction 0.6) with
+    fewer arms costs less and has lost more. With --superlink the runs are federations over its sites, one after
+    another; what sites send are the messages of those runs and their scores.
 
     Examples:
-        fedlayers choose --dataset heart --seeds 3 --then-personalise --out out/choose
+        fedlayers choose --dataset heart --seeds 3 --with-finetuning --out out/choose
         fedlayers choose --superlink fed.example.org:8443 --keys keys/server
-        fedlayers choose --dataset digits --arms nothing half all_but_last --share 0.6 --workers 2
+        fedlayers choose --dataset digits --arms nothing half all_but_last --race-fraction 0.6 --workers 2
     """
 
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
-    share: Annotated[float, option("Of the rounds that are raced, 0.5 to 1; 1 with arms fine-tuned at the end.")] = 1.0
-    then_personalise: Annotated[bool, option("Also: FedAvg, then a few epochs of each client alone.")] = False
-    race_only: Annotated[bool, option("Do not train the winner to the end.")] = False
+    race_fraction: Annotated[
+        float, option("Of the rounds that are raced, 0.5 to 1; 1 with arms fine-tuned at the end.")
+    ] = 1.0
+    with_finetuning: Annotated[bool, option("Also: FedAvg, then a few epochs of each client alone.")] = False
+    no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
-    on: On = ""
+    backend: On = ""
     federation: OfSites = NOWHERE
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("What obeys the cuts.")] = "fedper"
     set: Set = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
-        if self.then_personalise and self.race_only:
-            raise UsageError("--then-personalise is held against the winner's end: leave --race-only out")
-        over = self.federation.check(config, ["on"] if self.on else ())
+        if self.with_finetuning and self.no_final_run:
+            raise UsageError("--with-finetuning is held against the winner's end: leave --no-final-run out")
+        over = self.federation.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose
 
         asked: dict[str, Any] = {
             "arms": self.arms,
             "seeds": seeds,
-            "share": self.share,
-            "complete": not self.race_only,
-            "personalise": self.then_personalise,
+            "race_fraction": self.race_fraction,
+            "complete": not self.no_final_run,
+            "with_finetuning": self.with_finetuning,
             "tell": _say,
         }
         if over:
             with self.federation.linked() as link:
                 choice = choose(config, self.out, link=link, patience=self.federation.patience, **asked)
-            from fedlayers.remote.sites import left
+            from fedlayers.remote.remote_clients import left
 
             runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))
             print(f"\nbytes that left the sites, all runs together:\n{left(*runs).to_string()}")
         else:
-            choice = choose(config, self.out, on=self.on, **asked)
+            choice = choose(config, self.out, backend=self.backend, **asked)
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
         from fedlayers.studies import pictures
@@ -273,23 +279,23 @@ class Regret(OneAlgorithm):
     seeds: Seeds = 3
     score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
-    on: On = ""
+    backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
     set: Set = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
 
         from fedlayers.diagnostics import plots
-        from fedlayers.diagnostics.pictures.album import figure_of
+        from fedlayers.diagnostics.pictures.collect import figure_of
         from fedlayers.studies import pictures
         from fedlayers.studies.regret import regret
 
         pictures.to_files()
-        result = regret(config, self.rules, seeds, self.out, score=self.score, on=self.on, command=line)
+        result = regret(config, self.rules, seeds, self.out, score=self.score, backend=self.backend, command=line)
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
         pictures.save(figure, self.out / "regret.png")
         print(result.text())
@@ -317,11 +323,11 @@ class Study(SeveralAlgorithms):
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
-    on: On = ""
+    backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
     set: SetEach = ()
-    set_model: SetModel = ()
-    set_loss: SetLoss = ()
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
@@ -340,7 +346,7 @@ class Study(SeveralAlgorithms):
             rule=self.rule,
             arms=self.arms,
             options=options,
-            on=self.on,
+            backend=self.backend,
             command=line,
             say=_say,
         )

@@ -17,7 +17,7 @@ from fl_core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
-    from fedlayers.remote.sites import Patience
+    from fedlayers.remote.remote_clients import TimeoutPolicy
 
 AT_SITES = (*READING, *DEALING, "data_root", "download", "workers", "stack", "device")
 """What sites say of themselves, or what has no meaning where each client is alone."""
@@ -32,21 +32,21 @@ class Sites:
     sites: Annotated[
         tuple[str, ...], option("Who takes part, in order; default: all with a key, sorted.", "NAME [NAME ...]")
     ] = ()
-    least: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
+    min_sites: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
     timeout: Annotated[float | None, option("Seconds to wait for sites each time; default: for ever.", "S")] = None
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> TimeoutPolicy:
         """How long sites are waited for.
 
         Raises:
-            UsageError: --least without --timeout, or the other way, or numbers that cannot be.
+            UsageError: --min-sites without --timeout, or the other way, or numbers that cannot be.
         """
-        from fedlayers.remote.sites import Patience
+        from fedlayers.remote.remote_clients import TimeoutPolicy
 
-        if (self.least is None) != (self.timeout is None):
-            raise UsageError("--least and --timeout belong together: how many sites are enough, and after how long")
-        return Patience(self.least or 1, self.timeout)
+        if (self.min_sites is None) != (self.timeout is None):
+            raise UsageError("--min-sites and --timeout belong together: how many sites are enough, and after how long")
+        return TimeoutPolicy(self.min_sites or 1, self.timeout)
 
     def check(self, config: RunConfig, without: Sequence[str] = ()) -> bool:
         """Whether sites are asked for at all; what then is not the command line's to say is refused by name.
@@ -80,7 +80,7 @@ class Sites:
         flower.require()
         from fedlayers.remote.flower.server import FlowerLink
 
-        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.least, self.timeout, say)
+        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.min_sites, self.timeout, say)
         try:
             yield link
         finally:

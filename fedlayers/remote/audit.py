@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedlayers.remote.holdings import Holding, Moments
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.site_data import Moments, SiteData
 from fl_core.errors import CorruptError, UsageError, listing
 from fl_core.limits import parsed_json
 from fl_core.records.files import Folder
-from fl_core.records.forms import COUNT, misfit
+from fl_core.records.schema import COUNT, validate
 
 AUDIT = "audit.jsonl"
 """The file of a site's folder with a line for each distinct answer."""
@@ -37,7 +37,7 @@ class Audit:
         folder: of the site. policy: says how many splits. holding: the site's data.
     """
 
-    def __init__(self, folder: Path, policy: Policy, holding: Holding) -> None:
+    def __init__(self, folder: Path, policy: Policy, holding: SiteData) -> None:
         self.folder, self.policy, self.holding = Folder(folder), policy, holding
 
     @cached_property
@@ -60,7 +60,7 @@ class Audit:
         except ValueError as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
         for line in found:
-            if wrong := misfit(line, LINE):
+            if wrong := validate(line, LINE):
                 raise CorruptError(f"{path} is damaged: {wrong}")
         return found
 

@@ -174,14 +174,14 @@ def most_bytes(model: Mapping[str, torch.Tensor], trees: int) -> int:
 
 
 def fields(head: Mapping[str, Any], form: Mapping[str, Any], optional: Collection[str] = ()) -> dict[str, Any]:
-    """A head's values besides its kind, exactly those of a form as :func:`fl_core.records.forms.misfit` takes it.
+    """A head's values besides its kind, exactly those of a form as :func:`fl_core.records.schema.misfit` takes it.
 
     Raises:
         PacketError: one is missing, of another type, or unknown.
     """
-    from fl_core.records.forms import misfit
+    from fl_core.records.schema import validate
 
-    wrong = misfit(head, {f"{key}?" if key in optional else key: value for key, value in form.items()})
+    wrong = validate(head, {f"{key}?" if key in optional else key: value for key, value in form.items()})
     unknown = sorted(head.keys() - form.keys() - {"kind"})
     if wrong or unknown:
         raise PacketError(f"a packet {head['kind']!r}: {wrong or f'unknown {unknown[0]!r}'}")

@@ -13,26 +13,26 @@ from uuid import uuid4
 import fl_core
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
-from fedlayers.remote.holdings import Moments
 from fedlayers.remote.link import SiteLink
+from fedlayers.remote.remote_clients import RemoteClients, RpcClient, TimeoutPolicy
 from fedlayers.remote.site import HERE
-from fedlayers.remote.sites import AtSites, Line, Patience
+from fedlayers.remote.site_data import Moments
 from fedlayers.runs import of_diagnostics
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
-from fl_core.data.hollow import Facts, hollow
+from fl_core.data.placeholder import FederationMetadata, placeholder_data
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS
-from fl_core.decision import Instruments
 from fl_core.dropout import read_trace
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, check_distinct, listing
 from fl_core.loggers.base import Logger, loggers_of
 from fl_core.models.options import without_weights
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
-from fl_core.restoring import FEDERATION, check_at_home
+from fl_core.restore import FEDERATION, check_at_home
 from fl_core.task import Task, assemble
 
 ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale", "impute")
@@ -48,7 +48,7 @@ def federate(
     out: Path | str | None = None,
     *,
     plan: LayerPlan | None = None,
-    patience: Patience | None = None,
+    patience: TimeoutPolicy | None = None,
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
@@ -73,14 +73,14 @@ def federate(
             is written.
         RefusedError: a site refuses; names it and its reason.
     """
-    line = Line(link)
+    line = RpcClient(link)
     facts = greet(line)
     if known:
         check_same(list(map(_known, known)), facts, "this federation")
     data = data_of(facts, config.dataset)
     task = task_of(config, data, plan)
     instruments = instruments or of_diagnostics()
-    runner.decision_of(task, instruments).check(task.algorithm(task.plan))
+    runner.plan_selection_of(task, instruments).check(task.algorithm(task.plan))
     if task.config.dropout_trace is not None:
         task.lost_replies = read_trace(task.config.dropout_trace, line.names)
     if out is not None:
@@ -91,14 +91,14 @@ def federate(
     home = join(line, task, facts, run, patience)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
-    return runner.start(task, out, instruments, ["data"], home=home, beside=beside, command=command, **options)
+    return runner.start(task, out, instruments, ["data"], clients=home, beside=beside, command=command, **options)
 
 
 def resume(
     out: Path | str,
     link: SiteLink,
     *,
-    patience: Patience | None = None,
+    patience: TimeoutPolicy | None = None,
     instruments: Instruments | None = None,
     code: Collection[str] = (),
     progress: bool = True,
@@ -113,13 +113,13 @@ def resume(
     """
     stored = store.Run(out).task_config()
     check_at_home(Path(out), stored, True)
-    line = Line(link)
+    line = RpcClient(link)
     facts = greet(line)
     known = stored[FEDERATION]
     check_same(known["sites"], facts, str(out))
     data = together(facts, stored["dataset"])
 
-    def home(_: Mapping[str, Any], task: Task) -> AtSites:
+    def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
         return join(line, task, facts, known["run"], patience)
 
     return runner.resume(
@@ -130,7 +130,7 @@ def resume(
         progress=progress,
         until=until,
         log=log,
-        home=home,
+        clients=home,
     )
 
 
@@ -161,7 +161,7 @@ def answered(site: str, packet: Packet | None) -> Packet:
     return packet
 
 
-def greet(line: Line) -> list[dict[str, Any]]:
+def greet(line: RpcClient) -> list[dict[str, Any]]:
     """Ask every site who it is; returns their facts, in the federation's order.
 
     Raises:
@@ -228,8 +228,8 @@ def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
 def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
     """The federation's data as the server knows them."""
     first = facts[0]
-    return hollow(
-        Facts(
+    return placeholder_data(
+        FederationMetadata(
             *(dataset, tuple(first["shape"]), tuple(first["classes"])),
             sizes={each["name"]: each["sizes"] for each in facts},
             digests={each["name"]: each["digest"] for each in facts},
@@ -255,8 +255,8 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
 
 
 def join(
-    line: Line, task: Task, facts: Sequence[Mapping[str, Any]], run: str, patience: Patience | None = None
-) -> AtSites:
+    line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, patience: TimeoutPolicy | None = None
+) -> RemoteClients:
     """Let every site build the run's task around its own samples; returns the clients' home.
 
     Raises:
@@ -264,7 +264,7 @@ def join(
     """
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
-    initial = tree.of(task.model)
+    initial = tree.state_dict(task.model)
     trees = {} if task.start is None else {"start": task.start}
     prepares = (facts[0]["scale"], facts[0]["impute"]) != ("none", "none")
     common = {
@@ -281,10 +281,10 @@ def join(
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES):
         fields(answered(site, packet).head, protocol.JOINED)
-    return AtSites(line, line.names, initial, run, patience=patience)
+    return RemoteClients(line, line.names, initial, run, patience=patience)
 
 
-def scaling_of(line: Line, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:
+def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:
     """Return what scales and fills the features by all sites' training samples, from the moments that each site tells.
 
     Raises:

@@ -30,7 +30,7 @@ class SiteLink(Protocol):
         """Let go of what the transport holds; the sites go on without it."""
 
 
-class Answers(Protocol):
+class RequestHandler(Protocol):
     """A site's side: what a transport hands requests to.
 
     Attributes:

@@ -15,7 +15,7 @@ from fl_core.layers import Layer
 from fl_core.limits import LimitError, within_memory, within_seconds
 from fl_core.models.options import check_stored
 from fl_core.registry import is_outside
-from fl_core.restoring import code_of
+from fl_core.restore import code_of
 
 if TYPE_CHECKING:
     from fl_core.training.local import Phase

@@ -26,10 +26,17 @@ from torch import Tensor
 
 from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
-from fl_core.algorithms.offers import Offer, Outline, Own
-from fl_core.execution.home import SCORED, Finetune, Reply, Request, Score, Train
+from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
+from fl_core.execution.client_backend import (
+    SCORED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.plan import LayerPlan
-from fl_core.records.forms import COUNT, Each, misfit
+from fl_core.records.schema import COUNT, Each, validate
 from fl_core.scores import TABLE
 
 PROTOCOL = 2
@@ -124,7 +131,7 @@ def stamp_of(packet: Packet) -> dict[str, Any]:
         PacketError: it has none.
     """
     found = {key: packet.head.pop(key, None) for key in STAMP}
-    wrong = misfit(found, STAMP)
+    wrong = validate(found, STAMP)
     if wrong:
         raise PacketError(f"a packet {packet.head['kind']!r}: {wrong}")
     return found
@@ -133,9 +140,9 @@ def stamp_of(packet: Packet) -> dict[str, Any]:
 # --- a request ---------------------------------------------------------------------------------------------------
 
 
-def request_packet(request: Request, where: Mapping[str, Any]) -> Packet:
+def request_packet(request: ClientRequest, where: Mapping[str, Any]) -> Packet:
     """An engine's request as it crosses; ``where`` holds the values of :data:`PLACE`."""
-    if isinstance(request, Train):
+    if isinstance(request, TrainRequest):
         head = {
             "kind": "train",
             **where,
@@ -146,14 +153,14 @@ def request_packet(request: Request, where: Mapping[str, Any]) -> Packet:
             "lost": request.lost,
         }
         return Packet(head, {MESSAGE + name: each for name, each in request.message.trees.items()})
-    models, meta, trees = _offer_parts(request.offer)
+    models, meta, trees = _offer_parts(request.template)
     head = {"kind": "score", **where, "done": request.done, "models": models, "meta": meta}
-    if isinstance(request, Finetune):
+    if isinstance(request, FinetuneRequest):
         head |= {"kind": "finetune", "model": request.model}
     return Packet(head, trees)
 
 
-def _offer_parts(offer: Offer) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]:
+def _offer_parts(offer: ModelTemplate) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]:
     """An offer in parts: for each model the place of each tensor, the server's meta data, and the tensors, each once.
 
     The place is a list [tree, name] of the client's own, or the number of a tree that is sent.
@@ -166,7 +173,7 @@ def _offer_parts(offer: Offer) -> tuple[dict[str, Any] | None, dict[str, Any], d
     for model, parts in offer.models.items():
         models[model] = {}
         for name, part in parts.items():
-            if isinstance(part, Own):
+            if isinstance(part, ClientTensorRef):
                 models[model][name] = [part.tree, part.name]
                 continue
             number = at.setdefault(
@@ -179,7 +186,7 @@ def _offer_parts(offer: Offer) -> tuple[dict[str, Any] | None, dict[str, Any], d
     return models, {}, {f"{SENT}{number}": each for number, each in enumerate(trees)}
 
 
-def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> Request:
+def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> ClientRequest:
     """The request that a site was sent, for its own client.
 
     Args:
@@ -198,37 +205,37 @@ def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> Requ
         if not set(values["score"]) <= set(SCORED):
             raise PacketError(f"a packet 'train': score is {values['score']}, not among {list(SCORED)}")
         trees = {name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}
-        return Train(
+        return TrainRequest(
             client, rnd, Message(trees, values["meta"]), tuple(values["score"]), values["keep"], values["lost"]
         )
     offer = _offer_of(packet, values["models"], model)
     if head["kind"] == "finetune":
-        return Finetune(client, values["done"], offer, values["model"])
-    return Score(client, values["done"], offer)
+        return FinetuneRequest(client, values["done"], offer, values["model"])
+    return ScoreRequest(client, values["done"], offer)
 
 
-def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[str, Tensor]) -> Offer:
+def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[str, Tensor]) -> ModelTemplate:
     if models is None:
         if list(packet.trees) != [SERVER + "model"]:
             raise PacketError(
                 f"a packet {packet.head['kind']!r}: it needs the server's model alone; got {list(packet.trees)[:9]}"
             )
-        return Offer(server=State({name.removeprefix(SERVER): each for name, each in packet.trees.items()}))
-    made: dict[str, dict[str, Tensor | Own]] = {}
+        return ModelTemplate(server=State({name.removeprefix(SERVER): each for name, each in packet.trees.items()}))
+    made: dict[str, dict[str, Tensor | ClientTensorRef]] = {}
     for model, parts in models.items():
         made[model] = {}
         for name, part in parts.items() if isinstance(parts, dict) else ():
             own = isinstance(part, list) and len(part) == 2 and all(isinstance(each, str) for each in part)
             if name not in wanted or not (own or name in packet.trees.get(f"{SENT}{part}", {})):
                 raise PacketError(f"of the model {model!r} nothing is said of {name!r} that could be put there")
-            made[model][name] = Own(*part) if own else packet.trees[f"{SENT}{part}"][name]
-    return Offer(made)
+            made[model][name] = ClientTensorRef(*part) if own else packet.trees[f"{SENT}{part}"][name]
+    return ModelTemplate(made)
 
 
 # --- a reply -----------------------------------------------------------------------------------------------------
 
 
-def reply_packet(reply: Reply, outline: Outline) -> Packet:
+def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
     """A site's reply as it crosses: messages, numbers and names."""
     head = {
         "kind": "done",
@@ -248,7 +255,9 @@ def reply_packet(reply: Reply, outline: Outline) -> Packet:
     return Packet(head, {MESSAGE + name: each for name, each in reply.message.trees.items()})
 
 
-def reply_of(packet: Packet, request: Request, model: Mapping[str, Tensor], site: str) -> tuple[Reply, Outline]:
+def reply_of(
+    packet: Packet, request: ClientRequest, model: Mapping[str, Tensor], site: str
+) -> tuple[ClientReply, StateSchema]:
     """The reply that a server got to its request.
 
     Raises:
@@ -258,10 +267,10 @@ def reply_of(packet: Packet, request: Request, model: Mapping[str, Tensor], site
         values = fields(packet.head, REPLY)
         check_trees(packet.trees, model, f"site {site!r}")
         _check_scores(values["scores"], request)
-        if not isinstance(request, Train) and (packet.trees or values["meta"]):
+        if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):
             raise PacketError("tensors or data came back where only numbers were asked for")
         epsilon = values["epsilon"]
-        if epsilon is not None and misfit({"pair": epsilon, "n": len(epsilon) - 2}, {"pair": [NUMBER], "n": COUNT}):
+        if epsilon is not None and validate({"pair": epsilon, "n": len(epsilon) - 2}, {"pair": [NUMBER], "n": COUNT}):
             raise PacketError("its epsilon and delta are no two numbers")
         observations = [_observation(each, request.client) for each in values["observations"]]
         names = [name for each in values["outline"]["trees"].values() for name in each]
@@ -275,21 +284,21 @@ def reply_of(packet: Packet, request: Request, model: Mapping[str, Tensor], site
         for name, splits in values["scores"].items()
     }
     message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
-    outline = Outline(
+    outline = StateSchema(
         {name: tuple(each) for name, each in values["outline"]["trees"].items()},
         frozenset(values["outline"]["changed"]),
     )
     spent = None if epsilon is None else (float(epsilon[0]), float(epsilon[1]))
-    return Reply(request.client, message, scores, values["work"], observations, epsilon=spent), outline
+    return ClientReply(request.client, message, scores, values["work"], observations, epsilon=spent), outline
 
 
-def _check_scores(scores: Mapping[str, Any], request: Request) -> None:
-    if isinstance(request, Train):
+def _check_scores(scores: Mapping[str, Any], request: ClientRequest) -> None:
+    if isinstance(request, TrainRequest):
         models, splits = ["local"], request.score
-    elif isinstance(request, Finetune):
+    elif isinstance(request, FinetuneRequest):
         models, splits = [], ()
     else:
-        models = [*request.offer.models, "global", "personal"]
+        models = [*request.template.models, "global", "personal"]
         splits = SCORED
     for model, found in scores.items():
         if model not in models or set(found) - set(splits):

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fedlayers.diagnostics.pictures.page import Page
-from fedlayers.remote.sites import left
+from fedlayers.remote.remote_clients import left
 from fedlayers.studies.compare import Comparison
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan

@@ -10,23 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import fl_core
-from fedlayers.remote import protocol, versions
+from fedlayers.remote import protocol, state_store
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
-from fedlayers.remote.holdings import Holding, federation_of
-from fedlayers.remote.measured import Tables, check_nulls, check_values_alone, hide, own_rows
+from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import MEGABYTE, Policy
 from fedlayers.remote.privacy import Account, Privacy, hidden
-from fedlayers.remote.versions import Versions
+from fedlayers.remote.site_data import SiteData, federation_of
+from fedlayers.remote.state_store import StateStore
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
-from fl_core.algorithms.offers import Outline
+from fl_core.algorithms.model_template import StateSchema
 from fl_core.config import DEALING, READING, RunConfig, check
-from fl_core.data.hollow import stand_in
+from fl_core.data.placeholder import placeholder_client
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
+from fl_core.execution.client_backend import (
+    TUNED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    LocalClients,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.execution.executors import Serial
-from fl_core.execution.home import TUNED, Finetune, InProcess, Reply, Request, Score, Train
 from fl_core.limits import LimitError, data_bytes, lacks_memory
 from fl_core.models.counting import counted
 from fl_core.plan import LayerPlan
@@ -54,7 +62,7 @@ class Site:
 
     def __init__(
         self,
-        holding: Holding,
+        holding: SiteData,
         folder: Path | str,
         policy: Policy | None = None,
         device: str = "cpu",
@@ -98,7 +106,7 @@ class Site:
             UsageError: names it, and what is allowed.
         """
         self.policy.check_algorithm(name, options)
-        if self.privacy.on and (find(name).paired or find(name).under(options).paired):
+        if self.privacy.on and (find(name).keeps_server_pair or find(name).base_algorithm(options).keeps_server_pair):
             raise UsageError(
                 f"the site adds noise to what it sends, and {name!r} keeps at a client what must equal what left: "
                 "it takes part in algorithms without such a pair, as fedavg and fedprox are"
@@ -214,8 +222,8 @@ class _Joined:
         from fedlayers.diagnostics.measure import instruments
 
         runner_of = runner.client_runner_of(self.task, instruments().observers)
-        self.initial = tree.of(self.task.model)
-        self.home = InProcess(Serial(runner_of), data, self.initial)
+        self.initial = tree.state_dict(self.task.model)
+        self.home = LocalClients(Serial(runner_of), data, self.initial)
         self.root = site.folder / asked["run"]
         self._algorithms: dict[str, Algorithm] = {}
         self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
@@ -226,7 +234,7 @@ class _Joined:
         layers = [layer.name for layer in self.task.layers]
         if asked["layers"] != layers:
             raise UsageError(f"the server's model has the layers {asked['layers'][:20]}, this site's {layers[:20]}")
-        digest = tree.digest(tree.of(self.task.model))
+        digest = tree.digest(tree.state_dict(self.task.model))
         if asked["model"] != digest:
             raise UsageError(
                 f"the server's initial model has the digest {asked['model'][:12]}…, this site's {digest[:12]}…: other "
@@ -245,31 +253,31 @@ class _Joined:
             raise PacketError(f"{len(request):,} bytes are more than any message of this model has")
         if not _LANE.fullmatch(values["lane"]):
             raise PacketError(f"there is no lane {values['lane'][:80]!r}")
-        lane = Versions(self.root / values["lane"])
-        key, trains = versions.key(head, request), head["kind"] == "train"
+        lane = StateStore(self.root / values["lane"])
+        key, trains = state_store.key(head, request), head["kind"] == "train"
         if trains and (known := lane.reply(values["to"], key)) is not None:
             return decode(known)  # asked twice, or again after the reply was lost: trained once
         if session == self.session and seq < self.seq:
             raise PacketError(f"request {seq} comes after request {self.seq} was done")
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
-        if isinstance(asked, Train):
+        if isinstance(asked, TrainRequest):
             self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
-        if isinstance(asked, Train):
+        if isinstance(asked, TrainRequest):
             self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
-        if isinstance(asked, Finetune):
+        if isinstance(asked, FinetuneRequest):
             self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
         self._enter(lane, values, algorithm, asked)
         (reply,) = self.home.run([asked])
         answer = self._reply(asked, reply)
         self.write_answer(head["kind"])
-        if isinstance(asked, Train) and not asked.lost:
+        if isinstance(asked, TrainRequest) and not asked.lost:
             state = self.home.states[self.site.name]
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
-            lane.put(values["to"], state, kept, key, encode(answer))
+            lane.commit(values["to"], state, kept, key, encode(answer))
             self._present = (values["lane"], values["to"])
             lane.keep({values["saved"], values["from"], values["to"]})
-        if isinstance(asked, Finetune):
+        if isinstance(asked, FinetuneRequest):
             lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
             self._tuned = (values["lane"], values["from"], asked.done)
         if session == self.session:
@@ -289,16 +297,16 @@ class _Joined:
         check_nulls(asked["null"], asked["null_draws"])
         if self.site.privacy.on:
             check_values_alone(asked["metrics"], asked["options"])
-            folder, stored = Folder(self.root), f"measured-{versions.key(packet.head, request)}"
+            folder, stored = Folder(self.root), f"measured-{state_store.key(packet.head, request)}"
             if folder.has(stored):
                 return decode(folder.read(stored))
         header, rows = self._measured(self.task, asked)
         if not self.site.privacy.on:
             self.write_answer("measure")
             return Packet({"kind": "measured", "header": header, **rows})
-        other = replace(self.task, data=stand_in(self.task.data, self.site.name, self.task.config.seed))
+        other = replace(self.task, data=placeholder_client(self.task.data, self.site.name, self.task.config.seed))
         header, shown = self._measured(other, asked)
-        hide(rows, shown, self.site.privacy, self.site.account)
+        add_noise_to_rows(rows, shown, self.site.privacy, self.site.account)
         self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
         folder.write(stored, encode(answer))
@@ -310,7 +318,7 @@ class _Joined:
 
         names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
         settings = {name: asked[name] for name in names if asked[name] is not None}
-        report = measure.of_task(task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
+        report = measure.diagnose_task(task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
         header = {name: report.header[name] for name in protocol.MEASURED_HEADER}
         tables = {"rows": report.frame, "nulls": report.nulls}
         return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
@@ -319,15 +327,15 @@ class _Joined:
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
             self.site.check_algorithm(values["algorithm"], values["options"])
-            made = find(values["algorithm"])(self.task.problem, None, values["options"])
+            made = find(values["algorithm"])(self.task.task_info, None, values["options"])
             if values["plan"] is not None:
                 plan = LayerPlan.from_json(values["plan"])
-                plan.check_tensors(self.task.problem.tensors)
+                plan.check_tensors(self.task.task_info.tensors)
                 made = made.with_plan(plan)
             self._algorithms[named] = made
         return self._algorithms[named]
 
-    def _enter(self, lane: Versions, values: Mapping[str, Any], algorithm: Algorithm, asked: Request) -> None:
+    def _enter(self, lane: StateStore, values: Mapping[str, Any], algorithm: Algorithm, asked: ClientRequest) -> None:
         """Have the client in the version that a request names, under its algorithm, with what it has tuned of that."""
         present = (values["lane"], values["from"])
         if self._present != present:
@@ -338,13 +346,15 @@ class _Joined:
                 self.home.states[self.site.name] = state
             self._present = present
         self.home.use(algorithm)
-        if isinstance(asked, Train):  # models kept before it are of an earlier state, and until its end there is none
+        if isinstance(
+            asked, TrainRequest
+        ):  # models kept before it are of an earlier state, and until its end there is none
             self.home.forget()
             self._tuned = self._present = None
-        elif isinstance(asked, Score):
+        elif isinstance(asked, ScoreRequest):
             self._take_tuned(lane, (*present, asked.done))
 
-    def _take_tuned(self, lane: Versions, wanted: tuple[str, str, int]) -> None:
+    def _take_tuned(self, lane: StateStore, wanted: tuple[str, str, int]) -> None:
         """Have the fine-tuned model of this state and round among the client's, if there is one, and no other."""
         if self._tuned != wanted:
             self.home.kept.pop(TUNED, None)
@@ -353,18 +363,18 @@ class _Joined:
                 self.home.keep(TUNED, self.site.name, tuned)
             self._tuned = wanted
 
-    def _reply(self, asked: Request, reply: Reply) -> Packet:
-        if isinstance(asked, Train) and asked.lost:
+    def _reply(self, asked: ClientRequest, reply: ClientReply) -> Packet:
+        if isinstance(asked, TrainRequest) and asked.lost:
             reply.message = Message()
         names = [name for each in reply.message.trees.values() for name in each]
         self.site.policy.check_sent(names, self.task.layers)
         if self.site.privacy.on:
             reply.observations = []  # numbers of single samples, which nothing clips
-        if self.site.privacy.on and isinstance(asked, Train):
+        if self.site.privacy.on and isinstance(asked, TrainRequest):
             reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
             reply.epsilon = self.site.account.release(count), self.site.privacy.delta
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
-        outline = Outline.of(self.home.states[self.site.name], begun)
+        outline = StateSchema.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
         return protocol.reply_packet(reply, outline)
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedlayers.studies import certainty as sure
+from fedlayers.studies import inference as sure
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.certainty import Certainty
+from fedlayers.studies.inference import Inference
 from fl_core.errors import listing
 from fl_core.scores import MAIN, REGRESSION, in_column, in_points, label_of
 
@@ -27,7 +27,7 @@ class Answers(NamedTuple):
         lines: the three answers in words; those that cannot be asked are left out.
         split: whether a split is better than sharing nothing and sharing every layer: yes, no, open, or empty where no
             extreme or no split has raced.
-        which: the verdict (:data:`~fedlayers.studies.certainty.VERDICTS`).
+        which: the verdict (:data:`~fedlayers.studies.inference.VERDICTS`).
         guessing: whether anything is better than guessing: yes, no, or open.
     """
 
@@ -43,7 +43,7 @@ class Answers(NamedTuple):
         return {"split": self.split, "which": self.which, "guessing": self.guessing}
 
 
-def answers(race: Certainty, arms: Sequence[Arm], used: Arm) -> Answers:
+def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
     """Answer the three questions from the numbers of a race.
 
     Args:
@@ -52,7 +52,7 @@ def answers(race: Certainty, arms: Sequence[Arm], used: Arm) -> Answers:
     """
     do = f"{used.words[0].upper()}{used.words[1:]}."
     split, which, guessing = _split(race, arms), _which(race, used), _guessing(race)
-    found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.skill.shown])
+    found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.above_chance.shown])
     if race.verdict == sure.NOTHING_LEARNED:
         return Answers(guessing, (f"The candidate that sends least is used: {used.words}.",), *found)
     if race.verdict == sure.ONE_RACE:
@@ -75,26 +75,26 @@ def _named(arm: Arm) -> str:
 # --- is a split better than nothing, or all? ------------------------------------------------------------------------
 
 
-def _rivals(race: Certainty, arms: Sequence[Arm]) -> tuple[Arm, list[Arm]]:
+def _rivals(race: Inference, arms: Sequence[Arm]) -> tuple[Arm, list[Arm]]:
     """The leader, and what answers the first question: the extremes, and the best split if an extreme leads."""
     by_name = {arm.name: arm for arm in arms}
-    leader, *others = (by_name[name] for name in (race.left[0], *race.differences["arm"]))
+    leader, *others = (by_name[name] for name in (race.remaining[0], *race.differences["arm"]))
     extremes = [arm for extreme in NAMES for arm in others if arm.extreme == extreme]
     splits = [arm for arm in others if not arm.extreme]
     return leader, [*splits[: bool(leader.extreme)], *extremes]
 
 
-def _split_code(race: Certainty, arms: Sequence[Arm]) -> str:
+def _split_code(race: Inference, arms: Sequence[Arm]) -> str:
     extreme = {arm.name: bool(arm.extreme) for arm in arms}
     if len(set(extreme.values())) < 2:
         return ""
     if race.verdict not in (sure.DECIDED, sure.LEVEL_ARMS, sure.DISAGREE):
         return OPEN
-    left = {extreme[name] for name in race.left}
+    left = {extreme[name] for name in race.remaining}
     return OPEN if len(left) > 1 else NO if left.pop() else YES
 
 
-def _split(race: Certainty, arms: Sequence[Arm]) -> str:
+def _split(race: Inference, arms: Sequence[Arm]) -> str:
     leader, rivals = _rivals(race, arms)
     lines = race.differences.set_index("arm")
     phrases = [_against(race, lines.loc[arm.name], _named(arm)) for arm in rivals]
@@ -103,7 +103,7 @@ def _split(race: Certainty, arms: Sequence[Arm]) -> str:
     return f"{name} leads on validation samples: {', '.join(phrases)}." if phrases else ""
 
 
-def _against(race: Certainty, line: pd.Series, name: str) -> str:
+def _against(race: Inference, line: pd.Series, name: str) -> str:
     """The leader against another arm, as in ``6.7 points better than sharing nothing``."""
     difference = line["difference"]
     if math.isnan(difference):
@@ -121,7 +121,7 @@ def _against(race: Certainty, line: pd.Series, name: str) -> str:
 # --- which split? ---------------------------------------------------------------------------------------------------
 
 
-def _which(race: Certainty, used: Arm) -> str:
+def _which(race: Inference, used: Arm) -> str:
     if race.verdict == sure.DECIDED:
         return f"Every other candidate has a significantly worse {label_of(race.main)} (95 %, paired by seed)."
     word, stake = label_of(race.main), in_points(race.main, race.at_stake(used.name))
@@ -132,7 +132,7 @@ def _which(race: Certainty, used: Arm) -> str:
             f"{used.name} has the better loss and is used."
         )
     return (
-        f"{listing(race.left)}: no significant difference (at most {stake} of {word}). "
+        f"{listing(race.remaining)}: no significant difference (at most {stake} of {word}). "
         f"The one that sends least is used: {used.name}."
     )
 
@@ -140,8 +140,8 @@ def _which(race: Certainty, used: Arm) -> str:
 # --- better than guessing? ------------------------------------------------------------------------------------------
 
 
-def _guessing(race: Certainty) -> str:
-    value, low = race.skill
+def _guessing(race: Inference) -> str:
+    value, low = race.above_chance
     if math.isnan(value) or (math.isnan(low) and value > 0):
         return ""
     if race.main == MAIN[REGRESSION]:
@@ -150,6 +150,6 @@ def _guessing(race: Certainty) -> str:
     else:
         what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
         least = "" if math.isnan(low) else f", at least {100 * low:.1f}"
-    if race.skill.shown:
+    if race.above_chance.shown:
         return f"Better than {what} on validation samples: {number}{least}."
     return f"No candidate is shown to do better than {what} on validation samples (the best: {number}{least})."

@@ -115,7 +115,7 @@ def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
 
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
-    if not find(algorithm).splits:
+    if not find(algorithm).uses_plan:
         raise UsageError(f"{algorithm} takes no plan, so it is an arm by itself, without {cut!r}")
     if cut.endswith(".json"):
         plan = LayerPlan.load(Path(cut))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedlayers.places.base import Place, side_by_side
+from fedlayers.backends.base import Backend, side_by_side
 from fedlayers.studies import arms as candidates
+from fedlayers.studies.above_chance import guessing
 from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.by_name import by_name
-from fedlayers.studies.certainty import Certainty, certainty, leader_of, ranked
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.cost import Cost, bytes_a_round, foreseen, measured, sized, timed
+from fedlayers.studies.config_only import config_only
+from fedlayers.studies.inference import Inference, infer, leader_of, ranked
 from fedlayers.studies.personalise import FEDAVG, OWN, OWN_EPOCHS, Personalised, last_scores, then_personalise
 from fedlayers.studies.race import (
     SHARE,
@@ -32,7 +32,7 @@ from fedlayers.studies.race import (
     standing,
     watched,
 )
-from fedlayers.studies.skill import guessing
+from fedlayers.studies.runtime_estimate import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
@@ -45,9 +45,9 @@ from fl_core.scores import column_of, in_column, label_of, main_score
 from fl_core.task import Task
 
 if TYPE_CHECKING:
-    from fedlayers.places.federations import Federations
+    from fedlayers.backends.federations import Federations
     from fedlayers.remote.link import SiteLink
-    from fedlayers.remote.sites import Patience
+    from fedlayers.remote.remote_clients import TimeoutPolicy
 
 OBEYS = "fedper"
 """What obeys the cuts where the configuration's algorithm takes no plan."""
@@ -73,7 +73,7 @@ class Choice:
     winner: Arm
     arms: tuple[Arm, ...]
     standing: Standing
-    certainty: Certainty
+    inference: Inference
     run: Path
     of_seed: dict[int, Entry]
     until: int
@@ -127,7 +127,7 @@ class Choice:
         """
         other = self.personalised
         if other is None:
-            raise UsageError("there is nothing beside the race: choose with personalise=True (--then-personalise)")
+            raise UsageError("there is nothing beside the race: choose with personalise=True (--with-finetuning)")
         seed = self.standing.judged["seed"].iloc[0]
         best = other.table.set_index("arm").loc[other.best.name]
         ways = [
@@ -152,7 +152,7 @@ class Choice:
     @property
     def answers(self) -> Answers:
         """The three answers: is a split better, which one, and is it better than guessing?"""
-        return answers(self.certainty, self.arms, self.winner)
+        return answers(self.inference, self.arms, self.winner)
 
     def lead(self) -> str:
         """What to use, and the three answers, a line each."""
@@ -160,13 +160,13 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """The choice as a dictionary for JSON, as in ``choice.json``."""
-        seen, stake = self.certainty, self.certainty.at_stake(self.winner.name)
+        seen, stake = self.inference, self.inference.at_stake(self.winner.name)
         return {
             "winner": self.winner.name,
             "algorithm": self.winner.algorithm,
             "shared": None if self.plan is None else list(self.plan.shared),
             "verdict": seen.verdict,
-            "left": list(seen.left),
+            "left": list(seen.remaining),
             "answers": self.answers.codes,
             "at_stake": None if pd.isna(stake) else stake,
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
@@ -180,20 +180,20 @@ class Choice:
         }
 
 
-@by_name
+@config_only
 def choose(
     config: RunConfig,
     out: Path | str,
     *,
     arms: Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] = (0,),
-    share: float = SHARE,
+    race_fraction: float = SHARE,
     complete: bool = True,
     each_seed: bool = False,
-    personalise: bool = False,
-    on: Place | str = "",
+    with_finetuning: bool = False,
+    backend: Backend | str = "",
     link: SiteLink | None = None,
-    patience: Patience | None = None,
+    patience: TimeoutPolicy | None = None,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, and judge them on validation samples.
@@ -213,15 +213,15 @@ def choose(
         config: what is run; its algorithm obeys the cuts if it takes a plan, otherwise FedPer does.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision; three or more also tell how sure it is.
-        share: of the rounds that are raced, from 0.5 to 1 (default: all; what less has lost is measured in
+        race_fraction: of the rounds that are raced, from 0.5 to 1 (default: all; what less has lost is measured in
             ``decision.regret``). Less than all is refused with an arm that fine-tunes at the end.
         complete: train the winner to the end.
         each_seed: and, for every seed, the run that this seed's validation samples alone would choose: what may be
             scored on that seed's test samples, which other seeds have validated on.
-        personalise: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a few
-            epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
-        on: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.places.base`); default
-            this process, or so many as the configuration has ``workers``.
+        with_finetuning: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a
+            few epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+            default this process, or so many as the configuration has ``workers``.
         link: the sites of a federation, over which all runs are trained, one after another: the clients of the
             configuration's dataset, of which only defaults are used here. The decision and the runs' rows are those of
             one process that has all data, clients one by one (``stack="off"``).
@@ -237,22 +237,22 @@ def choose(
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
     >>> choice = choose(RunConfig(dataset="heart", rounds=4, eval_every=1), where.name, complete=False)
-    >>> choice.certainty.verdict, len(choice.table)
+    >>> choice.inference.verdict, len(choice.table)
     ('one race', 4)
     """
     out = Path(out)
-    if personalise and not complete:
+    if with_finetuning and not complete:
         raise UsageError("the winner's end is what personalisation is held against: complete it")
     if config.plan is not None:
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
-    over = None if link is None else _over(link, patience, config, on)
-    race = _planned(config, out, arms, seeds, share, personalise, over)
+    over = None if link is None else _over(link, patience, config, backend)
+    race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
     finished = (len(seeds) if each_seed else 1) * complete
     whole = until >= int(task.config.rounds or 1)
-    with side_by_side(on if over is None else over, race.config.workers) as place:
+    with side_by_side(backend if over is None else over, race.config.workers) as place:
         cost = foreseen(race.tasks, entries, until, finished, place.side_by_side, apart=over is not None)
         tell(cost.text())
         began = time.monotonic()
@@ -260,7 +260,7 @@ def choose(
         if len(failed) == len(entries):
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
         stands = standing(entries, until, failed, race.guesses)
-        sure = certainty(stands.judged)
+        sure = infer(stands.judged)
         winner = _winner(race.arms, sure, race.tasks)
         run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
@@ -272,7 +272,7 @@ def choose(
                 raise RunError(next(iter(reasons.values())))
         spent = measured(task, entries, until, finished, place.side_by_side)
         alternative = None
-        if personalise:
+        if with_finetuning:
             made = _maker(over)
             alternative = then_personalise(task, race.config, out / "personalised", place, tell, made)
     plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
@@ -349,7 +349,7 @@ def _planned(
 
 def _obeying(config: RunConfig) -> RunConfig:
     """The configuration with an algorithm that obeys cuts: its own, or FedPer."""
-    return config if find(config.algorithm).splits else replace(config, algorithm=OBEYS, options={})
+    return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
 
 
 def _maker(over: Federations | None) -> Callable[..., Task]:
@@ -357,21 +357,21 @@ def _maker(over: Federations | None) -> Callable[..., Task]:
     return runner.assemble if over is None else over.task
 
 
-def _over(link: SiteLink, patience: Patience | None, config: RunConfig, on: Place | str) -> Federations:
+def _over(link: SiteLink, patience: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
     """The sites of a link as the place of all runs.
 
     Raises:
         UsageError: runs were to be trained side by side, or elsewhere.
     """
-    from fedlayers.places.federations import Federations
+    from fedlayers.backends.federations import Federations
 
-    if on or config.workers > 1:
-        what = f"on={on!r}" if on else f"workers={config.workers}"
+    if backend or config.workers > 1:
+        what = f"backend={backend!r}" if backend else f"workers={config.workers}"
         raise UsageError(f"over sites the runs of a race are trained one after another: leave {what} out")
     return Federations(link, patience)
 
 
-def _winner(racing: Sequence[Arm], sure: Certainty, tasks: Mapping[str, Task]) -> Arm:
+def _winner(racing: Sequence[Arm], sure: Inference, tasks: Mapping[str, Task]) -> Arm:
     """The arm that sends least of those without a significant difference; the leader, if that is the only one."""
     by_name = {arm.name: arm for arm in racing}
     return min((by_name[name] for name in sure.usable), key=lambda arm: bytes_a_round(tasks[arm.name]))
@@ -391,7 +391,7 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
     return {entry.config.seed: entry for entry in entries if leaders[entry.config.seed] == entry.arm.name}
 
 
-def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Task) -> LayerPlan:
+def _with_evidence(plan: LayerPlan, stands: Standing, sure: Inference, task: Task) -> LayerPlan:
     judged = stands.judged.groupby("arm")["score"].mean()
     detail = {"race": {str(arm): float(score) for arm, score in judged.dropna().items()}, "verdict": sure.verdict}
     return plan.with_shared(
@@ -400,7 +400,7 @@ def _with_evidence(plan: LayerPlan, stands: Standing, sure: Certainty, task: Tas
         metric=f"{main_score(stands.judged.columns)} - loss, standardised",
         detail=detail,
         data=task.data.digest,
-        checkpoint=tree.digest(tree.of(task.model)),
+        checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.seed,
         version=__version__,
     )

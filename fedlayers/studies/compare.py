@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.places.base import Place, opened
+from fedlayers.backends.base import Backend, opened
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fedlayers.studies.baselines import baseline_rows
-from fedlayers.studies.by_name import by_name
+from fedlayers.studies.config_only import config_only
+from fedlayers.studies.training_job import TrainingJob, train
 from fedlayers.studies.tuned import Tuned
-from fedlayers.studies.whole_run import WholeRun, train
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, resolved
 from fl_core.data import Partition
-from fl_core.decision import Instruments
 from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
 from fl_core.records.files import write_atomically
 from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score, positive_in
@@ -161,7 +161,7 @@ class Comparison:
 
     def text(self) -> str:
         """The table as text for a terminal, with the meaning of its columns."""
-        return f"{pretty(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
+        return f"{display_name(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
 
 
 def _shown(there: Iterable[str]) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _shown(there: Iterable[str]) -> tuple[str, ...]:
     return SHOWN[TABLE[main_score(list(there))].task]
 
 
-def pretty(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
+def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """A comparison's table formatted: shares in percent, intervals behind the mean; with a further score, if named."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
     usual, positive = _shown(table.columns), str(next(iter(table.get("positive", ())), ""))
@@ -228,7 +228,7 @@ def jobs_of(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     settings: Mapping[str, dict[str, Any]] | None = None,
-) -> list[WholeRun]:
+) -> list[TrainingJob]:
     """The runs of a comparison, checked also against those already below ``out``; writes nothing.
 
     Without ``out`` the runs are checked for themselves.
@@ -247,10 +247,10 @@ def jobs_of(
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
-    obey = {name for name in algorithms if find(name).splits}
+    obey = {name for name in algorithms if find(name).uses_plan}
     if (plan is not None or config.plan is not None) and not obey:
         raise UsageError(f"none of {listing(algorithms)} takes a plan")
-    jobs: list[WholeRun] = []
+    jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
         data = None  # the same for all algorithms of a seed
@@ -259,7 +259,7 @@ def jobs_of(
             run_config = replace(run_config, **(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in obey else None
             run_config = run_config if name in obey else replace(run_config, plan=None)
-            jobs.append(WholeRun(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
+            jobs.append(TrainingJob(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
             task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
             dealt[seed] = data.digest, data.partition
@@ -270,7 +270,7 @@ def jobs_of(
     return jobs
 
 
-@by_name
+@config_only
 def compare(
     config: RunConfig,
     algorithms: Sequence[str],
@@ -285,7 +285,7 @@ def compare(
     score: str = "",
     baselines: bool = False,
     beside: pd.DataFrame | None = None,
-    on: Place | str = "",
+    backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
 ) -> Comparison:
@@ -309,8 +309,8 @@ def compare(
         score: by which algorithms are ranked; see :class:`Comparison`.
         baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, under a name of their own among the algorithms.
-        on: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.places.base`); default
-            this process.
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+            default this process.
 
     Raises:
         UsageError: anything unknown or not fitting, before the first run.
@@ -328,7 +328,7 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.applied(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
-    with opened(on, config.workers) as place:
+    with opened(backend, config.workers) as place:
         train([replace(job, instruments=instruments, command=command) for job in jobs], place, progress=progress)
     frames = [*([] if beside is None else [beside]), *(store.Run(job.path).rows()[1] for job in jobs)]
     for job in jobs[:: len(algorithms)] if baselines else ():
@@ -341,11 +341,11 @@ def compare(
     return result
 
 
-def _training(jobs: Sequence[WholeRun]) -> str:
+def _training(jobs: Sequence[TrainingJob]) -> str:
     """The local training of some runs in words; where they differ, with the algorithms that trained so."""
     names: dict[str, list[str]] = {}
     for job in jobs:
-        names.setdefault(resolved(job.config).training.words, []).append(job.config.algorithm)
+        names.setdefault(resolved(job.config).training.description, []).append(job.config.algorithm)
     return next(iter(names)) if len(names) == 1 else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
 
 

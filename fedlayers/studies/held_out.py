@@ -16,13 +16,13 @@ from fl_core.training import evaluate
 
 
 def held_out(task: Task) -> dict[str, Split]:
-    """Each client's test samples, with up to :data:`fl_core.data.leftover.MOST` more of a named dataset.
+    """Each client's test samples, with up to :data:`fl_core.data.held_out.MOST` more of a named dataset.
 
     The further ones are those of :func:`fl_core.data.unused`: distributed like the client's own. Files of your own and
     regressions have the test split alone, and so has a dataset whose samples have all been dealt.
 
     >>> import fedlayers as fl
-    >>> task = fl.assemble(fl.RunConfig(dataset="digits", samples=600))
+    >>> task = fl.assemble(fl.RunConfig(dataset="digits", max_samples=600))
     >>> len(task.data.clients[0].test), len(held_out(task)["client_0"])
     (24, 424)
 
@@ -44,7 +44,7 @@ def _left_over(task: Task) -> dict[str, Split]:
     if not named or config.task != CLASSIFICATION:
         return {}
     whole = datasets.open_named(config.dataset, data_root=config.data_root, download=config.download)
-    return datasets.unused(whole.asked(config.scale, config.impute), task.data)
+    return datasets.extra_test_samples(whole.asked(config.scale, config.impute), task.data)
 
 
 def score_of(models: Mapping[str, nn.Module], samples: Mapping[str, Split], task: Task, score: str) -> float:

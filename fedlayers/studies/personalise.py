@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.places.base import Here, Place
+from fedlayers.backends.base import Backend, InProcessBackend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.cost import Cost, foreseen, measured, round_seconds
 from fedlayers.studies.race import Entry, Tell, run_entries, standardised, validation_scores
+from fedlayers.studies.runtime_estimate import Cost, foreseen, measured, round_seconds
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -71,7 +71,7 @@ def then_personalise(
     task: Task,
     config: RunConfig,
     out: Path,
-    place: Place,
+    place: Backend,
     tell: Tell,
     made: Callable[..., Task] = runner.assemble,
 ) -> Personalised:
@@ -104,7 +104,7 @@ def then_personalise(
         raise RunError(f"FedAvg failed: {next(iter(reasons.values()))}")
     for entry in entries:
         check_stored(entry.path, made(entry.config, plan=entry.arm.plan, loaded=task.data))
-    near = place if place.here else Here()
+    near = place if place.here else InProcessBackend()
     failed = run_entries(entries, None, near, tell)
     done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]
     table = pd.DataFrame({"arm": entry.arm.name, **last_scores(entry.path)} for entry in done)

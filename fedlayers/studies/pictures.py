@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.album import figure_of
+from fedlayers.diagnostics.pictures.collect import figure_of
 from fl_core import rows
 
 if TYPE_CHECKING:

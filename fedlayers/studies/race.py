@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedlayers.places.base import Place, Result
-from fedlayers.studies import skill
+from fedlayers.backends.base import Backend, Result
+from fedlayers.studies import above_chance
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.whole_run import WholeRun, train
+from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import statistics
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import DivergedError, UsageError
@@ -41,9 +41,9 @@ class Entry:
     config: RunConfig
     path: Path
 
-    def to(self, until: int | None) -> WholeRun:
+    def to(self, until: int | None) -> TrainingJob:
         """The run up to a round; what is to be noted of the data was noted before the race."""
-        return WholeRun(self.path, self.config, self.arm.plan, until, f"arm {self.arm.name}", quiet=True)
+        return TrainingJob(self.path, self.config, self.arm.plan, until, f"arm {self.arm.name}", quiet=True)
 
 
 class Standing(NamedTuple):
@@ -127,7 +127,7 @@ def check_end(arm: Arm, task: Task, until: int) -> None:
         )
 
 
-def run_entries(entries: Sequence[Entry], until: int | None, place: Place, tell: Tell) -> dict[tuple[str, int], str]:
+def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tell: Tell) -> dict[tuple[str, int], str]:
     """Train all runs up to a round (None: to the end) from where they stopped; returns why some failed.
 
     A run whose training diverges has lost its race; any other failure is an error. The results are the same bits
@@ -167,7 +167,8 @@ def standing(
     """The arms' scores after a round of the race, from validation samples alone.
 
     Args:
-        guesses: by seed, each client's balanced accuracy by guessing (:func:`~fedlayers.studies.skill.guessing`).
+        guesses: by seed, each client's balanced accuracy by guessing
+            (:func:`~fedlayers.studies.above_chance.guessing`).
 
     Raises:
         UsageError: no evaluated round up to there.
@@ -222,7 +223,7 @@ def validation_scores(
         guessing.
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([*metrics, skill.METRIC])]
+    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([*metrics, above_chance.METRIC])]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
@@ -235,7 +236,7 @@ def validation_scores(
             if metric in metrics
         }
         if guesses is not None:
-            means["skill"] = skill.above_guessing(part[part["metric"] == skill.METRIC], guesses)
+            means["skill"] = above_chance.score_above_chance(part[part["metric"] == above_chance.METRIC], guesses)
         lines.append({"round": int(str(index)), **means})
     return lines
 

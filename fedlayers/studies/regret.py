@@ -13,15 +13,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from fedlayers.backends.base import Backend, opened
 from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.rules.base import RULES, deciding
 from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
-from fedlayers.places.base import Place, opened
-from fedlayers.studies.by_name import by_name
 from fedlayers.studies.compare import check_folder, compare, headline, jobs_of
+from fedlayers.studies.config_only import config_only
 from fedlayers.studies.held_out import held_out, score_of
-from fedlayers.studies.whole_run import WholeRun, train
+from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, resolved
@@ -31,7 +31,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.records.files import write_atomically
 from fl_core.registry import is_outside
-from fl_core.restoring import allowed_by
+from fl_core.restore import allowed_by
 from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
@@ -216,7 +216,7 @@ def _number(value: float, scale: int, digits: int) -> str:
     return "–" if pd.isna(value) else f"{scale * value:.{digits}f}"
 
 
-@by_name
+@config_only
 def regret(
     config: RunConfig,
     rules: Sequence[str] = DEFAULT_RULES,
@@ -224,7 +224,7 @@ def regret(
     out: Path | str = Path("out/regret"),
     *,
     score: str = "",
-    on: Place | str = "",
+    backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
 ) -> Regret:
@@ -242,7 +242,7 @@ def regret(
         config: what is trained, small enough that L + 1 runs a seed can be afforded; its ``threshold`` is the rules'.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.
         score: one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
-        on: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
+        backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
 
     Raises:
         UsageError: anything unknown or not fitting; before the first run where it can be known then.
@@ -255,8 +255,8 @@ def regret(
     check_distinct("regret", "seed", seeds)
     if config.plan is not None:
         raise UsageError("regret makes every plan itself; leave the plan out")
-    if not find(config.algorithm).splits:
-        obey = sorted(name for name, kind in registry().items() if kind.splits)
+    if not find(config.algorithm).uses_plan:
+        obey = sorted(name for name, kind in registry().items() if kind.uses_plan)
         raise UsageError(f"{config.algorithm} takes no plan; these do: {listing(obey)}")
     out = Path(out)
     check_folder(out)
@@ -269,7 +269,7 @@ def regret(
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
-    with opened(on, config.workers) as place:
+    with opened(backend, config.workers) as place:
         jobs = [job for cut, plan in plans.items() for job in _jobs(config, seeds, plan, _folder(out, cut), command)]
         train(jobs, place, progress=progress)
     frames = []
@@ -310,7 +310,7 @@ def _decisions(
     task = runner.assemble(config, plan=None)
     metrics = [metric or measure.SENSITIVITY for rule, metric in parsed_rules.values() if RULES[rule].reads != "curves"]
     metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in parsed_rules.values()) else ()
-    report = measure.of_task(task, tuple(dict.fromkeys(metrics)), command=command, progress=False)
+    report = measure.diagnose_task(task, tuple(dict.fromkeys(metrics)), command=command, progress=False)
     (out / "measured").mkdir(parents=True, exist_ok=True)
     report.write(out / "measured" / f"{config.seed}.jsonl")
     decisions = []
@@ -329,7 +329,7 @@ def _folder(out: Path, cut: int) -> Path:
     return out / "cuts" / str(cut)
 
 
-def _jobs(config: RunConfig, seeds: Sequence[int], plan: LayerPlan, folder: Path, command: str) -> list[WholeRun]:
+def _jobs(config: RunConfig, seeds: Sequence[int], plan: LayerPlan, folder: Path, command: str) -> list[TrainingJob]:
     """The runs of one cut; those of all cuts are trained together."""
     jobs = jobs_of(config, [config.algorithm], seeds, folder, {config.algorithm: config.options}, plan)
     return [replace(job, command=command) for job in jobs]
@@ -368,7 +368,7 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
     for line in scores.itertuples():
         path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
         code = allowed_by(config)
-        models, task = runner.load_models(path, which=str(line.model), model_code=code)
+        models, task = runner.load_models(path, which=str(line.model), allow_code=code)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
         lines[-1] |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}

@@ -13,7 +13,7 @@ from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.seeds import numpy_generator
 
-TRAINING = ("lr", "momentum", "weight_decay", "clip")
+TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
 """Keys of local training that can be tuned: a run takes as many steps whatever they are."""
 ATTEMPTS = 1000
 """Draws for one point, until it is one that has not been tried."""
@@ -148,7 +148,9 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
 
 def _own_keys(name: str, options: Mapping[str, Any]) -> list[str]:
     algorithm = find(name)
-    return list(dict.fromkeys(f.name for each in (algorithm, algorithm.under(options)) for f in fields(each.Config)))
+    return list(
+        dict.fromkeys(f.name for each in (algorithm, algorithm.base_algorithm(options)) for f in fields(each.Config))
+    )
 
 
 def _value(text: str) -> Any:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pandas as pd
 
+from fedlayers.backends.base import Backend, opened
 from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.against import in_words
 from fedlayers.diagnostics.report import Report
-from fedlayers.places.base import Place, opened
 from fedlayers.studies import arms as candidates
-from fedlayers.studies import outcome
+from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.by_name import by_name
 from fedlayers.studies.choose import Choice, choose
 from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
+from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
 from fl_core.config import RunConfig, resolved
@@ -54,11 +54,11 @@ class Outcome:
     plan: LayerPlan | None
     choice: Choice | None
     comparison: Comparison
-    lead: outcome.Lead
+    lead: summary.Headline
     page: Path
 
 
-@by_name
+@config_only
 def study(
     config: RunConfig,
     algorithms: Sequence[str],
@@ -68,7 +68,7 @@ def study(
     rule: str | None = None,
     arms: Sequence[str] = candidates.DEFAULT,
     options: Mapping[str, dict[str, Any]] | None = None,
-    on: Place | str = "",
+    backend: Backend | str = "",
     command: str = "",
     say: Say = lambda text: None,
     progress: bool = True,
@@ -90,7 +90,7 @@ def study(
         rule: decides in place of a race: one that decides by itself, with the configuration's threshold.
         arms: what races; see :func:`~fedlayers.studies.arms.arms_of`.
         options: each algorithm's own configuration, by name.
-        on: where runs are trained; see :func:`~fedlayers.studies.compare.compare`. The diagnosis is measured here.
+        backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`. The diagnosis is measured here.
         say: hears what is done and what comes of it.
 
     Raises:
@@ -111,14 +111,14 @@ def study(
     say(f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples")
     say(f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")
 
-    report = measure.of_task(task, command=command, null=NULLS, progress=progress)
+    report = measure.diagnose_task(task, command=command, null=NULLS, progress=progress)
     described = select.select(report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY)
-    with opened(on, config.workers) as place:
-        on = place if on else on
+    with opened(backend, config.workers) as place:
+        backend = place if backend else backend
         choice = None
         if rule is None:
             say("")
-            choice = choose(racing, out / "race", arms=arms, seeds=seeds, each_seed=True, on=on, tell=say)
+            choice = choose(racing, out / "race", arms=arms, seeds=seeds, each_seed=True, backend=backend, tell=say)
             say("\n" + choice.text())
         else:
             say("\n" + select.explain(described))
@@ -136,7 +136,7 @@ def study(
             options=options,
             baselines=True,
             beside=None if choice is None else _rows_of(choice),
-            on=on,
+            backend=backend,
             command=command,
             progress=progress,
         )
@@ -156,15 +156,15 @@ def _rows_of(choice: Choice) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds: int) -> outcome.Lead:
+def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds: int) -> summary.Headline:
     if choice is not None:
-        return outcome.lead(choice.answers, outcome.worth(result, CHOSEN), seeds)
+        return summary.lead(choice.answers, summary.gains(result, CHOSEN), seeds)
     do = Arm("rule", RULED, described).words
     if RULED in set(result.table["algorithm"]):
-        table = outcome.worth(result, RULED)
-        found = outcome.lead(outcome.of_rule(do, table, seeds), table, seeds)
+        table = summary.gains(result, RULED)
+        found = summary.lead(summary.of_rule(do, table, seeds), table, seeds)
     else:
-        found = outcome.lead(outcome.of_rule(do, outcome.NOTHING, seeds), outcome.NOTHING, seeds)
+        found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
         absent = f"{RULED}, which obeys the rule in every seed, is not among what was compared."
         found = found._replace(answers=(*found.answers, absent))
     return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.decide.against import in_words
-from fedlayers.diagnostics.pictures.album import album, figure_of
+from fedlayers.diagnostics.pictures.collect import album, figure_of
 from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.diagnostics.report import Report
-from fedlayers.studies import outcome
+from fedlayers.studies import summary
 from fedlayers.studies.choose import Choice
-from fedlayers.studies.compare import Comparison, pretty
+from fedlayers.studies.compare import Comparison, display_name
 from fedlayers.studies.pictures import of_comparison, of_race
 from fl_core import __version__
 from fl_core.config import RunConfig, resolved
@@ -44,7 +44,7 @@ def write_page(
     choice: Choice | None,
     decisions: Mapping[int, str],
     result: Comparison,
-    lead: outcome.Lead,
+    lead: summary.Headline,
     command: str,
 ) -> Path:
     """Write the report page, and its pictures as PNG beside it.
@@ -75,8 +75,8 @@ def write_page(
     facts = (
         *([f"command: `{command}`"] if command else []),
         f"decided by: {chosen}",
-        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch}, {config.loss}, "
-        f"{config.training.words}",
+        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch_size}, {config.loss}, "
+        f"{config.training.description}",
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
         + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
@@ -100,7 +100,7 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
     )
     words = {arm.name: arm.words for arm in choice.arms}
     table = choice.table.assign(what=choice.table["arm"].map(words))
-    of_leader = choice.certainty.differences.set_index("arm")
+    of_leader = choice.inference.differences.set_index("arm")
     percent = ["difference", "low", "high"]
     table = table.join(of_leader[percent] * 100, on="arm").join(of_leader["p_value"], on="arm")
     table = table.assign(macro_f1=100 * table["macro_f1"])[
@@ -135,8 +135,8 @@ def _add_worth(page: Page, out: Path, result: Comparison, config: RunConfig, cho
     page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
     for name, figure in of_comparison(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
-    page.table(pretty(result.table), result.legend)
-    page.text(verdict(result, chosen, without=set(outcome.AGAINST)))
+    page.table(display_name(result.table), result.legend)
+    page.text(verdict(result, chosen, without=set(summary.AGAINST)))
 
 
 def _add_description(

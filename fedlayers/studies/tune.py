@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.places.base import Place, side_by_side
+from fedlayers.backends.base import Backend, side_by_side
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.by_name import by_name
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.cost import foreseen
+from fedlayers.studies.config_only import config_only
 from fedlayers.studies.race import WINDOW, Entry, run_entries, validation_scores
+from fedlayers.studies.runtime_estimate import foreseen
 from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
@@ -104,18 +104,18 @@ class Tuning:
         return not search.at(0.1) < value < search.at(0.9)
 
 
-@by_name
+@config_only
 def tune(
     config: RunConfig,
     algorithms: Sequence[str],
-    over: Mapping[str, Any],
+    search: Mapping[str, Any],
     out: Path | str,
     *,
     trials: int = TRIALS,
     seeds: Sequence[int] = (APART,),
     score: str = SCORE,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    on: Place | str = "",
+    backend: Backend | str = "",
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
@@ -132,12 +132,12 @@ def tune(
 
     Args:
         config: of all runs; its ``workers`` train runs side by side.
-        over: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
+        search: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
         trials: settings of each algorithm.
         seeds: of the runs, apart from those of a later comparison.
         score: of :data:`fl_core.training.evaluate.SCORES`.
         options: keys of the algorithms that are set, by algorithm.
-        on: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
+        backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
         tell: hears what it costs, and a line whenever a run is done.
 
     Raises:
@@ -159,7 +159,7 @@ def tune(
     check_known("score", score, SCORES)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
-    searched = spaces(over, algorithms, options)
+    searched = spaces(search, algorithms, options)
     for key in sorted({key for space in searched.values() for key in space if key in TRAINING}):
         if getattr(config, key) is not None:
             raise UsageError(f"{key} is searched, and set as well: leave one out")
@@ -168,7 +168,7 @@ def tune(
     entries = [entry for trial in tried for entry in trial.entries]
     rounds = int(tasks[algorithms[0]].config.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
-    with side_by_side(on, config.workers) as place:
+    with side_by_side(backend, config.workers) as place:
         tell(foreseen(by_arm, entries, rounds, 0, place.side_by_side).text())
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)
@@ -208,7 +208,7 @@ def _trials(
 ) -> list[Trial]:
     """The trials of one algorithm, with their runs below ``out``/trials."""
     found = []
-    common = replace(config, algorithm=name, workers=0, plan=config.plan if find(name).splits else None)
+    common = replace(config, algorithm=name, workers=0, plan=config.plan if find(name).uses_plan else None)
     for number, point in enumerate(points(searched[name], trials, config.seed)):
         own = {key: value for key, value in point.items() if key not in TRAINING}
         settings: dict[str, Any] = {key: value for key, value in point.items() if key in TRAINING}

@@ -23,7 +23,7 @@ from figures.page import markdown, missing_runs
 from figures.recipe import Recipe, labels
 from fl_core import rows, runner
 from fl_core.algorithms.base import Message, Round, State
-from fl_core.algorithms.partial import FedPer
+from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.training.local import Context
@@ -49,10 +49,10 @@ class Forked(FedPer):
         common: float = COMMON
 
     def _forked(self, rnd: Round) -> bool:
-        return rnd.index >= round(self.config.common * self.problem.rounds)
+        return rnd.index >= round(self.config.common * self.task_info.rounds)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors - self.problem.stays(rnd)
+        return self.task_info.tensors - self.task_info.not_sent(rnd)
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         return super().uploaded(rnd, client) - (self.head if self._forked(rnd) else frozenset())
@@ -60,7 +60,7 @@ class Forked(FedPer):
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.head if self._forked(rnd) else frozenset()
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         return {**message.trees["model"], **state.trees.get("model", {})}
 
 
@@ -88,12 +88,12 @@ class Soft(FedPer):
         return {tensor: value for name, value in named for tensor in layers[name].tensors}
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors - self.problem.stays(rnd)
+        return self.task_info.tensors - self.task_info.not_sent(rnd)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors
+        return self.task_info.tensors
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         return self._mixed(state.trees["model"], message.trees["model"])
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:

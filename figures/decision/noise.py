@@ -73,13 +73,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             seeds=tuple(seeds),
             complete=False,
         )
-    sure = choice.certainty
+    sure = choice.inference
     excluded = int(sure.differences["excluded"].sum())
     lines.append(rows.row(EXCLUDED, excluded, variant=sure.verdict, **labels(task)))
     for line in sure.differences.itertuples():
         half = None if pd.isna(line.high) else float((line.high - line.low) / 2)
         lines.append(
-            rows.row(LEADING, line.difference, stderr=half, variant=f"{sure.left[0]} - {line.arm}", **labels(task))
+            rows.row(LEADING, line.difference, stderr=half, variant=f"{sure.remaining[0]} - {line.arm}", **labels(task))
         )
     return rows.frame(lines)
 

@@ -61,19 +61,22 @@ from fl_core.errors import RunError, UsageError
 
 NAME = "decision.nulls"
 TITLES = {"labels": "labels", "clients": "who holds what", "fresh": "training"}
-NARROW: dict[str, Any] = {"model_options": {"width": 0.25}, "batch": 8}
+NARROW: dict[str, Any] = {"model_options": {"width": 0.25}, "batch_size": 8}
 SETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fashion_mnist": ("Fashion-MNIST", {"dataset": "fashion_mnist", "clients": 3, "samples": 240, **NARROW}),
-    "mnist": ("MNIST", {"dataset": "mnist", "clients": 3, "samples": 240, **NARROW}),
-    "cifar10": ("CIFAR-10", {"dataset": "cifar10", "model": "pfedla_cnn", "clients": 3, "samples": 240, "batch": 8}),
-    "fed_isic": ("Fed-ISIC", {"dataset": "fed_isic", "model": "fmnist_cnn", "samples": 160, **NARROW}),
+    "fashion_mnist": ("Fashion-MNIST", {"dataset": "fashion_mnist", "clients": 3, "max_samples": 240, **NARROW}),
+    "mnist": ("MNIST", {"dataset": "mnist", "clients": 3, "max_samples": 240, **NARROW}),
+    "cifar10": (
+        "CIFAR-10",
+        {"dataset": "cifar10", "model": "pfedla_cnn", "clients": 3, "max_samples": 240, "batch_size": 8},
+    ),
+    "fed_isic": ("Fed-ISIC", {"dataset": "fed_isic", "model": "fmnist_cnn", "max_samples": 160, **NARROW}),
     "heart": ("Fed-Heart", {"dataset": "heart"}),
     "airline_tweets": (
         "airline tweets",
-        {"dataset": "airline_tweets", "samples": 300, "batch": 8, "model_options": {"width": 32}},
+        {"dataset": "airline_tweets", "max_samples": 300, "batch_size": 8, "model_options": {"width": 32}},
     ),
-    "pacs": ("PACS", {"dataset": "pacs", "model": "fmnist_cnn", "samples": 160, **NARROW}),
-    CONTROL: ("digits, IID", {"dataset": "digits", "samples": 400}),
+    "pacs": ("PACS", {"dataset": "pacs", "model": "fmnist_cnn", "max_samples": 160, **NARROW}),
+    CONTROL: ("digits, IID", {"dataset": "digits", "max_samples": 400}),
 }
 SPECTRUM = "hessian_spectrum"
 WITH_SPECTRUM = ("heart", "digits")
@@ -93,7 +96,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Every metric's curve, real and of each null, and how often its rule decides the same on a null."""
     metrics = [name for name in METRICS.members() if name != SPECTRUM or run in WITH_SPECTRUM]
     options = {name: given for name, given in OPTIONS.items() if name in metrics}
-    report = measure.of_task(task, metrics, null=NULLS, null_draws=DRAWS, options=options, progress=False)
+    report = measure.diagnose_task(task, metrics, null=NULLS, null_draws=DRAWS, options=options, progress=False)
     lines = []
     measured = [("", report.frame), *report.nulls.groupby("model", sort=False)]
     for k in range(1, OTHER_STARTS + 1):
@@ -105,7 +108,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             seed=1000 * k + config.seed,
             options=config.model_options,
         )
-        start = measure.of_start(replace(task, model=model), metrics, options={"options": options, "progress": False})
+        start = measure.diagnose_init(
+            replace(task, model=model), metrics, options={"options": options, "progress": False}
+        )
         measured.append((f"{OTHER} {k}", start.frame))
     for mark, table in measured:
         for metric in metrics:

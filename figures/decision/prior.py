@@ -86,7 +86,7 @@ def descriptors(task: runner.Task) -> dict[str, float]:
         "log_samples": float(np.log(np.median(sizes))),
         "log_classes": float(np.log(count)),
         "log_rounds": float(np.log(config.rounds or 1)),
-        "log_steps": float(np.log(max(1.0, np.median(sizes) / int(config.batch or 1)))),
+        "log_steps": float(np.log(max(1.0, np.median(sizes) / int(config.batch_size or 1)))),
         "participation": config.participation,
         "layers": float(len(LayerPlan(task.layers, ()).trainable)),
         "classes_present": float((shares > 0).mean()),

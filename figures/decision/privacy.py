@@ -14,11 +14,11 @@ import pandas as pd
 
 from fedlayers.diagnostics.decide.select import select
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
-from fedlayers.remote.diagnosis import diagnose
-from fedlayers.remote.holdings import Silo
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import DELTA, Privacy
 from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import SiteDataset
+from fedlayers.remote.site_diagnosis import diagnose
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import headline
@@ -53,7 +53,7 @@ def _sites(task: runner.Task, noise: float, folder: Path) -> dict[str, Site]:
     config = task.config
     return {
         client.name: Site(
-            Silo(client.name, config.dataset, data_root=config.data_root), folder / client.name, privacy=privacy
+            SiteDataset(client.name, config.dataset, data_root=config.data_root), folder / client.name, privacy=privacy
         )
         for client in task.data.clients
     }
@@ -66,7 +66,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         warnings.filterwarnings("ignore", message="Optimal order is the")  # epsilon is told as what it is: large
         sites = _sites(task, NOISE[run], Path(out) / "race sites")
         race, seed = Path(out) / "race", task.config.seed
-        choice = choose(task.config, race, seeds=(seed,), complete=False, link=Loopback(sites))
+        choice = choose(task.config, race, seeds=(seed,), complete=False, link=InMemoryTransport(sites))
         for path in sorted((race / "arms").iterdir()):
             final = headline(Run(path).rows()[1])
             score = float(final[final["metric"] == TEST]["value"].mean())
@@ -75,7 +75,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         lines.append(rows.row(CHOSEN, 1.0, variant=choice.winner.name, **told))
         lines.append(rows.row(EPSILON, _spent(sites), variant="race", **told))
         measuring = _sites(task, NOISE[run], Path(out) / "rule sites")
-        report = diagnose(task.config, Loopback(measuring), [METRIC])
+        report = diagnose(task.config, InMemoryTransport(measuring), [METRIC])
         try:
             lines.append(rows.row(SHARED, len(select(report, RULE).shared), variant=RULE, **told))
         except RunError as error:  # noise has taken a layer's value below 0, of which there is no ratio

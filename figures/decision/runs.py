@@ -19,7 +19,7 @@ from figures.decision.federations import FEDERATIONS, FURTHER, PRETRAINED, PRETR
 from figures.recipe import Recipe, labels
 from fl_core import data as datasets
 from fl_core import rows, runner, statistics, tree
-from fl_core.algorithms.partial import FedPer
+from fl_core.algorithms.fedper import FedPer
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.engine import Engine
@@ -50,8 +50,8 @@ class Personalised(FedPer):
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         assert self.plan is not None
-        train = self.plan.head_tensors & self.problem.tensors
-        return (Phase("finetune", train, done, stream="finetune"),) if train else ()
+        train = self.plan.head_tensors & self.task_info.tensors
+        return (Phase("finetune", train, done, batch_stream="finetune"),) if train else ()
 
 
 def configurations(confirming: bool = True) -> dict[str, RunConfig]:
@@ -69,7 +69,7 @@ class Scores:
     def __init__(self, task: runner.Task) -> None:
         config = task.config
         whole = datasets.open_named(config.dataset, data_root=config.data_root)
-        self.task, self.further = task, datasets.unused(whole, task.data, FURTHER // len(task.data.clients))
+        self.task, self.further = task, datasets.extra_test_samples(whole, task.data, FURTHER // len(task.data.clients))
         self.model = copy.deepcopy(task.model)
 
     def held_out(self, number: int) -> Split:
@@ -155,7 +155,7 @@ def _personalised(task: runner.Task, scores: Scores, models: Mapping[int, Tree],
     for cut, count in cuts(len(nothing.trainable)).items():
         if cut == "all":
             continue
-        client_runner.use(Personalised(task.problem, nothing.with_first(count), {}))
+        client_runner.use(Personalised(task.task_info, nothing.with_first(count), {}))
         for epochs in OWN_EPOCHS:
             trees = {}
             for number, model in models.items():
@@ -170,7 +170,7 @@ def _personalised(task: runner.Task, scores: Scores, models: Mapping[int, Tree],
 def _decisions(task: runner.Task) -> list[rows.Row]:
     """The cut of each one-epoch rule, in layers, from federation sensitivity after the clients' first epoch."""
     lines = []
-    report = measure.of_task(task, (measure.SENSITIVITY,), progress=False)
+    report = measure.diagnose_task(task, (measure.SENSITIVITY,), progress=False)
     for rule in RULES:
         cut, status = None, "ok"
         try:
@@ -191,7 +191,7 @@ def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
         engine = runner.run(pretraining.config, loaded=pretraining.data, progress=False)
         plain = copy.deepcopy(pretraining.model)
         tree.load(plain, engine.server.trees["model"])
-        n_classes = datasets.load(config.dataset, data_root=config.data_root, samples=config.samples).n_classes
+        n_classes = datasets.load(config.dataset, data_root=config.data_root, max_samples=config.max_samples).n_classes
         sets.adapted_start(plain, pretraining.data.shape, n_classes, path)
     return replace(config, init=str(path))
 

@@ -25,7 +25,7 @@ VIT = {"depth": 4, "width": 64, "heads": 4, "patch": 4}
     partition="natural",
     model="mlp",
     model_options={"sizes": (64, 32, 16)},
-    batch=32,
+    batch_size=32,
     lr=1e-3,
     rounds=30,
     note="chosen for this study",
@@ -67,14 +67,17 @@ def _turned(name: str, data_root: Location | None) -> Source:
     return replace(plain, name=f"{name}_turned", x=turned, owner=owner, owner_names=DIRECTIONS)
 
 
-@dataset("mnist_turned", partition="natural", model="fmnist_cnn", batch=16, lr=1e-3, rounds=30, note="of this study")
+@dataset(
+    "mnist_turned", partition="natural", model="fmnist_cnn", batch_size=16, lr=1e-3, rounds=30, note="of this study"
+)
 def mnist_turned(data_root: Location | None) -> Source:
     """MNIST, seen from another side by each client."""
     return _turned("mnist", data_root)
 
 
 @dataset(
-    "digits_turned", partition="natural", model="mlp", model_options={"sizes": (64, 32)}, batch=32, lr=1e-3, rounds=30,
+    "digits_turned", partition="natural", model="mlp", model_options={"sizes": (64, 32)}, batch_size=32, lr=1e-3,
+    rounds=30,
     note="of this study",
 )  # fmt: skip
 def digits_turned(data_root: Location | None) -> Source:

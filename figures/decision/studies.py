@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
-from fedlayers.studies import certainty, outcome
+from fedlayers.studies import inference, summary
 from fedlayers.studies.study import CHOSEN, Outcome, study
 from figures import items
 from figures.decision.federations import FEDERATIONS
@@ -51,12 +51,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def said(found: Outcome) -> list[rows.Row]:
     """What a study says, as rows: the lead's words, which arm won how many races, and what the choice gains."""
     assert found.choice is not None
-    decided = found.lead.codes["which"] == certainty.DECIDED
+    decided = found.lead.codes["which"] == inference.DECIDED
     words = " ".join([found.lead.head, *found.lead.answers])
     lines = [rows.row(DECIDED, float(decided), variant=words)]
     winners = [entry.arm.name for entry in found.choice.of_seed.values()]
     lines += [rows.row(WON, winners.count(arm), variant=arm) for arm in dict.fromkeys(winners)]
-    for line in outcome.worth(found.comparison, CHOSEN).itertuples():
+    for line in summary.gains(found.comparison, CHOSEN).itertuples():
         if line.metric == "macro_f1":
             half = (line.high - line.low) / 2
             lines.append(rows.row(GAIN, line.value, stderr=half, variant=line.against, estimator=line.sign))
@@ -111,7 +111,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         own = table[table["federation"] == name]
         claims = own[own["sign"].isin(["higher", "lower"])]
         told = "; ".join(
-            f"against {outcome.AGAINST[line.against]} {line.sign} ({100 * line.gain:+.1f} points), there "
+            f"against {summary.AGAINST[line.against]} {line.sign} ({100 * line.gain:+.1f} points), there "
             f"{percent(line.known, line.known_low, line.known_high, sign='+')}"
             for line in own.itertuples()
         )
@@ -128,7 +128,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     cells: dict[str, list[str]] = {
         "federation": [FEDERATIONS[name].title for name in table["federation"]],
         "races won": list(table["races"]),
-        "against": [outcome.AGAINST[name] for name in table["against"]],
+        "against": [summary.AGAINST[name] for name in table["against"]],
         "study": [f"{100 * line.gain:+.1f} ± {100 * line.half:.1f}, {line.sign}" for line in table.itertuples()],
         "runs of every cut": [
             percent(line.known, line.known_low, line.known_high, sign="+") for line in table.itertuples()
@@ -155,7 +155,7 @@ def _picture(table: pd.DataFrame) -> plt.Figure:
             )  # fmt: skip
         ax.axvline(0, color="0.6", lw=0.8)
         names = [
-            f"{FEDERATIONS[line.federation].title},\nagainst {outcome.AGAINST[line.against]}"
+            f"{FEDERATIONS[line.federation].title},\nagainst {summary.AGAINST[line.against]}"
             for line in table.itertuples()
         ]
         ax.set_yticks(y, names)

@@ -37,18 +37,18 @@ HOLDERS = {
 
 SIZED = RunConfig(
     dataset="tiny_imagenet32", partition="fedpft_dirichlet", alpha=0.1, clients=2, samples_per_client=100,
-    rounds=1, epochs=5, batch=100, keep_optimizer=False,
+    rounds=1, epochs=5, batch_size=100, keep_optimizer=False,
 )  # fmt: skip
 """Images and classes are CIFAR-100's in number and size, which give the networks theirs."""
 
 
 def _count(task: runner.Task, run: str) -> pd.DataFrame:
     """Count the entries of each module, trained and in all, and those that the server sends to a client."""
-    model = tree.of(task.model)
+    model = tree.state_dict(task.model)
     algorithm = task.algorithm(task.plan)
-    message = algorithm.send(algorithm.server_state(model), 0, Round(0))
+    message = algorithm.server_message(algorithm.server_state(model), 0, Round(0))
     named = labels(task)
-    trained, sizes = task.problem.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
+    trained, sizes = task.task_info.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
     holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})
     lines = []
     for part, part_sizes in sizes.groupby(holder):

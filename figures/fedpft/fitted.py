@@ -37,7 +37,8 @@ RUNS = {
     "fedpft": replace(_BASE, algorithm="fedpft"),
 }
 OF_PAPER: dict[str, Any] = {
-    "clients": 40, "samples_per_client": 500, "batch": 100, "rounds": 1000, "eval_every": 50, "checkpoint_every": 50,
+    "clients": 40, "samples_per_client": 500, "batch_size": 100, "rounds": 1000, "eval_every": 50,
+    "checkpoint_every": 50,
 }  # fmt: skip
 PAPER = {run: replace(config, **OF_PAPER) for run, config in RUNS.items()}
 ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"

@@ -32,7 +32,7 @@ PAIRS = (("cat", "dog"), ("automobile", "truck"))
 
 BASE = scored_at_end(RunConfig(
     dataset="cifar10", partition="fedpft_dirichlet", alpha=0.1, clients=10, samples_per_client=200,
-    model="resnet8", rounds=12, epochs=5, batch=25, lr=0.1, **PLAIN_SGD | {"momentum": 0.9},
+    model="resnet8", rounds=12, epochs=5, batch_size=25, lr=0.1, **PLAIN_SGD | {"momentum": 0.9},
 ))  # fmt: skip
 """The paper's federation for these pictures, with a fifth of its 1000 images a client and few of its 1000 rounds."""
 SKEWED: dict[str, Any] = {"feature_epochs": 3}
@@ -71,7 +71,7 @@ PAPER = {
         config,
         samples_per_client=1000,
         rounds=1000,
-        batch=100,
+        batch_size=100,
         eval_every=50,
         checkpoint_every=50,
         options={**config.options, **(QUEUE if compares(config) else {})},

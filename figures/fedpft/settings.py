@@ -20,7 +20,7 @@ NUMBERS = {
     "of them for the features": "feature_epochs",
     "global rounds": "rounds",
     "samples of a client": "samples_per_client",
-    "samples of a batch": "batch",
+    "samples of a batch": "batch_size",
     "classification prompts of a client": "prompts",
     "contrastive prompts of a client": "contrast_prompts",
     "learning rate of the local problem": "lr",
@@ -76,7 +76,7 @@ def _settings(header: Mapping[str, Any]) -> Iterator[Setting]:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     settings = list(_settings(header))
-    cut = ("rounds", "samples_per_client", "batch")
+    cut = ("rounds", "samples_per_client", "batch_size")
     far = "" if items.at_paper(header) else "fewer images a client and rounds"
     findings = (
         agreement(

@@ -44,13 +44,13 @@ VIT: dict[str, Any] = {"depth": 12, "embed_dim": 96, "num_heads": 3}
 MODEL = "timm:vit_tiny_patch16_224"
 PRETRAIN = RunConfig(
     dataset="tiny_imagenet32", partition="iid", clients=1, model=MODEL, model_options={**VIT, "patch_size": 8},
-    rounds=15, epochs=1, batch=128, lr=1e-3, optimizer="adamw", amsgrad=False, weight_decay=0.05,
+    rounds=15, epochs=1, batch_size=128, lr=1e-3, optimizer="adamw", amsgrad=False, weight_decay=0.05,
     keep_optimizer=False, eval_every=5, checkpoint_every=15,
 )  # fmt: skip
 """Patches of 8 of 32 pixels, the same 16 patches as 16 of PACS's 64."""
 PACS = RunConfig(
     dataset="pacs", model=MODEL, model_options=VIT,
-    rounds=30, epochs=1, batch=64, lr=0.01, optimizer="sgd", momentum=0.9, weight_decay=1e-5,
+    rounds=30, epochs=1, batch_size=64, lr=0.01, optimizer="sgd", momentum=0.9, weight_decay=1e-5,
     keep_optimizer=False, eval_every=3, checkpoint_every=30,
 )  # fmt: skip
 """FedRA's local training, with half its batch, 30 of its 100 rounds and no clipping of gradients; a client a style."""

@@ -35,7 +35,7 @@ LIMITED: dict[str, Any] = {"depths": DEPTHS}
 PLACES = {"both": ("attn.proj", "mlp.fc2"), "proj": ("attn.proj",), "fc2": ("mlp.fc2",)}
 """Layers that have adapters, by setting of Table 6."""
 SPLIT = replace(
-    SMALL, partition="natural_dirichlet", alpha=0.5, clients=PARTS * len(DEPTHS), samples=3000,
+    SMALL, partition="natural_dirichlet", alpha=0.5, clients=PARTS * len(DEPTHS), max_samples=3000,
     rounds=10, eval_every=10, checkpoint_every=10,
 )  # fmt: skip
 """Twelve clients with 250 images each: about 50 steps of SGD a client."""
@@ -190,7 +190,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     seeds = means.notna().sum(axis=1)
     caption = (
         f"Accuracy of the global model, mean of the styles; {table.what}. 95 % intervals over seeds. PACS, "
-        f"{config['samples']} images, {config['rounds']} of {PAPER_ROUNDS} rounds, batches of {config['batch']}, "
+        f"{config['max_samples']} images, {config['rounds']} of {PAPER_ROUNDS} rounds, batches of "
+        f"{config['batch_size']}, "
         f"{span([int(seeds.min()), int(seeds.max())])} seeds. The transformer was pretrained on Tiny-ImageNet for "
         f"{SHORT.rounds} epochs; the paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )

@@ -50,7 +50,7 @@ BLOCKS = "blocks_held"
 
 SHORT = replace(PRETRAIN, rounds=5, checkpoint_every=5)
 """A third of the pretraining behind Table 1."""
-SMALL = scored_at_end(replace(PACS, samples=2500, batch=32, rounds=5))
+SMALL = scored_at_end(replace(PACS, max_samples=2500, batch_size=32, rounds=5))
 """A quarter of the images, in batches of 32: about 60 steps of SGD a client."""
 
 
@@ -162,8 +162,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     config = next(run["config"] for name, run in header["runs"].items() if name != PRETRAINING)
     caption = (
         "Accuracy of the global model, mean of the styles, where no client can hold all blocks; 95 % intervals over "
-        f"seeds. PACS, {config['samples']} images, a client a style, {config['rounds']} of {PAPER_ROUNDS} rounds, "
-        f"batches of {config['batch']}, {span([seeds, header['seeds']])} seeds. The transformer was pretrained on "
+        f"seeds. PACS, {config['max_samples']} images, a client a style, {config['rounds']} of {PAPER_ROUNDS} rounds, "
+        f"batches of {config['batch_size']}, {span([seeds, header['seeds']])} seeds. The transformer was pretrained on "
         f"Tiny-ImageNet for {SHORT.rounds} epochs{weights}; the paper has ImageNet's weights."
         f"{missing_runs(header, wanted)}"
     )

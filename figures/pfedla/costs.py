@@ -53,7 +53,7 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     algorithm = task.algorithm(task.plan)
     if not isinstance(algorithm, PFedLA):
         raise TypeError(f"{run} is a run of {algorithm.name}")
-    model = tree.of(task.model)
+    model = tree.state_dict(task.model)
     sizes = {unit.name: sum(model[name].numel() for name in unit.parameters) for unit in algorithm.units}
     named = labels(task)
     lines = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
@@ -61,8 +61,8 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     lines.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
     server, rnd = algorithm.server_state(model), Round(0)
     down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
-    up = Message({"model": tree.pick(model, algorithm.uploaded(rnd, 0))})
-    messages = int(task.config.rounds or 0) * len(task.problem.n_train)
+    up = Message({"model": tree.select(model, algorithm.uploaded(rnd, 0))})
+    messages = int(task.config.rounds or 0) * len(task.task_info.n_train)
     for metric, message in (("bytes_down", down), ("bytes_up", up)):
         lines.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
     return rows.frame(lines)

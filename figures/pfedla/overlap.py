@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
+from fedlayers.diagnostics.pictures.algorithm_state import SHARE, unfreezing
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
-from fedlayers.diagnostics.pictures.insides import SHARE, unfreezing
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.items import Drawing, Finding
@@ -29,7 +29,7 @@ PAPER_ROUNDS = 600
 
 BASE = RunConfig(
     dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,
-    model="pfedla_cnn", bn="local", rounds=40, epochs=10, batch=32, lr=0.01, **PLAIN_SGD,
+    model="pfedla_cnn", batchnorm="local", rounds=40, epochs=10, batch_size=32, lr=0.01, **PLAIN_SGD,
     eval_every=4, checkpoint_every=40,
 )  # fmt: skip
 """The paper's local training, with 40 of its 600 rounds."""
@@ -193,7 +193,7 @@ def setting(header: Mapping[str, Any]) -> str:
     return (
         f"CIFAR-10, {config['clients']} clients with {few} and "
         f"{config['samples_per_client']} images each, {config['rounds']} rounds of {config['epochs']} epochs, batch "
-        f"{config['batch']}, lr {config['lr']:g}."
+        f"{config['batch_size']}, lr {config['lr']:g}."
     )
 
 

@@ -253,7 +253,8 @@ def _apart_findings(apart: pd.DataFrame) -> list[Finding]:
 
 
 FIGURES = RunConfig(
-    dataset="heart", batch=128, lr=7.5e-3, optimizer="adamw", amsgrad=True, weight_decay=1e-2, loss="cross_entropy",
+    dataset="heart", batch_size=128, lr=7.5e-3, optimizer="adamw", amsgrad=True, weight_decay=1e-2,
+    loss="cross_entropy",
     keep_optimizer=False,
 )  # fmt: skip
 items.register(Item(

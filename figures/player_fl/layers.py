@@ -73,7 +73,7 @@ _COMMON: dict[str, Any] = {
     "weight_decay": 1e-2,
     "keep_optimizer": True,
     "loss": "cross_entropy",
-    "batch": 128,
+    "batch_size": 128,
 }
 """Local training behind the figures, every dataset's with cross-entropy, where tables train two with a focal loss."""
 
@@ -89,7 +89,7 @@ NETWORKS = {
     "cifar10": Network(
         "CIFAR-10",
         RunConfig(dataset="cifar10", lr=5e-4, rounds=50, **_COMMON),
-        {"samples": 500, "batch": 16, "rounds": 6},
+        {"max_samples": 500, "batch_size": 16, "rounds": 6},
         last_conv="conv5",
         published="cifar10",
         gradient=64,
@@ -99,8 +99,8 @@ NETWORKS = {
     ),
     "fed_isic": Network(
         "Fed-ISIC",
-        RunConfig(dataset="fed_isic", model="isic_cnn", lr=7e-4, rounds=50, **{**_COMMON, "batch": 32}),
-        {"samples": 400, "batch": 16, "rounds": 6},
+        RunConfig(dataset="fed_isic", model="isic_cnn", lr=7e-4, rounds=50, **{**_COMMON, "batch_size": 32}),
+        {"max_samples": 400, "batch_size": 16, "rounds": 6},
         last_conv="conv5",
         published="fed_isic",
         gradient=64,
@@ -117,7 +117,7 @@ NETWORKS = {
     "airline_tweets": Network(
         "airline tweets",
         RunConfig(dataset="airline_tweets", lr=1.3e-4, rounds=75, model_options={"width": 768}, **_COMMON),
-        {"lr": 1e-3, "batch": 64, "rounds": 6, "model_options": {"width": 128}},
+        {"lr": 1e-3, "batch_size": 64, "rounds": 6, "model_options": {"width": 128}},
         published="sent140",
         gradient=256,
         curvature=64,

@@ -79,26 +79,26 @@ CASES = {
         "Fashion-MNIST",
         "fashion_mnist",
         100,
-        {"samples": 2000, "rounds": 30, "batch": 16, "model_options": {"width": 0.25}},
+        {"max_samples": 2000, "rounds": 30, "batch_size": 16, "model_options": {"width": 0.25}},
     ),
     "cifar10": Case(
         "CIFAR-10",
         "cifar10",
         100,
-        {"samples": 1500, "rounds": 40, "batch": 16, "model_options": {"width": 0.125, "dropout": 0.0}},
+        {"max_samples": 1500, "rounds": 40, "batch_size": 16, "model_options": {"width": 0.125, "dropout": 0.0}},
     ),
     "fed_isic": Case(
         "Fed-ISIC",
         "fed_isic",
         60,
-        {"samples": 600, "rounds": 24, "batch": 16, "model_options": {"width": 0.25}},
+        {"max_samples": 600, "rounds": 24, "batch_size": 16, "model_options": {"width": 0.25}},
     ),
     "heart": Case("Fed-Heart", "heart", 20, {}, seeds=10),
     "airline_tweets": Case(
         "airline tweets",
         "sent140",
         50,
-        {"samples": 2500, "rounds": 12, "batch": 16, "model_options": {"width": 64}},
+        {"max_samples": 2500, "rounds": 12, "batch_size": 16, "model_options": {"width": 64}},
     ),
 }
 ABSENT = {"emnist": "EMNIST", "mimic": "MIMIC-III"}

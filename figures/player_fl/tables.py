@@ -39,11 +39,11 @@ from figures.player_fl.words import (
     number,
     order,
     page,
+    placeholder_client,
     printed_ranks,
     rates,
     sizes,
     spreads,
-    stand_in,
     unfinished,
 )
 from figures.ranking import diagram
@@ -97,7 +97,8 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     made = [line for each in found.values() for line in lines(each)]
     caption = (
         f"{table.label[0].upper()}{table.label[1:]}: median over seeds with "
-        f"{spreads(ours)}, of the test split after the last round; diamonds: {table.place}{stand_in(shown)}. Mean rank "
+        f"{spreads(ours)}, of the test split after the last round; diamonds: {table.place}{placeholder_client(shown)}. "
+        "Mean rank "
         f"over {ours.ranking.blocks.shape[1]} datasets; triangles, as in the authors' code: {RELEASED.title}. "
         f"{sizes(header, frame)} {missing(header)}"
     )

@@ -33,14 +33,16 @@ LISTS = {PRINTED: "Table A.2", "authors' code, December 2024": "code 2024", "aut
 """Where the paper's choice is written down, and how it is shown."""
 JUMP = "largest jump"
 QUICK: dict[str, dict[str, Any]] = {
-    "fashion_mnist": {"samples": 4000, "batch": 64},
-    "cifar10": {"samples": 1500, "batch": 32},
-    "fed_isic": {"samples": 400, "batch": 32},
+    "fashion_mnist": {"max_samples": 4000, "batch_size": 64},
+    "cifar10": {"max_samples": 1500, "batch_size": 32},
+    "fed_isic": {"max_samples": 400, "batch_size": 32},
     "heart": {},
-    "airline_tweets": {"samples": 2000, "batch": 32},
+    "airline_tweets": {"max_samples": 2000, "batch_size": 32},
 }
 """Fewer samples than the paper's, and smaller batches, so that a client still takes several steps."""
-FEW = {name: f"{QUICK[name]['samples']:,} images in all, at most 8 steps a client" for name in ("cifar10", "fed_isic")}
+FEW = {
+    name: f"{QUICK[name]['max_samples']:,} images in all, at most 8 steps a client" for name in ("cifar10", "fed_isic")
+}
 """Why a dataset at the quick scale is too far from the paper's for a verdict."""
 
 
@@ -119,7 +121,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         counts = own.groupby("client")["n_train"].median()
         sizes.append(
             f"{CASES[each.dataset].title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
-            f"samples, batch {config['batch']}, {each.seeds} seeds"
+            f"samples, batch {config['batch_size']}, {each.seeds} seeds"
         )
     stand = ", ".join(f"{CASES[name].title} for {title}" for name, title in STAND_IN.items())
     gone = header["missing"]

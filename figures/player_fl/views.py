@@ -233,7 +233,7 @@ def _sizes(
         f"{own['client'].nunique()} clients",
         f"{total:,.0f} training samples",
         f"lr {config['lr']:g}",
-        f"batch {config['batch']}",
+        f"batch {config['batch_size']}",
         *([] if FIRST in moments else [f"{config['rounds']} rounds"]),
     ]
     return f"{NETWORKS[dataset].title} ({', '.join(parts)}; measured on up to {most} samples)"

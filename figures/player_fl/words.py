@@ -35,7 +35,7 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
         seeds = [len(header["had"][name]) for name in runs]
         parts.append(
             f"{case.title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training samples, "
-            f"{config['rounds']} rounds, batch {config['batch']}, {network(config)}, "
+            f"{config['rounds']} rounds, batch {config['batch_size']}, {network(config)}, "
             f"{_between(seeds)} seeds"
         )
     return "; ".join(parts) + "."
@@ -45,7 +45,7 @@ def _between(counts: Sequence[int]) -> str:
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
 
 
-def stand_in(shown: Sequence[str]) -> str:
+def placeholder_client(shown: Sequence[str]) -> str:
     said = [f"{STAND_IN[name]}'s beside {CASES[name].title}" for name in shown if name in STAND_IN]
     return f" ({'; '.join(said)})" if said else ""
 

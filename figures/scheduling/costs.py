@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from fedlayers.diagnostics.costs import cost_steps
 from fedlayers.diagnostics.pictures.costs import cost_steps as draw_steps
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
+from fedlayers.diagnostics.plan_costs import cost_steps
 from figures import items, names
 from figures.items import Drawing, Finding, Item, View
 from figures.page import markdown
@@ -35,8 +35,8 @@ SHADES = {"frozen": "0.88", "trains": COLOURS[0]}
 """What a layer does in a round, and its colour."""
 
 BASE = RunConfig(
-    partition="iid", clients=CLIENTS, samples=CLIENTS * SAMPLES, model="scheduling_cnn",
-    rounds=300, epochs=1, batch=10, lr=0.005, optimizer="sgd",
+    partition="iid", clients=CLIENTS, max_samples=CLIENTS * SAMPLES, model="scheduling_cnn",
+    rounds=300, epochs=1, batch_size=10, lr=0.005, optimizer="sgd",
     keep_optimizer=False,
 )  # fmt: skip
 
@@ -52,7 +52,7 @@ def _runs() -> dict[str, RunConfig]:
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     """Record tensor sizes and, at each round that changes them, what trains and what a round costs."""
-    paper = replace(task, problem=replace(task.problem, n_train=(SAMPLES,) * CLIENTS))
+    paper = replace(task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS))
     named = {**labels(task), "estimator": "each round from here on"}
     lines: list[rows.Row] = []
     for layer, kind, count in _sizes(task):
@@ -65,7 +65,7 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
         for done, value in values[values != values.shift()].items():
             lines.append(rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named))
     algorithm, before = paper.algorithm(paper.plan), None
-    for index in range(algorithm.problem.rounds):
+    for index in range(algorithm.task_info.rounds):
         moving = {name for phase in algorithm.phases(Round(index), 0) for name in phase.train}
         if moving != before:
             for part in task.layers:
@@ -109,7 +109,8 @@ def _setting(header: Mapping[str, Any], dataset: str) -> str:
     thaws = ", ".join(map(str, config["options"]["unfreeze"]))
     return (
         f"{names.network(config['model'])} for {names.dataset(dataset)}, {config['rounds']} rounds, thawing after "
-        f"{thaws} of them, all {CLIENTS} clients in every round, {SAMPLES} samples each, batches of {config['batch']}"
+        f"{thaws} of them, all {CLIENTS} clients in every round, {SAMPLES} samples each, batches of "
+        f"{config['batch_size']}"
     )
 
 

@@ -95,7 +95,7 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ax.tick_params(length=0, labelsize=7.5)
         ax.tick_params(axis="x", labelrotation=45)
     caption = (
-        f"CIFAR-10's {config['samples']:,} training images dealt to {config['clients']} clients, Dirichlet"
+        f"CIFAR-10's {config['max_samples']:,} training images dealt to {config['clients']} clients, Dirichlet"
         f"({config['alpha']:g}) class after class, no further class for who has an even share already; seed 0."
     )
     table = counts.assign(images=counts.sum(axis=1), effective_classes=effective(counts)).reset_index()
@@ -222,7 +222,7 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
 
 FIG2 = items.register(Item(
     "scheduling.fig2", "CIFAR-10 dealt to 10 clients",
-    {"cifar10": replace(FULL, dataset="cifar10", clients=10, samples=PAPER["cifar10"].pool)},
+    {"cifar10": replace(FULL, dataset="cifar10", clients=10, max_samples=PAPER["cifar10"].pool)},
     seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
 ))  # fmt: skip
 _TITLES = {**NAMES, "cifar100": f"in the place of {NAMES['cifar100']}"}

@@ -70,7 +70,7 @@ QUICK = {
 
 FULL = RunConfig(
     partition="capped_dirichlet", alpha=0.1, clients=100, participation=0.1,
-    model="scheduling_cnn", epochs=1, batch=10, lr=0.005, **PLAIN_SGD,
+    model="scheduling_cnn", epochs=1, batch_size=10, lr=0.005, **PLAIN_SGD,
 )  # fmt: skip
 """The paper's federation and local training.
 
@@ -92,7 +92,7 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
     runs: dict[str, RunConfig] = {}
     for name, column in columns.items():
         shared = replace(
-            base, dataset=column.dataset, samples=column.pool, rounds=column.at[-1], eval_every=column.every,
+            base, dataset=column.dataset, max_samples=column.pool, rounds=column.at[-1], eval_every=column.every,
             checkpoint_every=column.at[-1],
         )  # fmt: skip
         tuned: dict[str, Any] = {"finetune_epochs": finetune}
@@ -111,7 +111,7 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
             for method in SCHEDULES:
                 for below in BELOW:
                     runs[f"{name}.{method}_{below}"] = replace(
-                        shared, algorithm=method, options={"over": below, **thawing}
+                        shared, algorithm=method, options={"base": below, **thawing}
                     )
     return runs
 
@@ -192,7 +192,8 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
     epochs = FINETUNE["paper" if at_paper(header) else "quick"]
     common = (
         f"{config['clients']} clients, {taking_part} a round, Dirichlet({config['alpha']:g}), batches of "
-        f"{config['batch']}, lr {config['lr']:g}, {epochs} epochs of fine-tuning, {seeds_in_words(header['seeds'])}"
+        f"{config['batch_size']}, lr {config['lr']:g}, {epochs} epochs of fine-tuning, "
+        f"{seeds_in_words(header['seeds'])}"
     )
     papers = "" if at_paper(header) else f" (paper: {FULL.clients} clients, 10 a round, lr {FULL.lr:g})"
     return f"{'; '.join(told)}. {common}{papers}."

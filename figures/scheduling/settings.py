@@ -16,7 +16,7 @@ METHOD = "vanilla"
 """The method whose runs are read; Anti's have the same settings."""
 NUMBERS = {
     "N, clients": "clients",
-    "|D|, all samples": "samples",
+    "|D|, all samples": "max_samples",
     "T, global rounds": "rounds",
     "F, rounds of fine-tuning": "finetune_epochs",
     "t_k, rounds at which layers thaw": "unfreeze",

@@ -152,10 +152,11 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
     if gone := [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
-    stand_in = "" if at_paper(header) else " *: not the paper's images."
+    placeholder_client = "" if at_paper(header) else " *: not the paper's images."
     caption = (
         "Accuracy on all clients' own test samples, after fine-tuning where the method has it; LocalAdaptation is "
-        f"FedAvg fine-tuned alike. Intervals are drawn to 0 and 100 % at most.{stand_in}{missing(header, wanted)} "
+        f"FedAvg fine-tuned alike. Intervals are drawn to 0 and 100 % at "
+        f"most.{placeholder_client}{missing(header, wanted)} "
         f"{setting(header, frame, *columns(header))}"
     )
     return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
@@ -261,11 +262,13 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         last.set_title("paired by seed", fontsize=9)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
-    stand_in = "" if at_paper(header) else " *: not the paper's images; published are ten times as many rounds."
+    placeholder_client = (
+        "" if at_paper(header) else " *: not the paper's images; published are ten times as many rounds."
+    )
     caption = (
         f"Accuracy after {ends} rounds and fine-tuning when the layers thaw after the rounds beside each schedule, "
         "and what thawing twice as early changes, with 95 % intervals."
-        f"{stand_in}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
+        f"{placeholder_client}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
     )
     return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
 

@@ -4,31 +4,31 @@ from fl_core.algorithms.base import (
     Algorithm,
     Message,
     Observation,
-    Problem,
     Round,
     State,
+    TaskInfo,
     Update,
     find,
     register,
     registry,
 )
-from fl_core.algorithms.over import Over
+from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.training.local import Context, Group, Phase
 from fl_core.training.steps import Batch, Steps
 
 __all__ = [
     "Algorithm",
+    "AlgorithmWrapper",
     "Batch",
     "Context",
     "Group",
     "Message",
     "Observation",
-    "Over",
     "Phase",
-    "Problem",
     "Round",
     "State",
     "Steps",
+    "TaskInfo",
     "Update",
     "find",
     "register",

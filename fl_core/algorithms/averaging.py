@@ -70,9 +70,9 @@ class FineTuned(Algorithm):
         finetune_at: tuple[int, ...] = ()
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        if done not in (self.problem.rounds, *self.config.finetune_at):
+        if done not in (self.task_info.rounds, *self.config.finetune_at):
             return ()
-        return (Phase("finetune", self.problem.tensors, self.config.finetune_epochs, stream="finetune"),)
+        return (Phase("finetune", self.task_info.tensors, self.config.finetune_epochs, batch_stream="finetune"),)
 
 
 @register

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.exchange import Message, Observation, Problem, Round, State, Update
+from fl_core.algorithms.exchange import Message, Observation, Round, State, TaskInfo, Update
 from fl_core.algorithms.options import configured
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
@@ -34,10 +34,10 @@ class Algorithm:
     hook                  process  times                  when
     ====================  =======  =====================  ============================================================
     notes                 server   any                    before a run: what its user is told
-    under                 both     any                    to know whose model and options these are
-    build                 server   1 a start              before a run, and before it is gone on with: makes the model
+    base_algorithm        both     any                    to know whose model and options these are
+    wrap_model            server   1 a start              before a run, and before it is gone on with: makes the model
     default_plan          server   any                    before a run that obeys a plan and is given none
-    adopt                 server   any                    before a run with a plan, or when one has been decided on
+    resolve_plan          server   any                    before a run with a plan, or when one has been decided on
     server_state          server   1 a run                before the first round
     client_state          both     any                    when a client is needed that has not replied yet
     submodel              both     any                    by the other hooks, and to count costs
@@ -45,11 +45,11 @@ class Algorithm:
     uploaded              both     any                    by the other hooks, and to count costs
     local_tensors         both     any                    by the other hooks
     exchanges             server   1 a round + 1          first of all in a round, and before the first one
-    send                  server   any                    for each sampled client of an exchange, before it trains
-    begin                 client   1 a reply              first of all at a client
-    phases                both     any                    after ``begin``; at the server to count costs
+    server_message        server   any                    for each sampled client of an exchange, before it trains
+    client_start          client   1 a reply              first of all at a client
+    phases                both     any                    after ``client_start``; at the server to count costs
     loss                  client   1 a batch              in a phase that names no other method
-    reply                 client   1 a reply              when all phases are done
+    client_update         client   1 a reply              when all phases are done
     aggregate             server   1 an exchange          with the first reply: it draws the others along
     models                both     any                    after ``aggregate``, for each client that is evaluated
     finetuning            both     any                    after a round that is evaluated or saved, and after the last
@@ -59,11 +59,11 @@ class Algorithm:
 
     ``aggregate`` is called when the first client has replied: to iterate over its ``updates`` is what sends to the
     others, trains and receives, one client after the other, so that no more replies are in memory than it keeps. An
-    algorithm whose :meth:`send` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
+    algorithm whose :meth:`server_message` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
 
     A client's state stays where the client is. ``models`` gets, at the server, names in place of the client's tensors
-    (:mod:`fl_core.algorithms.offers`), which it may give their places in a model; one that computes with them is
-    called at the client instead, with the server's state.
+    (:mod:`fl_core.algorithms.model_template`), which it may give their places in a model; one that computes with them
+    is called at the client instead, with the server's state.
 
     A reply may be lost (:mod:`fl_core.dropout`): ``updates`` then lacks clients that are among ``rnd.sampled``, a round
     goes on with those that replied to its exchange before, and ``aggregate`` is not called where nobody replied. The
@@ -71,49 +71,50 @@ class Algorithm:
     other (a variate, the layers that a client was told to keep) stays a pair.
 
     Hooks are pure: they change nothing but the :class:`State` that they are handed (``server`` in ``aggregate``,
-    ``state`` in ``begin`` and ``reply``) and what they return. An algorithm object is copied to workers and built
-    anew when a run goes on, so the engine freezes it; random draws come from :mod:`fl_core.seeds`.
+    ``state`` in ``client_start`` and ``client_update``) and what they return. An algorithm object is copied to workers
+    and built anew when a run goes on, so the engine freezes it; random draws come from :mod:`fl_core.seeds`.
 
     Class attributes:
         name: registry name.
         paper: the source.
         trains, travels, keeps: what is trained, what crosses, and what a client keeps to itself between rounds.
         cost: scalars that a client receives and sends in a round; P = those of the whole model.
-        splits: whether it obeys a layer plan.
+        uses_plan: whether it obeys a layer plan.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
-        cuts: whether :meth:`build` leaves layers of the model out.
+        removes_layers: whether :meth:`wrap_model` leaves layers of the model out.
         needs_blocks: whether the model must be made of residual blocks that a client can do without.
         needs_logits: whether it compares the logits of classes, so that a model with a single output does not do.
-        paired: whether a client keeps what must equal what it sent, such as a variate, so that noise on what leaves
-            would take the two apart.
-        foreseeable: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
-        adds: for each module or tensor path that :meth:`build` adds to the model, ``shared`` or ``personal``; what
-            it puts around a module's weights (an adapter) joins that module's layer unless it is named here.
+        keeps_server_pair: whether a client keeps what must equal what it sent, such as a variate, so that noise on
+            what leaves would take the two apart.
+        static_traffic: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
+        added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
+            ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is
+            named here.
 
     Args:
-        plan: the plan in force, of an algorithm that :attr:`splits`; see :meth:`adopt`.
+        plan: the plan in force, of an algorithm that :attr:`uses_plan`; see :meth:`resolve_plan`.
         config: values of :class:`Config`'s fields, as themselves or as text.
 
     Raises:
         UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a hook
             by a former name, misspelt, or with other arguments than it is called with. When a hook is called: it
-            returns something else than :mod:`fl_core.algorithms.returns` says.
+            returns something else than :mod:`fl_core.algorithms.hook_types` says.
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 
     >>> import fedlayers as fl
     >>> @fl.register
     ... class FedPer(fl.Algorithm):
-    ...     name, splits, evaluates = "my_fedper", True, "personal"
+    ...     name, uses_plan, evaluates = "my_fedper", True, "personal"
     ...
     ...     def shared(self, rnd, client):
-    ...         return self.plan.body_tensors - self.problem.stays(rnd)
+    ...         return self.plan.body_tensors - self.task_info.not_sent(rnd)
     >>> engine = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False)
     >>> engine.algorithm.plan
     LayerPlan([fc1] [fc2] [fc3] fc4; [shared], by all_but_last)
     >>> sorted(engine.algorithm.local_tensors(fl.Round(1), client=0))
     ['fc4.linear.bias', 'fc4.linear.weight']
-    >>> sent = engine.algorithm.send(engine.server, client=0, rnd=fl.Round(1))
+    >>> sent = engine.algorithm.server_message(engine.server, client=0, rnd=fl.Round(1))
     >>> sent.bytes, sorted({name.partition(".")[0] for name in sent.trees["model"]})
     (7960, ['fc1', 'fc2', 'fc3'])
     >>> scores = fl.frame(engine).query("round == 2 and metric == 'accuracy' and split == 'test'")
@@ -127,21 +128,21 @@ class Algorithm:
     travels: ClassVar[str] = "all"
     keeps: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "2P"
-    splits: bool = False
+    uses_plan: bool = False
     evaluates: str = "global"
-    cuts: ClassVar[bool] = False
+    removes_layers: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = False
-    paired: ClassVar[bool] = False
-    foreseeable: bool = True
-    adds: ClassVar[Mapping[str, str]] = {}
+    keeps_server_pair: ClassVar[bool] = False
+    static_traffic: bool = True
+    added_modules: ClassVar[Mapping[str, str]] = {}
 
     @dataclass(frozen=True)
     class Config:
-        """Hyper-parameters beyond those of local training; set with ``--set key=value``."""
+        """Hyper-parameters beyond those of local training; set with ``--option key=value``."""
 
-    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        self.problem = problem
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        self.task_info = task_info
         self.options: Mapping[str, Any] = dict(config or {})
         self.config: Any = configured(type(self), self.options)
         self.plan: LayerPlan | None = plan
@@ -162,13 +163,13 @@ class Algorithm:
         return contract.portable(self)
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
-        """A new instance of this algorithm that obeys the given plan exactly as it is (see :meth:`adopt`)."""
-        return type(self)(self.problem, plan, self.options)
+        """A new instance of this algorithm that obeys the given plan exactly as it is (see :meth:`resolve_plan`)."""
+        return type(self)(self.task_info, plan, self.options)
 
     @property
     def decides(self) -> bool:
         """Whether a run starts without a layer plan and decides on one from measurements in its first round."""
-        return self.splits and self.plan is None and self.default_plan(self.problem.layers) is None
+        return self.uses_plan and self.plan is None and self.default_plan(self.task_info.layers) is None
 
     def method(self, name: str, what: str = "method") -> Callable[..., Any]:
         """The method of this algorithm that a phase names as its loss or as its step.
@@ -188,16 +189,18 @@ class Algorithm:
     # --- the model ---
 
     @classmethod
-    def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
+    def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
         """The class that sets the model and its options: this one, or of a wrapper the algorithm that it wraps."""
         return cls
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
         """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
 
-        What it keeps of the given model (all of it, unless it :attr:`cuts`) must be the same tensors, under any name;
-        it may change the model in place.
+        What it keeps of the given model (all of it, unless it :attr:`removes_layers`) must be the same tensors, under
+        any name; it may change the model in place.
         Every start from a configuration builds again, so what is drawn comes from :mod:`fl_core.seeds`.
 
         Args:
@@ -211,11 +214,11 @@ class Algorithm:
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         """The plan of an algorithm that splits the model, if none is given. Default: share all layers but the last.
 
-        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.decision`).
+        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.plan_selection`).
         """
         return LayerPlan.all_but_last(layers)
 
-    def adopt(self, plan: LayerPlan) -> LayerPlan:
+    def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
         """The plan that this algorithm obeys when it is given (or decides on) this one. Default: that plan itself.
 
         Raises:
@@ -231,14 +234,14 @@ class Algorithm:
 
     def client_state(self, initial: Tree, client: int) -> State:
         """A client's state before its first round. Default: its :meth:`local_tensors` of the initial model."""
-        return State({"model": tree.pick(initial, self.local_tensors(Round(0), client))})
+        return State({"model": tree.select(initial, self.local_tensors(Round(0), client))})
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors of the part of the model that this client has. Default: all.
 
         Blocks that are not among them are left out of its forward pass; anything else cannot be missing.
         """
-        return self.problem.tensors
+        return self.task_info.tensors
 
     # --- what travels ---
 
@@ -248,7 +251,7 @@ class Algorithm:
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that travel, both ways. Default: all that the client has."""
-        return self.submodel(rnd, client) - self.problem.stays(rnd)
+        return self.submodel(rnd, client) - self.task_info.not_sent(rnd)
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that a client sends back, where those are fewer than what is :meth:`shared`."""
@@ -256,15 +259,15 @@ class Algorithm:
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that stay with the client between rounds: those that do not travel."""
-        return self.submodel(rnd, client) - self.shared(rnd, client) - self.problem.waiting(rnd)
+        return self.submodel(rnd, client) - self.shared(rnd, client) - self.task_info.not_yet_trained(rnd)
 
-    def send(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
         """The message that the server sends to one client; the engine clones it."""
-        return Message({"model": tree.pick(server.trees["model"], self.shared(rnd, client))})
+        return Message({"model": tree.select(server.trees["model"], self.shared(rnd, client))})
 
     # --- what is trained ---
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         """The weights at which local training starts. Default: what the client kept, overwritten by what it received.
 
         Args:
@@ -280,21 +283,21 @@ class Algorithm:
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         """The phases of a client's local training. Default: one phase over all tensors that the client has."""
-        return (Phase("train", self.submodel(rnd, client), self.problem.epochs),)
+        return (Phase("train", self.submodel(rnd, client), self.task_info.epochs),)
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """The local objective on one batch (x [b, ...], y [b]): a scalar."""
         x, y = batch
         return ctx.criterion(ctx.forward(params, x), y)
 
-    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         """The message that the client uploads after training; also updates the client's state.
 
         Args:
             trained: the client's trees after all phases, the model among them.
         """
-        state.trees = {**trained, "model": tree.pick(trained["model"], self.local_tensors(rnd, client))}
-        return Message({"model": tree.pick(trained["model"], self.uploaded(rnd, client))}, {**ctx.observed})
+        state.trees = {**trained, "model": tree.select(trained["model"], self.local_tensors(rnd, client))}
+        return Message({"model": tree.select(trained["model"], self.uploaded(rnd, client))}, {**ctx.observed})
 
     # --- how it is mixed ---
 
@@ -322,7 +325,7 @@ class Algorithm:
 
         Args:
             done: rounds completed. It is asked before the first round, after every round with an evaluation or a
-                checkpoint, and after the last one, ``problem.rounds``.
+                checkpoint, and after the last one, ``task_info.rounds``.
         """
         return ()
 
@@ -380,9 +383,9 @@ __all__ = [
     "Algorithm",
     "Message",
     "Observation",
-    "Problem",
     "Round",
     "State",
+    "TaskInfo",
     "Update",
     "find",
     "register",

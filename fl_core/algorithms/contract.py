@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fl_core.algorithms.returns import RETURNS, checked
+from fl_core.algorithms.hook_types import HOOK_SPECS, checked
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
@@ -28,14 +28,25 @@ RENAMED = {
     "kept": "local_tensors",
     "open": "server_state",
     "start": "client_state",
-    "candidates": "begin, which scores models with ctx.score",
+    "candidates": "client_start, which scores models with ctx.score",
     "insides": "observations",
     "look": "client_observations",
     "finish": "finetuning",
     "tunes": "finetuning",
     "adapts": "finetuning",
     "decides": "default_plan, which gives None",
-    "least_layers": "adopt, which raises a UsageError",
+    "least_layers": "resolve_plan, which raises a UsageError",
+    "splits": "uses_plan",
+    "cuts": "removes_layers",
+    "paired": "keeps_server_pair",
+    "foreseeable": "static_traffic",
+    "adds": "added_modules",
+    "adopt": "resolve_plan",
+    "under": "base_algorithm",
+    "build": "wrap_model",
+    "begin": "client_start",
+    "reply": "client_update",
+    "send": "server_message",
 }
 """What hooks were called in version 0.1, and their names now."""
 _PLACE = (
@@ -73,7 +84,7 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
         expected, actual = _arguments(hook), _arguments(own)
         if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
             raise UsageError(f"{where}.{name} takes ({', '.join(actual)}); it is called with ({', '.join(expected)})")
-        if name in RETURNS and not inspect.ismethod(member):  # a method bound to another algorithm is checked there
+        if name in HOOK_SPECS and not inspect.ismethod(member):  # a method bound to another algorithm is checked there
             looked_at = checked(own, name)
             setattr(algorithm, name, classmethod(looked_at) if isinstance(member, classmethod) else looked_at)
 
@@ -195,7 +206,7 @@ def check_phases(
         if phase.step:
             algorithm.method(phase.step, f"step {where}")
         if trees is not None:
-            check_known(f"tree {where}", phase.tree, trees)
+            check_known(f"tree {where}", phase.state_key, trees)
         for name in phase.observe:
             check_known(f"observer {where}", name, observers)
 

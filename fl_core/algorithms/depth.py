@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
-from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import inside, paths_of_blocks, with_optional_blocks
@@ -54,7 +54,9 @@ class Blockwise(Algorithm):
         weighted: bool = True
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
         example = models.example(shape)
         model = with_optional_blocks(model, example)
         if config.lora_targets is None:
@@ -70,10 +72,10 @@ class Blockwise(Algorithm):
         )
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
-        return super().uploaded(rnd, client) - self.problem.frozen
+        return super().uploaded(rnd, client) - self.task_info.frozen
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.submodel(rnd, client) - self.problem.frozen, self.problem.epochs),)
+        return (Phase("train", self.submodel(rnd, client) - self.task_info.frozen, self.task_info.epochs),)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         self.mix(server, updates if self.config.weighted else (replace(each, weight=1) for each in updates), rnd)
@@ -100,7 +102,7 @@ class AllSmall(Blockwise):
 
     name = "allsmall"
     paper = "Su et al. 2024 (FedRA)"
-    cuts = True
+    removes_layers = True
     travels, cost = "the first blocks down, what trains of them up", "the small model + trained of it"
 
     @dataclass(frozen=True)
@@ -108,13 +110,15 @@ class AllSmall(Blockwise):
         depth: int | None = None
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
         whole: Any = with_optional_blocks(model, models.example(shape))
         depth = math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
         if not 1 <= depth <= len(whole.blocks):
             raise UsageError(f"allsmall: depth={depth} is not from 1 to {len(whole.blocks)}, the model's blocks")
         whole.blocks = whole.blocks[:depth]
-        return super().build(whole, config, shape=shape, n_classes=n_classes, seed=seed)
+        return super().wrap_model(whole, config, shape=shape, n_classes=n_classes, seed=seed)
 
 
 class Limited(Blockwise):
@@ -138,18 +142,18 @@ class Limited(Blockwise):
                 raise UsageError("depths are given, and random_depths asks for others: choose one")
 
     def __init__(
-        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(problem, plan, config)
-        if not problem.blocks:
+        super().__init__(task_info, plan, config)
+        if not task_info.blocks:
             raise UsageError(f"{self.name} needs a model of residual blocks")
-        self.fixed = allocation.fixed_depths(self.config.depths, len(problem.n_train), len(problem.blocks))
-        self.always = problem.tensors.difference(*(inside(problem.tensors, path) for path in problem.blocks))
+        self.fixed = allocation.fixed_depths(self.config.depths, len(task_info.n_train), len(task_info.blocks))
+        self.always = task_info.tensors.difference(*(inside(task_info.tensors, path) for path in task_info.blocks))
 
     def depth(self, rnd: Round, client: int) -> int:
         """How many blocks the client can hold in this round."""
         if self.config.random_depths:
-            return allocation.random_depth(len(self.problem.blocks), self.problem.seed, rnd.index, client)
+            return allocation.random_depth(len(self.task_info.blocks), self.task_info.seed, rnd.index, client)
         return self.fixed[client]
 
     def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -157,20 +161,20 @@ class Limited(Blockwise):
         return tuple(range(self.depth(rnd, client)))
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
-        paths = (self.problem.blocks[k] for k in self.allocated(rnd, client))
-        return self.always.union(*(inside(self.problem.tensors, path) for path in paths))
+        paths = (self.task_info.blocks[k] for k in self.allocated(rnd, client))
+        return self.always.union(*(inside(self.task_info.tensors, path) for path in paths))
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        state.trees["model"] = tree.pick(initial, self.problem.local_only)  # of blocks that it gets later too
+        state.trees["model"] = tree.select(initial, self.task_info.never_sent)  # of blocks that it gets later too
         return state
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
-        return tree.pick(super().begin(state, message, ctx, rnd, client), self.submodel(rnd, client))
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        return tree.select(super().client_start(state, message, ctx, rnd, client), self.submodel(rnd, client))
 
-    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         before = state.trees.get("model", {})
-        message = super().reply(state, trained, ctx, rnd, client)
+        message = super().client_update(state, trained, ctx, rnd, client)
         state.trees["model"] = {**before, **state.trees["model"]}
         return message
 
@@ -185,7 +189,7 @@ class Limited(Blockwise):
         latest = Round(server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"]))
         for client in latest.sampled:
             held = self.submodel(latest, client)
-            for layer in self.problem.layers:
+            for layer in self.task_info.layers:
                 optional = set(layer.tensors) - self.always
                 if optional:
                     yield Observation(HELD, float(optional <= held), client, layer=layer.name)
@@ -216,12 +220,13 @@ class FedRA(Limited):
             check_known("allocation", self.allocation, ("keep", "cover"))
 
     def __init__(
-        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(problem, plan, config)
-        if self.covers and not self.config.random_depths and sum(self.fixed) < len(problem.blocks):
+        super().__init__(task_info, plan, config)
+        if self.covers and not self.config.random_depths and sum(self.fixed) < len(task_info.blocks):
             raise UsageError(
-                f"fedra: all clients together hold {sum(self.fixed)} blocks and can never cover {len(problem.blocks)}; "
+                f"fedra: all clients together hold {sum(self.fixed)} blocks and can never cover "
+                f"{len(task_info.blocks)}; "
                 "allocation=keep does without"
             )
 
@@ -231,7 +236,7 @@ class FedRA(Limited):
         return bool(self.config.allocation == "cover")
 
     def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
-        total, seed = len(self.problem.blocks), self.problem.seed
+        total, seed = len(self.task_info.blocks), self.task_info.seed
         if not self.covers:
             return allocation.drawn(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
@@ -274,38 +279,40 @@ class InclusiveFL(Limited):
                 raise UsageError(f"inclusivefl: beta is a share, at most 1, not {self.beta}")
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
-        built = super().build(model, config, shape=shape, n_classes=n_classes, seed=seed)
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
+        built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
         if config.momentum:
             first, *others = paths_of_blocks(built)
             for other in others:
-                here, there = (tree.of(built.get_submodule(path)) for path in (first, other))
+                here, there = (tree.state_dict(built.get_submodule(path)) for path in (first, other))
                 tree.check_same(here, there, first, other)
         return built
 
     def __init__(
-        self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
+        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(problem, plan, config)
-        last = LayerPlan.last(problem.layers)
-        last_layer = last.body_tensors - problem.frozen - problem.local_only
+        super().__init__(task_info, plan, config)
+        last = LayerPlan.last(task_info.layers)
+        last_layer = last.body_tensors - task_info.frozen - task_info.never_sent
         self.heads = last_layer if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
             raise UsageError(
                 f"inclusivefl: own_heads needs a last layer behind all blocks; {listing(last.shared)} is in one"
             )
-        depths = range(1, len(problem.blocks) + 1) if self.config.random_depths else self.fixed
+        depths = range(1, len(task_info.blocks) + 1) if self.config.random_depths else self.fixed
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
 
     def server_state(self, initial: Tree) -> State:
         server = super().server_state(initial)
         if self.heads:
-            server.trees |= {_head(depth): tree.clone(tree.pick(initial, self.heads)) for depth in self.shallower}
+            server.trees |= {_head(depth): tree.clone(tree.select(initial, self.heads)) for depth in self.shallower}
         return server
 
-    def send(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
         head = server.trees.get(_head(self.depth(rnd, client)), {})
-        return Message({"model": {**super().send(server, client, rnd).trees["model"], **head}})
+        return Message({"model": {**super().server_message(server, client, rnd).trees["model"], **head}})
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         if not (self.config.momentum or self.heads):
@@ -323,9 +330,9 @@ class InclusiveFL(Limited):
             group_mean = groups[depth].result()
             common = {name: tensor for name, tensor in group_mean.items() if name not in self.heads}
             if self.heads:
-                trees["model" if depth == self.deepest else _head(depth)].update(tree.pick(group_mean, self.heads))
+                trees["model" if depth == self.deepest else _head(depth)].update(tree.select(group_mean, self.heads))
             if self.config.momentum:
-                change = tree.sub(common, tree.pick(server.trees["model"], common))
+                change = tree.subtract(common, tree.select(server.trees["model"], common))
                 trees[_slot(depth)] = change
                 common |= self._distilled(server, depth, common, change)
             mean.add(common, weights[depth])
@@ -334,12 +341,12 @@ class InclusiveFL(Limited):
 
     def _distilled(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
         """The last block of a depth's group, moved by the mean change of the deeper clients' blocks a round before."""
-        deeper = [r for r in range(depth + 1, len(self.problem.blocks) + 1) if _slot(r) in server.trees]
+        deeper = [r for r in range(depth + 1, len(self.task_info.blocks) + 1) if _slot(r) in server.trees]
         if not deeper:
             return {}
-        before, above = server.trees[_slot(deeper[0])], self.problem.blocks[depth - 1 : deeper[0]]
+        before, above = server.trees[_slot(deeper[0])], self.task_info.blocks[depth - 1 : deeper[0]]
         moved = {}
-        for name in sorted(inside(group_mean, above[0]) & self.problem.parameters):
+        for name in sorted(inside(group_mean, above[0]) & self.task_info.parameters):
             rest = name.removeprefix(above[0])
             momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
             moved[name] = (group_mean[name].double() + self.config.beta * (momentum - change[name].double())).to(
@@ -375,7 +382,7 @@ class DepthFL(Limited):
     needs_logits = True
     paper = "Kim et al. 2023 (DepthFL)"
     trains = "adapters and classifiers"
-    adds: ClassVar = {"exits": "shared"}
+    added_modules: ClassVar = {"exits": "shared"}
 
     @dataclass(frozen=True)
     class Config(Limited.Config):
@@ -391,8 +398,10 @@ class DepthFL(Limited):
                 raise UsageError(f"depthfl: ramp={self.ramp}; it must be at least 1 round")
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
-        built = super().build(model, config, shape=shape, n_classes=n_classes, seed=seed)
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
+        built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
         total = len(paths_of_blocks(built))
         quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
         after = sorted(quarters) if config.exits is None else config.exits

@@ -103,11 +103,11 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Problem:
+class TaskInfo:
     """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
 
     layers: tuple[Layer, ...]
-    local_only: frozenset[str]  # tensors that never travel: buffers (bn="local"), and what build adds as personal
+    never_sent: frozenset[str]  # tensors that never travel: buffers (bn="local"), and what build adds as personal
     n_train: tuple[int, ...]
     epochs: int
     seed: int
@@ -116,7 +116,9 @@ class Problem:
     mean: tuple[float, ...] = ()  # with which images scaled to 0..1 were normalised, a number a channel
     std: tuple[float, ...] = ()
     blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
-    thaws: tuple[tuple[str, int], ...] = ()  # tensors that train and travel only from a round on, by 0-based index
+    unfreeze_at: tuple[
+        tuple[str, int], ...
+    ] = ()  # tensors that train and travel only from a round on, by 0-based index
     uniform: bool = False  # whether clients count all the same where they are averaged
 
     def weight(self, client: int) -> int:
@@ -138,10 +140,10 @@ class Problem:
         """Names of the parameters that no training moves."""
         return frozenset(name for layer in self.layers for name in layer.frozen)
 
-    def stays(self, rnd: Round) -> frozenset[str]:
+    def not_sent(self, rnd: Round) -> frozenset[str]:
         """Names of the tensors that nobody sends in this round: local ones, and those of layers yet to be trained."""
-        return self.local_only | self.waiting(rnd)
+        return self.never_sent | self.not_yet_trained(rnd)
 
-    def waiting(self, rnd: Round) -> frozenset[str]:
+    def not_yet_trained(self, rnd: Round) -> frozenset[str]:
         """Names of the tensors of layers that are not trained yet: they keep the initial value and do not travel."""
-        return frozenset(name for name, since in self.thaws if rnd.index < since)
+        return frozenset(name for name, since in self.unfreeze_at if rnd.index < since)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Observation, Problem, Round, State, register
-from fl_core.algorithms.contrast import QUEUE, Contrasting, Seen
+from fl_core.algorithms.base import Observation, Round, State, TaskInfo, register
+from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
 from fl_core.algorithms.prompts import drawn
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
@@ -75,7 +75,7 @@ class FedPFT(Contrasting):
     trains, travels, keeps = "all, and personal prompts", "all but the prompts", "the prompts, and a queue of keys"
     cost = "2P, of the model with transformation and projection"
     evaluates = "personal"
-    adds: ClassVar[Mapping[str, str]] = {
+    added_modules: ClassVar[Mapping[str, str]] = {
         "transform": "shared",
         "projection": "shared",
         "prompts": "personal",
@@ -103,18 +103,20 @@ class FedPFT(Contrasting):
         def __post_init__(self) -> None:
             _check(self)
 
-    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(problem, plan, config)
-        self.views = MoCoViews(problem.mean, problem.std)
-        if self.config.feature_epochs is not None and self.config.feature_epochs > problem.epochs:
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
+        self.views = MoCoViews(task_info.mean, task_info.std)
+        if self.config.feature_epochs is not None and self.config.feature_epochs > task_info.epochs:
             raise UsageError(
-                f"{self.name}: feature_epochs={self.config.feature_epochs} of only {problem.epochs} epochs a round"
+                f"{self.name}: feature_epochs={self.config.feature_epochs} of only {task_info.epochs} epochs a round"
             )
 
     # --- the model ---
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
         if cls.compares(config) and len(shape) != 3:
             raise UsageError(
                 f"{cls.name} compares views of images (channels, height, width), not of samples of shape {shape}; "
@@ -148,7 +150,7 @@ class FedPFT(Contrasting):
 
     def part_of(self, *parts: str) -> frozenset[str]:
         """Names of the tensors of the model's parts, such as ``transform`` or ``head``."""
-        return frozenset(name for name in self.problem.tensors if name.partition(".")[0] in parts)
+        return frozenset(name for name in self.task_info.tensors if name.partition(".")[0] in parts)
 
     # --- what travels ---
 
@@ -157,8 +159,8 @@ class FedPFT(Contrasting):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        prompts = tree.pick(initial, self.part_of(*PROMPTS))
-        state.trees["model"].update(drawn(prompts, SPREAD, self.problem.seed, client))
+        prompts = tree.select(initial, self.part_of(*PROMPTS))
+        state.trees["model"].update(drawn(prompts, SPREAD, self.task_info.seed, client))
         if not self.compares(self.config):
             del state.trees[QUEUE]
         return state
@@ -166,7 +168,7 @@ class FedPFT(Contrasting):
     # --- what is trained ---
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        epochs, all_ = self.problem.epochs, self.problem.tensors
+        epochs, all_ = self.task_info.epochs, self.task_info.tensors
         if not self.config.alternate:
             return (self.phase("train", all_, epochs, "both_loss"),)
         feature_epochs = self.config.feature_epochs
@@ -176,7 +178,7 @@ class FedPFT(Contrasting):
         first = all_ - self.part_of("head", "contrast_prompts", *alone)
         second = all_ - self.part_of("prompts", "projection")
         return (
-            self.phase("features", first, features if epochs else 0, "feature_loss", stream="features"),
+            self.phase("features", first, features if epochs else 0, "feature_loss", batch_stream="features"),
             self.phase("adapt", second, adapting if epochs else 0, "adapt_loss"),
         )
 
@@ -214,11 +216,11 @@ class FedPFT(Contrasting):
     # --- what is evaluated ---
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        personal = self.problem.local_only | (self.part_of("head") if self.config.personal_head else frozenset())
-        return {self.evaluates: {**server.trees["model"], **tree.pick(client.trees["model"], personal)}}
+        personal = self.task_info.never_sent | (self.part_of("head") if self.config.personal_head else frozenset())
+        return {self.evaluates: {**server.trees["model"], **tree.select(client.trees["model"], personal)}}
 
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
-        if rnd.index != self.problem.rounds or not isinstance(model, Prompted) or not self.config.attention:
+        if rnd.index != self.task_info.rounds or not isinstance(model, Prompted) or not self.config.attention:
             return
         with torch.no_grad():
             weights = model.attention(x[: self.config.attention])
@@ -272,9 +274,9 @@ class TwoStage(FedPFT):
         def __post_init__(self) -> None:
             _check(self)
 
-    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(problem, plan, config)
-        if self.config.stage_rounds is None and not problem.rounds:
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
+        if self.config.stage_rounds is None and not task_info.rounds:
             raise UsageError(f"{self.name} needs a number of rounds for its first stage: stage_rounds")
 
     @classmethod
@@ -292,19 +294,23 @@ class TwoStage(FedPFT):
     def first(self, rnd: Round) -> bool:
         """Whether a round belongs to the first stage, MoCo's."""
         stage_rounds = self.config.stage_rounds
-        return rnd.index < (self.problem.rounds // 2 if stage_rounds is None else stage_rounds)
+        return rnd.index < (self.task_info.rounds // 2 if stage_rounds is None else stage_rounds)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         stage = ("body", "projection") if self.first(rnd) else ("body", "transform", "head")
         return super().shared(rnd, client) & self.part_of(*stage)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors - (self.part_of("body") - self.problem.local_only) - self.problem.waiting(rnd)
+        return (
+            self.task_info.tensors
+            - (self.part_of("body") - self.task_info.never_sent)
+            - self.task_info.not_yet_trained(rnd)
+        )
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         if self.first(rnd):
             train = self.part_of("body", "projection")
-            return (Phase("contrast", train, self.problem.epochs, loss="contrast_loss", step="contrast_step"),)
+            return (Phase("contrast", train, self.task_info.epochs, loss="contrast_loss", step="contrast_step"),)
         return tuple(
             replace(phase, train=phase.train - self.part_of("projection")) for phase in super().phases(rnd, client)
         )

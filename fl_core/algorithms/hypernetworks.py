@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, Update, register
-from fl_core.algorithms.mixing import Mixing
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
+from fl_core.algorithms.fedamp import Mixing
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
@@ -91,21 +91,21 @@ class PFedHN(Algorithm):
         hidden: int = 100
         begins: str = "drawn"
 
-    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(problem, plan, config)
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
         check_known(f"start of {self.name}", self.config.begins, ("drawn", "common"))
         for key in ("lr", "clip", "local_clip", "hidden"):
             if not getattr(self.config, key) > 0:
                 raise UsageError(f"{self.name}: {key} must be above 0")
-        self.parameters = problem.parameters - problem.frozen
+        self.parameters = task_info.parameters - task_info.frozen
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.parameters
 
     def server_state(self, initial: Tree) -> State:
-        clients, width = len(self.problem.n_train), self.config.hidden
+        clients, width = len(self.task_info.n_train), self.config.hidden
         size = 1 + clients // 4
-        draw = seeds.torch_generator(self.problem.seed, PURPOSE)
+        draw = seeds.torch_generator(self.task_info.seed, PURPOSE)
         net: Tree = {"embeddings": torch.randn(clients, size, generator=draw)}
         for k in range(4):
             net |= _linear(width if k else size, width, f"trunk.{k}", draw)
@@ -126,17 +126,17 @@ class PFedHN(Algorithm):
             hidden = _apply(net, f"trunk.{k}", hidden.relu() if k else hidden)
         return {name: _apply(net, f"heads.{name}", hidden).view_as(like[name]) for name in sorted(self.parameters)}
 
-    def send(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
         with tree.one_thread(), torch.no_grad():
             return Message({"model": self.generated(server.trees[PURPOSE], server.trees["model"], client)})
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.problem.tensors, self.problem.epochs, clip=self.config.local_clip),)
+        return (Phase("train", self.task_info.tensors, self.task_info.epochs, max_grad_norm=self.config.local_clip),)
 
-    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        message = super().reply(state, trained, ctx, rnd, client)
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        message = super().client_update(state, trained, ctx, rnd, client)
         began = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
-        return Message({"delta": tree.sub(began, message.trees["model"])}, message.meta)
+        return Message({"delta": tree.subtract(began, message.trees["model"])}, message.meta)
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -158,7 +158,7 @@ class PFedHN(Algorithm):
         server.trees |= {PURPOSE: net, "momentum": speed}
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        generated = self.send(server, client.meta["client"], rnd).trees["model"]
+        generated = self.server_message(server, client.meta["client"], rnd).trees["model"]
         return {self.evaluates: {**client.trees["model"], **generated}}
 
 
@@ -211,8 +211,8 @@ class PFedLA(Mixing):
         unit: str = "module"
         temperature: float = 1.0
 
-    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(problem, plan, config)
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
         check_known(f"norm of {self.name}", self.config.norm, ("softmax", "relu_sum"))
         check_known(f"weights of {self.name}", self.config.weights, ("learned", "self", "samples", "similar"))
         check_known(f"unit of {self.name}", self.config.unit, ("module", "layer", "model"))
@@ -221,7 +221,7 @@ class PFedLA(Mixing):
                 raise UsageError(f"{self.name}: {key} must be at least 1")
         if not self.config.temperature > 0:
             raise UsageError(f"{self.name}: temperature must be above 0")
-        by_unit = {"module": tuple(_modules(problem.layers)), "layer": problem.layers, "model": super().units}
+        by_unit = {"module": tuple(_modules(task_info.layers)), "layer": task_info.layers, "model": super().units}
         self._units = by_unit[self.config.unit]
 
     @property
@@ -238,7 +238,7 @@ class PFedLA(Mixing):
         hidden = net["embedding"]
         for k in range(3):
             hidden = _apply(net, f"trunk.{k}", hidden).relu()
-        shape = (len(self.units), len(self.problem.n_train))
+        shape = (len(self.units), len(self.task_info.n_train))
         scores = _apply(net, "heads", hidden).view(shape)
         if self.config.norm == "softmax":
             return scores.softmax(1)
@@ -255,8 +255,8 @@ class PFedLA(Mixing):
                 return self.alpha(self.network(server, client), client)
             if self.config.weights == "similar":
                 return self._similar(server, client)
-            clients = range(len(self.problem.n_train))
-            sizes = torch.tensor([self.problem.weight(each) for each in clients], dtype=torch.float64)
+            clients = range(len(self.task_info.n_train))
+            sizes = torch.tensor([self.task_info.weight(each) for each in clients], dtype=torch.float64)
             fixed = _one_hot(client, len(sizes)) if self.config.weights == "self" else sizes / sizes.sum()
             return fixed.expand(len(self.units), -1)
 
@@ -264,7 +264,7 @@ class PFedLA(Mixing):
         """The softmax of cosines between what a client has trained and what all clients have [units, clients]."""
         cosines = []
         for unit in self.units:
-            every = [self.trained(server, other, unit) for other in range(len(self.problem.n_train))]
+            every = [self.trained(server, other, unit) for other in range(len(self.task_info.n_train))]
             cosines.append([tree.cosine(every[client], other) for other in every])
         return (torch.tensor(cosines, dtype=torch.float64) / self.config.temperature).softmax(1)
 
@@ -278,14 +278,14 @@ class PFedLA(Mixing):
         server.trees |= learned
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        mixed = self.send(server, client.meta["client"], rnd).trees["model"]
+        mixed = self.server_message(server, client.meta["client"], rnd).trees["model"]
         return {self.evaluates: {**client.trees["model"], **mixed}}
 
     def _learned(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
         """The hypernetworks of the clients that replied, each after one step of training."""
         changes = []
         for update in replies:
-            sent = self.send(server, update.client, rnd).trees["model"]
+            sent = self.server_message(server, update.client, rnd).trees["model"]
             changes.append({name: update.message.trees["model"][name] - value for name, value in sent.items()})
         along = torch.stack([self._along(server, unit, changes) for unit in self.units])  # [units, replies, clients]
         for k, update in enumerate(replies):
@@ -302,7 +302,7 @@ class PFedLA(Mixing):
         Taken from the common start, so that clients who have not moved count exactly 0. A unit that was not sent to a
         client gives it nothing to learn.
         """
-        clients = range(len(self.problem.n_train))
+        clients = range(len(self.task_info.n_train))
         products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
         for name in unit.parameters:
             start = server.trees["model"][name]
@@ -316,8 +316,8 @@ class PFedLA(Mixing):
         return products
 
     def _drawn(self, client: int) -> Tree:
-        draw = seeds.torch_generator(self.problem.seed, PURPOSE, client)
-        outputs = len(self.units) * len(self.problem.n_train)
+        draw = seeds.torch_generator(self.task_info.seed, PURPOSE, client)
+        outputs = len(self.units) * len(self.task_info.n_train)
         net: Tree = {"embedding": torch.randn(self.config.embedding, generator=draw)}
         for k in range(3):
             net |= _linear(self.config.hidden if k else self.config.embedding, self.config.hidden, f"trunk.{k}", draw)
@@ -344,7 +344,7 @@ class HeurpFedLA(PFedLA):
     """
 
     name = "heurpfedla"
-    foreseeable = False
+    static_traffic = False
     travels, keeps, cost = "a mixture but k units down, its model up", "its model", "2P - k units"
 
     @dataclass(frozen=True)
@@ -352,13 +352,13 @@ class HeurpFedLA(PFedLA):
         k: int = 1
         warmup: int = 0
 
-    def __init__(self, problem: Problem, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(problem, plan, config)
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
         if self.config.k > len(self.units):
             raise UsageError(f"{self.name}: k is {self.config.k}, and the model has {len(self.units)} units to keep")
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.problem.tensors
+        return self.task_info.tensors
 
     def retained(self, server: State, client: int, rnd: Round) -> frozenset[str]:
         """Names of the units that a client keeps in this round."""
@@ -368,13 +368,13 @@ class HeurpFedLA(PFedLA):
         ranked = sorted(range(len(self.units)), key=lambda unit: -itself[unit])  # stable: the earlier of equal ones
         return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
 
-    def send(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": self.mixture(server, client, rnd, skip=self.retained(server, client, rnd))})
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """The aggregation weights, and for every client and unit whether it is kept (1) or sent (0)."""
         yield from super().observations(server, rnd)
-        for client in range(len(self.problem.n_train)):
+        for client in range(len(self.task_info.n_train)):
             retained = self.retained(server, client, rnd)
             yield from (
                 Observation("retained", float(unit.name in retained), client, layer=unit.name) for unit in self.units

@@ -29,7 +29,7 @@ def configurations(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
     Raises:
         UsageError: as :func:`configured`.
     """
-    algorithms = list(dict.fromkeys((algorithm, algorithm.under(values))))
+    algorithms = list(dict.fromkeys((algorithm, algorithm.base_algorithm(values))))
     known = {field.name for each_algorithm in algorithms for field in fields(each_algorithm.Config)}
     for key in values:
         if not known:

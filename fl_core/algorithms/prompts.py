@@ -75,7 +75,7 @@ class PFedPT(Algorithm):
     trains, travels, keeps = "a frame of pixels, then all else", "all but the frame", "the frame"
     cost = "2P, of the model without the frame"
     evaluates = "personal"
-    adds: ClassVar[Mapping[str, str]] = {"border": "personal"}
+    added_modules: ClassVar[Mapping[str, str]] = {"border": "personal"}
 
     @dataclass(frozen=True)
     class Config:
@@ -85,7 +85,9 @@ class PFedPT(Algorithm):
         prompt_momentum: float = 0.5
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
         if len(shape) != 3:
             raise UsageError(f"pfedpt frames images (channels, height, width), not samples of shape {shape}")
         if not 1 <= config.pad < min(shape[1:]) / 2:
@@ -99,12 +101,12 @@ class PFedPT(Algorithm):
     @property
     def frame(self) -> frozenset[str]:
         """Names of the frame's tensors."""
-        return frozenset(name for name in self.problem.parameters if name.startswith("border."))
+        return frozenset(name for name in self.task_info.parameters if name.startswith("border."))
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
         frame = {name: initial[name] for name in self.frame}
-        state.trees["model"].update(drawn(frame, 1.0, self.problem.seed, client))
+        state.trees["model"].update(drawn(frame, 1.0, self.task_info.seed, client))
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
@@ -112,6 +114,6 @@ class PFedPT(Algorithm):
         rates: dict[str, Any] = {"lr": config.prompt_lr, "momentum": config.prompt_momentum, "weight_decay": 0.0}
         rates["optimizer"] = "sgd"
         return (
-            Phase("prompt", self.frame, config.prompt_epochs, stream="prompt", **rates),
-            Phase("train", self.problem.tensors - self.frame, self.problem.epochs),
+            Phase("prompt", self.frame, config.prompt_epochs, batch_stream="prompt", **rates),
+            Phase("train", self.task_info.tensors - self.frame, self.task_info.epochs),
         )

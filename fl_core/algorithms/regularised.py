@@ -38,10 +38,10 @@ class Ditto(Algorithm):
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        epochs = self.problem.epochs if self.config.personal_epochs is None else self.config.personal_epochs
-        personal = (Phase("personal", self.problem.tensors, epochs, tree="personal"),)
+        epochs = self.task_info.epochs if self.config.personal_epochs is None else self.config.personal_epochs
+        personal = (Phase("personal", self.task_info.tensors, epochs, state_key="personal"),)
         return (
-            Phase("global", self.problem.tensors, self.problem.epochs),
+            Phase("global", self.task_info.tensors, self.task_info.epochs),
             *with_term(personal, "personal_loss", self.config.lam),
         )
 

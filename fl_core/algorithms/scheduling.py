@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, Observation, Problem, Round, State, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, register
+from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.hypernetworks import PFedHN
-from fl_core.algorithms.mixing import Mixing
-from fl_core.algorithms.over import Over
+from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
@@ -22,13 +22,13 @@ TRAINED = "trained"  # the metric of the rows that say which layers train
 WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client: no layer of it can stand still
 
 
-class Scheduled(Over):
+class Scheduled(AlgorithmWrapper):
     """A schedule over another algorithm: the plan's shared layers thaw one by one (Jang and Choi 2024, Alg. 1).
 
     Layer k of the shared ones, counted from the end at which the schedule begins, trains and travels from the 0-based
-    round t_k on; until then it stands at its common initial value. Everything else is what the algorithm ``over``
-    which it is laid makes of it: FedBABU (default, the paper's method: the head stays at its random start until all
-    layers are fine-tuned at the end), or another with one model at the server (the paper's section 5.4). ``--set``
+    round t_k on; until then it stands at its common initial value. Everything else is what the algorithm ``base``
+    makes of it: FedBABU (default, the paper's method: the head stays at its random start until all
+    layers are fine-tuned at the end), or another with one model at the server (the paper's section 5.4). ``--option``
     takes that one's keys too.
 
     ``unfreeze``: t_1, t_2, ..., one for each layer that the plan shares (the paper: 0,100,200; ablation 0,50,100).
@@ -43,19 +43,19 @@ class Scheduled(Over):
             a plan while it trains, or that has a model for each client at the server.
     """
 
-    splits = True
+    uses_plan = True
     keeps = "the head until the end"
     trains, travels, cost = "the layers of the body that are thawed", "what is trained", "2 thawed"
     forward: ClassVar[bool] = True  # whether the schedule begins at the input
 
     @dataclass(frozen=True)
     class Config:
-        over: str = "fedbabu"
+        base: str = "fedbabu"
         unfreeze: tuple[int, ...] | None = None
 
     @classmethod
-    def under(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        below, over = super().under(config), config.get("over", cls.Config.over)
+    def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
+        below, over = super().base_algorithm(config), config.get("base", cls.Config.base)
         if issubclass(below, Scheduled):
             raise UsageError(f"{cls.name} over {over}: one schedule cannot be laid over another")
         if below.needs_blocks:
@@ -71,19 +71,20 @@ class Scheduled(Over):
         """The layers that start to train one after another, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
 
-    def inner_problem(self) -> Problem:
+    def inner_task_info(self) -> TaskInfo:
         """The task as the inner algorithm sees it: layers that have not thawed wait."""
         if self.plan is None:
-            return self.problem
+            return self.task_info
         layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
         return replace(
-            self.problem, thaws=tuple((name, since) for layer, since in layers if since for name in layer.tensors)
+            self.task_info,
+            unfreeze_at=tuple((name, since) for layer, since in layers if since for name in layer.tensors),
         )
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         plan = super().default_plan(layers)
         if plan is None:
-            raise UsageError(f"{self.name} over {self.config.over} needs a plan; fedper with plan=auto makes its own")
+            raise UsageError(f"{self.name} over {self.config.base} needs a plan; fedper with plan=auto makes its own")
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ class Scheduled(Over):
         names = [layer.name for layer in self.thawing(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
-            return tuple(k * self.problem.rounds // len(names) for k in range(len(names)))
+            return tuple(k * self.task_info.rounds // len(names) for k in range(len(names)))
         if len(rounds) != len(names):
             raise UsageError(
                 f"{self.name}: unfreeze gives {len(rounds)} rounds for {len(names)} layers: {', '.join(names)}"
@@ -100,26 +101,26 @@ class Scheduled(Over):
 
     def frozen(self, rnd: Round) -> frozenset[str]:
         """Names of the tensors that are still at their initial value in this round."""
-        return self.inner.problem.waiting(rnd)
+        return self.inner.task_info.not_yet_trained(rnd)
 
     # --- what a schedule changes: what is frozen is kept apart and does not train --------------------------------
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        state.trees[FROZEN] = tree.pick(initial, self.frozen(Round(0)))
+        state.trees[FROZEN] = tree.select(initial, self.frozen(Round(0)))
         return state
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         state.trees["model"] = {**state.trees["model"], **state.trees[FROZEN]}
-        return super().begin(state, message, ctx, rnd, client)
+        return super().client_start(state, message, ctx, rnd, client)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         frozen = self.frozen(rnd)
         return tuple(replace(phase, train=phase.train - frozen) for phase in super().phases(rnd, client))
 
-    def reply(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        message = super().reply(state, trained, ctx, rnd, client)
-        state.trees[FROZEN] = tree.pick(state.trees[FROZEN], self.frozen(rnd))
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        message = super().client_update(state, trained, ctx, rnd, client)
+        state.trees[FROZEN] = tree.select(state.trees[FROZEN], self.frozen(rnd))
         return message
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
@@ -127,7 +128,7 @@ class Scheduled(Over):
         yield from super().observations(server, rnd)
         if rnd.index:
             trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}
-            for layer in self.problem.layers:
+            for layer in self.task_info.layers:
                 yield Observation(TRAINED, float(not trained.isdisjoint(layer.tensors)), layer=layer.name)
 
 

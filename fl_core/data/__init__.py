@@ -8,12 +8,12 @@ from fl_core.lazy import attach
 
 if TYPE_CHECKING:
     from fl_core.data.federated import ClientData, FederatedData, Split, gather
-    from fl_core.data.leftover import unused
-    from fl_core.data.loading import at_hand, load, open_named, recipe
+    from fl_core.data.held_out import extra_test_samples
+    from fl_core.data.loading import available_datasets, load, open_named, recipe
     from fl_core.data.partitions import PARTITIONS, Partition, Partitioning, partition
     from fl_core.data.recipes import Recipe, general
     from fl_core.data.registry import DATASETS, dataset, datasets, is_code, register
-    from fl_core.data.silos import of_silos
+    from fl_core.data.silos import from_clients
     from fl_core.data.sources import Source
 
 _HOMES = {
@@ -26,19 +26,19 @@ _HOMES = {
     "Recipe": ".recipes",
     "Source": ".sources",
     "Split": ".federated",
-    "at_hand": ".loading",
+    "available_datasets": ".loading",
     "dataset": ".registry",
     "datasets": ".registry",
     "gather": ".federated",
     "general": ".recipes",
     "is_code": ".registry",
     "load": ".loading",
-    "of_silos": ".silos",
+    "from_clients": ".silos",
     "open_named": ".loading",
     "partition": ".partitions",
     "recipe": ".loading",
     "register": ".registry",
-    "unused": ".leftover",
+    "extra_test_samples": ".held_out",
 }
 __all__ = [
     "DATASETS",
@@ -50,18 +50,18 @@ __all__ = [
     "Recipe",
     "Source",
     "Split",
-    "at_hand",
+    "available_datasets",
     "dataset",
     "datasets",
+    "extra_test_samples",
+    "from_clients",
     "gather",
     "general",
     "is_code",
     "load",
-    "of_silos",
     "open_named",
     "partition",
     "recipe",
     "register",
-    "unused",
 ]
 __getattr__, __dir__ = attach(__name__, _HOMES)

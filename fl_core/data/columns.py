@@ -41,7 +41,7 @@ class Reading:
     label_column: str = LABEL_COLUMN
     text_column: str = TEXT_COLUMN
     columns: Sequence[str] | None = None
-    drop: Sequence[str] | None = None
+    exclude_columns: Sequence[str] | None = None
     separator: str = SEPARATOR
     encoding: str = ENCODING
     scale: str = choices.SCALES[0]
@@ -50,15 +50,15 @@ class Reading:
     classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for key in ("columns", "drop"):
+        for key in ("columns", "exclude_columns"):
             names = getattr(self, key)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
                 raise UsageError(f"{key} must be names of columns, not {names!r}")
             twice = repeated(names or ())
             if twice:
                 raise UsageError(f"{key} names {twice!r} twice")
-        if self.columns is not None and self.drop is not None:
-            raise UsageError("columns says what is read, and drop what is not: give one of them")
+        if self.columns is not None and self.exclude_columns is not None:
+            raise UsageError("columns says what is read, and exclude_columns what is not: give one of them")
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise UsageError(f"separator must be one character, such as ';', or tab, not {self.separator!r}")
         try:
@@ -110,7 +110,7 @@ class Reading:
 
 READING = tuple(field.name for field in fields(Reading) if field.name != "classes")
 ROLES = ("client_column", "label_column", "text_column")
-CHOSEN = (*ROLES, "columns", "drop")
+CHOSEN = (*ROLES, "columns", "exclude_columns")
 WRITTEN = ("separator", "encoding")
 
 

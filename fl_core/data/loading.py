@@ -16,7 +16,7 @@ from fl_core.data.partitions.making import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.registry import DATASETS, Location
-from fl_core.data.silos import source_of_pair, source_of_silos
+from fl_core.data.silos import source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside
@@ -34,7 +34,7 @@ def load(
     classes_per_client: int | None = None,
     samples_per_client: int | None = None,
     dominance: float | None = None,
-    samples: int | None = None,
+    max_samples: int | None = None,
     seed: int = 0,
     splits: Sequence[float] | None = None,
     indices: Partition | None = None,
@@ -63,7 +63,7 @@ def load(
         partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``; or the place of your own,
             ``package.module:Class``.
         alpha, classes_per_client, samples_per_client, dominance: of the partitions that have such an option.
-        samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
+        max_samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
         splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
@@ -82,9 +82,9 @@ def load(
         source = files.read(_path(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
     source = source.asked(how.scale, how.impute)
-    if samples is None:  # a file may hold fewer samples than the published pool
-        samples = min(defaults.samples or len(source), len(source))
-    source = source.first(samples)
+    if max_samples is None:  # a file may hold fewer samples than the published pool
+        max_samples = min(defaults.max_samples or len(source), len(source))
+    source = source.first(max_samples)
     options = {
         "alpha": alpha,
         "classes_per_client": classes_per_client,
@@ -139,7 +139,7 @@ def open_named(name: str, *, data_root: Location | None = None, download: bool =
     return _opened(name, data_root, download)[0]
 
 
-def at_hand(*names: str, data_root: Location | None = None) -> str:
+def available_datasets(*names: str, data_root: Location | None = None) -> str:
     """The first of some registered datasets whose files are there: the preferred one, else one of the substitutes.
 
     Raises:
@@ -154,7 +154,7 @@ def at_hand(*names: str, data_root: Location | None = None) -> str:
             reasons.append(str(error))
         else:
             return name
-    raise UsageError("; ".join(reasons) or "at_hand needs the name of a dataset")
+    raise UsageError("; ".join(reasons) or "available_datasets needs the name of a dataset")
 
 
 def _opened(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
@@ -178,9 +178,9 @@ def _as_source(returned: Any, name: str, task: str) -> Source:
     if isinstance(returned, Source):
         return returned
     if isinstance(returned, Mapping):
-        return source_of_silos(returned, name=name, task=task)
+        return source_from_clients(returned, name=name, task=task)
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
-        return source_of_pair(*returned, name=name, task=task)
+        return source_from_pair(*returned, name=name, task=task)
     kind = type(returned).__name__
     raise UsageError(f"dataset {name!r} returned a {kind}; it may be a Source, a pair (x, y) or {{client: (x, y)}}")
 

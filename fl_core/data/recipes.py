@@ -18,7 +18,7 @@ class Recipe:
 
     >>> from fl_core.data import datasets
     >>> recipe = datasets()["fashion_mnist"]
-    >>> recipe.model, recipe.partition, recipe.alpha, recipe.samples
+    >>> recipe.model, recipe.partition, recipe.alpha, recipe.max_samples
     ('fmnist_cnn', 'dirichlet', 0.5, 10000)
 
     Attributes:
@@ -37,10 +37,10 @@ class Recipe:
     clients: int | None = 5
     partition: str = "dirichlet"
     alpha: float = 0.5
-    samples: int | None = None
+    max_samples: int | None = None
     model: str = "cifar_cnn"
     model_options: dict[str, Any] = field(default_factory=dict)
-    batch: int = 128
+    batch_size: int = 128
     epochs: int = 1
     rounds: int = 100
     lr: float = 1e-3
@@ -53,7 +53,7 @@ class Recipe:
     note: str = ""
 
 
-TEXT: dict[str, Any] = {"model": "text_transformer", "model_options": {"width": 128}, "batch": 64, "lr": 1e-3}
+TEXT: dict[str, Any] = {"model": "text_transformer", "model_options": {"width": 128}, "batch_size": 64, "lr": 1e-3}
 """PLayer-FL's model, batch and FedAvg's rate for Sent-140, at a sixth of its width: the paper starts from a language
 model's table of 768 columns, and a fresh one learns as well in fewer."""
 
@@ -75,4 +75,4 @@ def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATIO
     if isinstance(shape, TokenShape):
         return Recipe(**own, **TEXT, rounds=50, note="general values for texts without a recipe")
     model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
-    return Recipe(**own, model=model, batch=32, rounds=50, note="general values for data without a recipe")
+    return Recipe(**own, model=model, batch_size=32, rounds=50, note="general values for data without a recipe")

@@ -49,7 +49,7 @@ def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callabl
     """Decorator that registers a function as a dataset, with its default settings.
 
     The function returns a :class:`~fl_core.data.Source`, a pair (x, y), or for natural clients {client: (x, y)}, as
-    :func:`~fl_core.data.of_silos` takes them. It is called with those of ``data_root`` (a folder, or None) and
+    :func:`~fl_core.data.from_clients` takes them. It is called with those of ``data_root`` (a folder, or None) and
     ``download`` (whether it may fetch files) that are among its parameters. The first line of its docstring is its
     line in lists; normalisation is the recipe's.
 

@@ -19,7 +19,7 @@ from fl_core.errors import UsageError
 from fl_core.scores import CLASSIFICATION
 
 
-def of_silos(
+def from_clients(
     silos: Mapping[str, tuple[Any, Any]],
     *,
     classes: Sequence[str] | None = None,
@@ -33,10 +33,10 @@ def of_silos(
     """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
 
     >>> import numpy as np
-    >>> from fl_core.data import of_silos
+    >>> from fl_core.data import from_clients
     >>> draw = np.random.default_rng(0)
     >>> wards = {ward: (draw.normal(size=(n, 5)), np.arange(n) % 2) for ward, n in (("north", 50), ("south", 25))}
-    >>> data = of_silos(wards, classes=("well", "ill"))
+    >>> data = from_clients(wards, classes=("well", "ill"))
     >>> [(client.name, len(client.train), len(client.test)) for client in data.clients]
     [('north', 32, 10), ('south', 16, 5)]
 
@@ -55,12 +55,12 @@ def of_silos(
         UsageError: names the silo and the first bad row, or what the silos do not have in common.
     """
     how = Reading(scale=scale, impute=impute, task=task)
-    source = source_of_silos(silos, classes=classes, name=name, missing=how.missing, task=task)
+    source = source_from_clients(silos, classes=classes, name=name, missing=how.missing, task=task)
     source = source.asked(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 
-def source_of_silos(
+def source_from_clients(
     silos: Mapping[str, tuple[Any, Any]],
     *,
     classes: Sequence[str] | None = None,
@@ -68,7 +68,7 @@ def source_of_silos(
     missing: bool = False,
     task: str = CLASSIFICATION,
 ) -> Source:
-    """The samples of all silos one after another, with each silo as a natural client (see :func:`of_silos`)."""
+    """The samples of all silos one after another, with each silo as a natural client (see :func:`from_clients`)."""
     if not isinstance(silos, Mapping):
         raise UsageError(f"give the silos by name, {{client: (x, y)}}, not {type(silos).__name__}")
     if not silos:
@@ -93,8 +93,8 @@ def source_of_silos(
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
 
-def source_of_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
-    """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`of_silos`.
+def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
+    """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`from_clients`.
 
     Raises:
         UsageError: names the first bad row.

@@ -195,7 +195,7 @@ class Source:
             UsageError: fewer than one sample, or more than there are.
         """
         if not isinstance(samples, int) or not 1 <= samples <= len(self):
-            raise UsageError(f"samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
+            raise UsageError(f"max_samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
         if samples == len(self):
             return np.arange(samples)
         labels = None if self.shuffled or not self.classes else self.y

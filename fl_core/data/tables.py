@@ -53,7 +53,7 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     if words and owner is None:
         raise UsageError(
             f"{path}: no number in {'column' if len(words) == 1 else 'columns'} {listing(words)}: features are "
-            "numbers, so encode words or leave them out (--drop); what names the clients, client_column "
+            "numbers, so encode words or leave them out (--exclude-columns); what names the clients, client_column "
             "(--client-column) says"
         )
     x = features(path, {name: columns[name] for name in names}, place, reading.missing)
@@ -115,7 +115,8 @@ def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, miss
             values = arrays.numbers(cells, where, place, missing)
         except arrays.MissingError as error:
             raise UsageError(
-                f"{error}; --impute mean, median or most_frequent fills what is missing, --drop {name} leaves the "
+                f"{error}; --impute mean, median or most_frequent fills what is missing, --exclude-columns {name} "
+                "leaves the "
                 "column out"
             ) from error
         x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
@@ -140,16 +141,16 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     if text_column in (client, label):
         raise UsageError(f"{path}: column {text_column!r} cannot be both the text and the client or label")
     if text_column in header:
-        reading.check_unasked(f"{path} holds texts", "columns", "drop")
+        reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
         return None
     found = [name for name in header if name not in (client, label)]
-    for key in ("columns", "drop"):
+    for key in ("columns", "exclude_columns"):
         for name in sorted(set(getattr(reading, key) or ()) - set(found)):
             if name in (client, label):
                 role = "client" if name == client else "label"
                 raise UsageError(f"{path}: column {name!r} is the {role} and no feature ({key})")
             check_known(f"column of {path} ({key})", name, found)
-    kept = set(found if reading.columns is None else reading.columns) - set(reading.drop or ())
+    kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:
         raise UsageError(f"{path}: no column of features beside {listing(header)}")
@@ -219,7 +220,7 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
         UsageError: not such a file, or a key that is missing, by line.
     """
     client_column, label_column, text_column = (getattr(reading, role) for role in ROLES)
-    reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "drop", "separator")
+    reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "exclude_columns", "separator")
     lines, entries = _entries(path, reading)
     keys = {"text_column": text_column, "label_column": label_column}
     if client_column != CLIENT_COLUMN or client_column in entries[0]:

@@ -69,11 +69,11 @@ class Part:
     optimizer: Tree
 
 
-Parts = Generator[Part, tuple[Tree, Tree] | None, "Result"]
+Parts = Generator[Part, tuple[Tree, Tree] | None, "JobResult"]
 
 
 @dataclass
-class Result:
+class JobResult:
     """What comes back from any job; fields that do not apply stay empty."""
 
     client: int
@@ -134,7 +134,7 @@ class ClientRunner:
             raise RuntimeError("no algorithm was loaded where clients run")
         return self.algorithm
 
-    def run(self, job: Job) -> Result:
+    def run(self, job: Job) -> JobResult:
         """Run one job.
 
         Raises:
@@ -160,7 +160,7 @@ class ClientRunner:
             self._watching = False
         return error
 
-    def _run(self, job: Job) -> Result:
+    def _run(self, job: Job) -> JobResult:
         with one_thread():
             parts, answer = self.parts(job), None
             while True:
@@ -177,7 +177,7 @@ class ClientRunner:
         if isinstance(job, FinetuneJob):
             return (yield from self._finetune(job))
         scores = self._scores(job.client, job.tree, job.splits, job.model, job.done)
-        return Result(job.client, scores=scores, observations=self._observations(job))
+        return JobResult(job.client, scores=scores, observations=self._observations(job))
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
         """Train one phase; returns the trained tree and the optimiser's state."""
@@ -216,20 +216,20 @@ class ClientRunner:
         phases = algorithm.phases(job.rnd, job.client)
         contract.check_phases(algorithm, phases, self.makers, trained)
         for phase in phases:
-            answer = yield Part(phase, trained[phase.tree], ctx, optimizer)
+            answer = yield Part(phase, trained[phase.state_key], ctx, optimizer)
             assert answer is not None
-            trained[phase.tree], optimizer = answer[0], {**optimizer, **answer[1]}
+            trained[phase.state_key], optimizer = answer[0], {**optimizer, **answer[1]}
         for name, kept in ctx.scratch.items():
             trained[name] = {
                 key: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for key, tensor in kept.items()
             }
         local = trained["model"]
-        message = algorithm.reply(state, trained, ctx, job.rnd, job.client)
+        message = algorithm.client_update(state, trained, ctx, job.rnd, job.client)
         contract.check_unchanged(algorithm)
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
-        return Result(
+        return JobResult(
             job.client,
             message,
             state,
@@ -240,10 +240,10 @@ class ClientRunner:
 
     def _begin(self, algorithm: Algorithm, job: TrainJob, state: State, ctx: Context) -> Tree:
         """The weights at which the algorithm starts local training, computed under a random stream of its own."""
-        seed = seeds.seed_of(algorithm.problem.seed, "modules", job.rnd.index, job.client, "begin")
+        seed = seeds.seed_of(algorithm.task_info.seed, "modules", job.rnd.index, job.client, "begin")
         self.workspace.hold(ctx.submodel)
         with seeds.torch_seeded(seed), self.workspace.mode(training=True):
-            return algorithm.begin(state, job.message, ctx, job.rnd, job.client)
+            return algorithm.client_start(state, job.message, ctx, job.rnd, job.client)
 
     def _finetune(self, job: FinetuneJob) -> Parts:
         algorithm = self.loaded()
@@ -254,13 +254,13 @@ class ClientRunner:
             answer = yield Part(phase, tree, ctx, {})
             assert answer is not None
             tree = answer[0]
-        return Result(job.client, tree=tree, work=ctx.work)
+        return JobResult(job.client, tree=tree, work=ctx.work)
 
     def _context(
         self, algorithm: Algorithm, client: int, index: int, reference: Tree, finetuning: bool = False
     ) -> Context:
         def batches(stream: str, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
-            return self._batches(algorithm.problem.seed, index, client, stream, share)
+            return self._batches(algorithm.task_info.seed, index, client, stream, share)
 
         def score(model: Tree, what: str) -> dict[str, float]:
             present = self.workspace.submodel
@@ -293,7 +293,7 @@ class ClientRunner:
         order = torch.randperm(len(split), generator=seeds.torch_generator(seed, "batches", index, client, stream))
         order = order[: max(1, round(share * len(split)))]
         x, y = self.workspace.place(split.x[order]), split.y[order].to(self.workspace.device)
-        for part in batch_slices(len(order), self.training.batch, whole=self.workspace.couples):
+        for part in batch_slices(len(order), self.training.batch_size, whole=self.workspace.couples):
             yield x[part], y[part]
 
     def _there(self, source: Tree) -> Tree:

@@ -23,9 +23,9 @@ from torch import nn
 from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
 from fl_core.errors import RunError, UsageError, WorkerError
-from fl_core.execution.client_runner import ClientRunner, Job, Result
+from fl_core.execution.client_runner import ClientRunner, Job, JobResult
 from fl_core.execution.shared import Shared, seen, shared_copy
-from fl_core.execution.stacked import Stacked
+from fl_core.execution.stacked import BatchedClients
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import held_back
 
@@ -40,7 +40,7 @@ class Executor(Protocol):
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm for later jobs; call again when its plan has changed."""
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """Yield results in the jobs' order; an error in a job is raised where its result would have come."""
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Serial:
         """Load an algorithm."""
         self.client_runner.use(algorithm)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """Yield results in order; whatever crosses is cloned, as between processes."""
         for job in jobs:
             result = self.client_runner.run(job)
@@ -82,7 +82,7 @@ class Workers:
     def __init__(self, client_runner: ClientRunner, count: int, repeats: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         packed = _Packed(client_runner)
-        trees = SLOT_TREES + client_runner.training.kept
+        trees = SLOT_TREES + client_runner.training.optimizer_slots
         room = trees * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
         self._links: list[Channel] = []
         self._processes: list[Any] = []
@@ -116,7 +116,7 @@ class Workers:
         for link in self._links:
             self._send(link, ("use", algorithm))
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """Yield results in the jobs' order; a free worker takes the next job.
 
         However it ends, also by an error or because the caller wants no more, no worker is left with an answer that
@@ -133,7 +133,7 @@ class Workers:
             for link in busy:
                 self._receive(link)
 
-    def _results(self, queue: Iterator[Job], busy: dict[Channel, int]) -> Iterator[Result]:
+    def _results(self, queue: Iterator[Job], busy: dict[Channel, int]) -> Iterator[JobResult]:
         idle = deque(self._links)
         done: dict[int, Any] = {}
         sent = yielded = 0
@@ -217,7 +217,7 @@ MakesExecutor = Callable[[ClientRunner], Executor]
 def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> Executor:
     """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
     if stack:
-        return Stacked(client_runner)
+        return BatchedClients(client_runner)
     return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
 
 

@@ -70,7 +70,7 @@ class _Kept:
         return self.modules == modules and all(map(torch.equal, self.values, tensors))
 
 
-class Outputs:
+class FrozenPrefixCache:
     """A cache of the first parts' outputs by client: the most recently used, up to :data:`KEPT` bytes."""
 
     def __init__(self) -> None:

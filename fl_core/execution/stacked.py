@@ -14,7 +14,7 @@ from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
 from fl_core.errors import NonFiniteError, UsageError, check_known
-from fl_core.execution.client_runner import ClientRunner, Job, Part, Result
+from fl_core.execution.client_runner import ClientRunner, Job, JobResult, Part
 from fl_core.execution.prefix import chain, hooked
 from fl_core.training import optimizer_state
 from fl_core.training.local import GATHERED, Phase, Training, batch_slices
@@ -47,7 +47,7 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str =
     return (small or wanted == "on") and _perceptron(model) is not None
 
 
-class Stacked:
+class BatchedClients:
     """Executor in this process that trains clients together where their phases allow it, else one by one.
 
     A phase allows it if its objective is the algorithms' common one, the mean loss of a batch, and nobody looks at its
@@ -67,7 +67,7 @@ class Stacked:
         """Load an algorithm."""
         self.client_runner.use(algorithm)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """Yield results in order; whatever crosses is cloned, as between processes."""
         queue = iter(jobs)
         while some := list(islice(queue, TOGETHER)):
@@ -82,10 +82,10 @@ class Stacked:
     def close(self) -> None:
         """Do nothing: there are no processes."""
 
-    def _outcomes(self, jobs: list[Job]) -> list[Result | Exception]:
+    def _outcomes(self, jobs: list[Job]) -> list[JobResult | Exception]:
         """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
         runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
-        outcomes: dict[int, Result | Exception] = {}
+        outcomes: dict[int, JobResult | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
             while answers:
@@ -112,7 +112,7 @@ class Stacked:
         for k, part in parts.items():
             if self._allows(part):
                 phase = part.phase
-                groups.setdefault((phase.train, phase.epochs, *phase.rates, phase.clip), []).append(k)
+                groups.setdefault((phase.train, phase.epochs, *phase.rates, phase.max_grad_norm), []).append(k)
         trained_phases: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
@@ -141,7 +141,9 @@ class Stacked:
             if not names:
                 return [None] * len(parts)
         kept = [optimizer_state.entries_of(part.optimizer, part.phase) for part in parts]
-        batches = _Batches.of(self.client_runner, parts, phase.epochs, training.batch, [_age(each) for each in kept])
+        batches = _Batches.of(
+            self.client_runner, parts, phase.epochs, training.batch_size, [_age(each) for each in kept]
+        )
         values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
         state = _joined([kept[k] for k in batches.order], {name: values[name] for name in names})
         criterion = self.client_runner.criterion
@@ -196,8 +198,8 @@ class _Batches:
         first = 0
         for at, k in enumerate(order):
             ctx, n, most = parts[k].ctx, len(splits[k]), per_epoch[k]
-            where = (ctx.round, ctx.client, parts[k].phase.stream)
-            draws = seeds.torch_generator(client_runner.loaded().problem.seed, "batches", *where)
+            where = (ctx.round, ctx.client, parts[k].phase.batch_stream)
+            draws = seeds.torch_generator(client_runner.loaded().task_info.seed, "batches", *where)
             filled = torch.full((epochs, most * size), first)
             shares = torch.zeros(most * size, dtype=x.dtype)
             for epoch in range(epochs):
@@ -250,7 +252,7 @@ def _descend(
             clients in the end if ``training`` keeps it.
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
-    longest = training.longest(phase)
+    longest = training.grad_norm_limit(phase)
     done = 0
     while done < batches.steps[0]:
         left = sum(steps > done for steps in batches.steps)
@@ -367,7 +369,7 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     """Names of weight and bias of each Linear, None for each ReLU, in order; None if the model has any other module."""
     parts = chain(model)
     names = {module: name for name, module in model.named_modules()}
-    buffers = len(tree.live(model)) != len(list(model.parameters()))
+    buffers = len(tree.named_tensors(model)) != len(list(model.parameters()))
     if parts is None or buffers or any(hooked(module) for module in model.modules()):
         return None
     operations: list[tuple[str, str] | None] = []

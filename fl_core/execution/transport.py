@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_core.algorithms.base import Message, State
-from fl_core.execution.client_runner import Job, Result
+from fl_core.execution.client_runner import Job, JobResult
 from fl_core.execution.shared import Shared
 from fl_core.tree import Tree
 
@@ -169,7 +169,7 @@ def _map_trees(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to every tree in a job or result; anything else stays as it is."""
     if isinstance(value, (State, Message)):
         return replace(value, trees={name: change(t) for name, t in value.trees.items()})
-    if not isinstance(value, (Job, Result)):
+    if not isinstance(value, (Job, JobResult)):
         return value
     parts = {}
     for name, part in vars(value).items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.choices import FORMATS
 from fl_core.errors import check_known
-from fl_core.execution.prefix import Cut, Outputs, chain, cut, hooked
+from fl_core.execution.prefix import Cut, FrozenPrefixCache, chain, cut, hooked
 from fl_core.models import blocks
 from fl_core.tree import Tree
 
@@ -102,11 +102,11 @@ class Workspace:
             if tensor.ndim == 4:
                 tensor.data = tensor.data.to(memory_format=self._format)  # one channel too, unlike contiguous()
         self.device = torch.device(device)
-        self.live = tree.live(self.model)
+        self.live = tree.named_tensors(self.model)
         self.params = dict(self.model.named_parameters())
         self.submodel: frozenset[str] | None = None  # names of the tensors that are there at all; None = all
         self.keep_frozen = keep_frozen
-        self._outputs, self._cut = Outputs(), Cut((), ())
+        self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
         names = {module: name for name, module in self.model.named_modules()}
         self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch

@@ -38,7 +38,7 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
     Raises:
         UsageError: a tensor that is not named although it cannot be left out; the message names the first of them.
     """
-    everything = set(tree.live(model))
+    everything = set(tree.named_tensors(model))
     held = everything if names is None else set(names)
     missing = everything - held
     for path, module in model.named_modules():

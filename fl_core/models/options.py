@@ -80,7 +80,7 @@ def check_stored(
             rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
         else:
             continue
-        raise UsageError(f"{where}: {rule}; got {shown(key, value)[:120]}. Allow it with --model-code KEY=VALUE.")
+        raise UsageError(f"{where}: {rule}; got {shown(key, value)[:120]}. Allow it with --allow-code KEY=VALUE.")
 
 
 def shown(key: str, value: Any) -> str:

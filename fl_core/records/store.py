@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import limits, rows
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
-from fl_core.records import blobs, checking, forms
+from fl_core.records import blobs, checking, schema
 from fl_core.records.files import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 START = "start.safetensors"  # of a run that does not start from its seed's weights
 FORMAT = "fedlayers.run/2"
 CHUNK = 2**20  # bytes of the rows that are held at a time while they are checked
-CHECKPOINT = (forms.CHECKPOINT, forms.STATES)
+CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Run:
     def task_config(self) -> dict[str, Any]:
         """The configuration, from which a task can be made again; errors as of :attr:`config`."""
         found = self.config
-        self._fits("config.json", found, forms.CONFIG)
+        self._fits("config.json", found, schema.CONFIG)
         return found
 
     @property
@@ -115,7 +115,7 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        return self._parsed("environment.json", self._checked("environment.json"), forms.ENVIRONMENT)
+        return self._parsed("environment.json", self._checked("environment.json"), schema.ENVIRONMENT)
 
     @property
     def begun(self) -> bool:
@@ -152,7 +152,7 @@ class Run:
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""
         found = rows.read_header(self.path / "rows.jsonl", self._open_rows)
-        self._fits("rows.jsonl", found, forms.HEADER)
+        self._fits("rows.jsonl", found, schema.HEADER)
         return found
 
     def _open_rows(self, path: str, flags: int) -> int:
@@ -293,7 +293,7 @@ class Run:
         found = self.folder.read_signed("manifest.json")
         if not check_version(self.path, found.get("format"), FORMAT):
             raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest of a run")
-        self._fits("manifest.json", found, forms.MANIFEST)
+        self._fits("manifest.json", found, schema.MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
             raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}")
         return found
@@ -320,7 +320,7 @@ class Run:
         return found
 
     def _fits(self, name: str, found: Any, form: Any) -> None:
-        if wrong := forms.misfit(found, form):
+        if wrong := schema.validate(found, form):
             raise CorruptError(f"{self.path / name} is damaged: {wrong}")
 
     def plan(self) -> dict[str, Any] | None:

@@ -53,20 +53,20 @@ class Training:
     """
 
     epochs: int = 1
-    batch: int = 32
+    batch_size: int = 32
     lr: float = 0.01
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     amsgrad: bool = False
-    clip: float | None = None
+    max_grad_norm: float | None = None
     keep_optimizer: bool = False
     precision: str = "float32"
 
     def __post_init__(self) -> None:
         check_known("optimizer", self.optimizer, OPTIMIZERS)
         check_known("precision", self.precision, PRECISIONS)
-        for name, least in (("epochs", 0), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
+        for name, least in (("epochs", 0), ("batch_size", 1), ("momentum", 0), ("weight_decay", 0)):
             if not getattr(self, name) >= least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
@@ -74,13 +74,13 @@ class Training:
                 raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0, not {self.lr}")
-        check_clip(self.clip)
+        check_clip(self.max_grad_norm)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Optimiser, rate and what becomes of its state, for tables and reports.
 
-        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).words
+        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).description
         'adamw (amsgrad), lr 0.001, its state kept from round to round'
         """
         options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
@@ -91,14 +91,14 @@ class Training:
         return f"{named}, lr {self.lr:g}, its state {state}{passes}".replace("_", " ")
 
     @property
-    def kept(self) -> int:
+    def optimizer_slots(self) -> int:
         """How many numbers of the optimiser a client keeps for each one that trains: 0 to 3."""
         numbers = bool(self.momentum) if self.optimizer == "sgd" else 2 + self.amsgrad
         return int(numbers) if self.keep_optimizer else 0
 
-    def longest(self, phase: Phase) -> float | None:
+    def grad_norm_limit(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
-        return self.clip if phase.clip is None else phase.clip
+        return self.max_grad_norm if phase.max_grad_norm is None else phase.max_grad_norm
 
     def build(
         self,
@@ -130,7 +130,7 @@ class Group:
 
     train: frozenset[str]
     lr: float | None = None
-    slower: float = 1.0
+    lr_divisor: float = 1.0
     momentum: float | None = None
     weight_decay: float | None = None
 
@@ -159,21 +159,21 @@ class Phase:
     name: str
     train: frozenset[str]
     epochs: int
-    tree: str = "model"
+    state_key: str = "model"
     loss: str = "loss"
-    stream: str = "main"
+    batch_stream: str = "main"
     observe: tuple[str, ...] = ()
     lr: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
     optimizer: str | None = None
-    clip: float | None = None
+    max_grad_norm: float | None = None
     groups: tuple[Group, ...] = ()
     steps: int | None = None
     step: str = ""
 
     def __post_init__(self) -> None:
-        check_clip(self.clip)
+        check_clip(self.max_grad_norm)
 
     def length(self, batches: int) -> int:
         """Steps of the phase where a pass over the training data has so many batches."""
@@ -235,12 +235,12 @@ def train(
     workspace.load(source, ctx.submodel)
     if watch is not None:
         watch.weights()
-    seed, parts = algorithm.problem.seed, (ctx.round, ctx.client, phase.stream)
+    seed, parts = algorithm.task_info.seed, (ctx.round, ctx.client, phase.batch_stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
     objective = _scalar(algorithm.method(phase.loss), f"{ctx.where(phase.name)}: {phase.loss}")
     x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
-    slices = batch_slices(len(y), training.batch, whole=workspace.couples)
+    slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
     left = phase.length(len(slices))
     total, samples, steps = 0.0, 0, 0
     state: Tree = {}
@@ -250,7 +250,7 @@ def train(
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
             optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
-            own_steps, accumulators, longest = None, list(watching.values()), training.longest(phase)
+            own_steps, accumulators, longest = None, list(watching.values()), training.grad_norm_limit(phase)
             if phase.step:
                 data = (x, y)
                 own_steps = Steps(
@@ -298,9 +298,9 @@ def train(
             if training.keep_optimizer:
                 state = optimizer_state.to_tree(optimizer_state.read(optimizer, names, params), phase)
     result = workspace.read()
-    bad = tree.first_nonfinite(tree.pick(result, phase.train))
+    bad = tree.first_nonfinite(tree.select(result, phase.train))
     if bad is not None:
-        layer = layer_of(algorithm.problem.layers, bad)
+        layer = layer_of(algorithm.task_info.layers, bad)
         raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
     ctx.observed.update({name: observer.result() for name, observer in watching.items()})
     ctx.work.update({f"{phase.name}/steps": steps, f"{phase.name}/samples": samples})
@@ -350,7 +350,7 @@ def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> 
     rest, groups = dict(params), []
     usual = training.lr if phase.lr is None else phase.lr
     for group in phase.groups:
-        lr = usual / group.slower if group.lr is None else group.lr
+        lr = usual / group.lr_divisor if group.lr is None else group.lr
         rates = {"lr": lr, "momentum": group.momentum, "weight_decay": group.weight_decay}
         set_rates: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
         groups.append(set_rates | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})

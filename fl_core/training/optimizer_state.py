@@ -66,7 +66,7 @@ def restore(
 
 
 def _prefix(phase: Phase) -> str:
-    return f"{phase.tree}/{phase.name}/"
+    return f"{phase.state_key}/{phase.name}/"
 
 
 def _like(value: Tensor, param: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
 def check_clip(most: float | None) -> None:
     """Refuse a clipping norm that is not above 0; None means no clipping."""
     if most is not None and not most > 0:
-        raise UsageError(f"clip must be above 0, not {most}")
+        raise UsageError(f"max_grad_norm must be above 0, not {most}")
 
 
 def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
@@ -67,7 +67,12 @@ class Steps:
         observers: Sequence[Observer],
         watch: Watch | None = None,
     ) -> None:
-        self.params, self.optimizer, self.training, self.longest = params, optimizer, training, training.longest(phase)
+        self.params, self.optimizer, self.training, self.longest = (
+            params,
+            optimizer,
+            training,
+            training.grad_norm_limit(phase),
+        )
         self._inputs, self.live = workspace.params, workspace.live
         self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
@@ -137,12 +142,12 @@ class Steps:
         """Draw a further batch without replacement, independent of the phase's own: the next of the named stream."""
         x, y = self._data
         order = torch.randperm(len(y), generator=self.generator("batches", f"/{stream}"))
-        chosen = order[: self.training.batch].to(y.device)
+        chosen = order[: self.training.batch_size].to(y.device)
         return x[chosen], y[chosen]
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
         """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
         if purpose + stream not in self._draws:
-            parts = (self._ctx.round, self._ctx.client, f"{self._phase.stream}{stream}")
+            parts = (self._ctx.round, self._ctx.client, f"{self._phase.batch_stream}{stream}")
             self._draws[purpose + stream] = seeds.torch_generator(self._seed, purpose, *parts)
         return self._draws[purpose + stream]

@@ -22,7 +22,9 @@ from benchmarks.sides import Job, Plain, Side, remote
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 
-SGD = RunConfig(dataset="random", model="heart_mlp", epochs=1, batch=8, lr=0.1, optimizer="sgd", loss="cross_entropy")
+SGD = RunConfig(
+    dataset="random", model="heart_mlp", epochs=1, batch_size=8, lr=0.1, optimizer="sgd", loss="cross_entropy"
+)
 ADAMW = replace(SGD, model=None, optimizer="adamw", lr=0.001, weight_decay=0.01)
 
 

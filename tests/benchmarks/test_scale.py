@@ -102,7 +102,7 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(monkeypatch: pytest.Mon
         one = {name: 101.0 + 10 * bool(metric.features) for name, metric in members.items()} | {"bn_scale": 1.0}
         kinds = [metric.features for metric in members.values() if metric.features]
         together = 1 + 100 * len(kinds) + 10 * len(set(kinds))
-        alone = sum(name != "bn_scale" and not metric.shared for name, metric in members.items())
+        alone = sum(name != "bn_scale" and not metric.uses_gradient_pass for name, metric in members.items())
         one |= {diagnosis.GRADIENTS: 101.0, "all of features": together, "all": 1 + 100 + 100 * alone + 20}
         return pd.DataFrame([{name: one.get(name, 10.0) for name in sides}] * turns)
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlayers.diagnostics import diagnose, plots
-from fedlayers.diagnostics.costs import cost_steps, plan_cost
-from fedlayers.diagnostics.subject import Subject
-from fedlayers.diagnostics.work import step_work
+from fedlayers.diagnostics.client_model import ClientModel
+from fedlayers.diagnostics.layer_flops import step_work
+from fedlayers.diagnostics.plan_costs import cost_steps, plan_cost
 from fl_core import runner, tree
 from fl_core.costs import training_cost
 from fl_core.errors import UsageError
@@ -49,7 +49,7 @@ DATA = (X, torch.zeros(7).long())
 
 def table(model: nn.Module, x: Tensor = X, by: str = "block", mode: str = "eval") -> dict[str, dict[str, Any]]:
     layers = layers_of(model, x[:2], by=by)
-    rows = layer_cost([Subject("a", model, (x, torch.zeros(len(x)).long()), 7)], layers, mode=mode)
+    rows = layer_cost([ClientModel("a", model, (x, torch.zeros(len(x)).long()), 7)], layers, mode=mode)
     found: dict[str, dict[str, Any]] = {}
     for r in rows:
         found.setdefault(r["layer"], {})[r["variant"]] = r["value"] if r["status"] == "ok" else r["status"]
@@ -157,8 +157,8 @@ def test_a_plan_sends_its_body_and_saves_its_head() -> None:
     report = diagnose(net(), data, "layer_cost", progress=False)
     plan = LayerPlan.prefix(report.layers, 1)
     found = plan_cost(plan, report.frame)
-    sent = tree.n_bytes(tree.pick(tree.of(net()), plan.body_tensors))  # as a run counts what it sends
-    every = tree.n_bytes(tree.of(net()))
+    sent = tree.n_bytes(tree.select(tree.state_dict(net()), plan.body_tensors))  # as a run counts what it sends
+    every = tree.n_bytes(tree.state_dict(net()))
     assert (found["bytes_up"], found["bytes_down"], found["bytes_all"]) == (sent, sent, every)
     assert found["bytes_saved"] == every - sent
     assert found["saved"] == pytest.approx(1 - sent / every)
@@ -199,7 +199,7 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
     assert all(list(part["round"]) == [1, 2, 3, 4] for _, part in table.groupby("run"))
     for name, task in made.items():
         space = runner.client_runner_of(task, {}).workspace
-        total = training_cost(task.algorithm(task.plan), space, TOY.shape, int(task.config.batch or 1))
+        total = training_cost(task.algorithm(task.plan), space, TOY.shape, int(task.config.batch_size or 1))
         sums = table[table["run"] == name][["naive", "flops", "moved"]].sum()
         assert sums.tolist() == pytest.approx([total.naive, total.flops, total.moved], rel=1e-12)
 

@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
 from fedlayers.diagnostics import METRICS, Report, diagnose
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.curvature.hessian import hessian_trace
 from fedlayers.diagnostics.gradients import passes
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
@@ -422,7 +422,7 @@ def test_nothing_is_left_on_the_models(metric: str, mode: str) -> None:
         run(models, loader(), tuple(METRICS), mode=mode)
     else:
         layers = layers_of(models[0], pair()[0])
-        subjects = [Subject(str(k), model, loader(), 12) for k, model in enumerate(models)]
+        subjects = [ClientModel(str(k), model, loader(), 12) for k, model in enumerate(models)]
         before = [state(model) for model in models]
         call(metric, subjects, layers, batch=5, mode=mode, **CHEAP.get(metric, {}))
     assert_same(before, [state(model) for model in models])
@@ -465,7 +465,7 @@ def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
     models = [used(wide(k)) for k in range(2)]
     x, y = pair(48)
     layers = layers_of(models[0], x)
-    subjects = [Subject(str(k), model, (x, y), 48) for k, model in enumerate(models)]
+    subjects = [ClientModel(str(k), model, (x, y), 48) for k, model in enumerate(models)]
     whom = subjects if METRICS[metric].pairs else subjects[:1]
     which = layers[-1:] if metric == "hessian_spectrum" else layers
     options: dict[str, Any] = dict(CHEAP.get(metric, {}))
@@ -508,7 +508,7 @@ def test_nothing_is_left_after_a_bad_argument(metric: str) -> None:
     own = METRICS[metric].options
     bad = next(({name: "nearly"} for name in ("estimator", "tensors", "positions") if name in own), {"choice": 1})
     for how in ({"options": {metric: bad}}, {"data": (pair()[0], pair()[1] + 9)}):
-        if METRICS[metric].reads != "losses" and "data" in how:
+        if METRICS[metric].requires != "losses" and "data" in how:
             continue  # reads no labels
         with pytest.raises(UsageError):
             run(models, **{"metrics": [metric], **how})
@@ -516,12 +516,12 @@ def test_nothing_is_left_after_a_bad_argument(metric: str) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize("metric", [name for name, metric in METRICS.members().items() if metric.reads != "weights"])
+@pytest.mark.parametrize("metric", [name for name, metric in METRICS.members().items() if metric.requires != "weights"])
 def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int) -> None:
     model = used(Raising(0 if metric == "layer_cost" else after))  # costs take one pass
     models = [model, copy.deepcopy(model)]
     before = [state(model) for model in models]
-    subjects = [Subject(str(k), m, loader(), 12) for k, m in enumerate(models)]
+    subjects = [ClientModel(str(k), m, loader(), 12) for k, m in enumerate(models)]
     layers = layers_of(net(), pair()[0])
     layers = tuple(
         replace(layer, parameters=tuple(f"body.{n}" for n in layer.parameters), output=f"body.{layer.output}")
@@ -564,7 +564,7 @@ def rich(seed: int) -> Wired:
 def test_unused_modules_and_tuples_by_every_metric() -> None:
     report = run([rich(0), rich(1)])
     # what the weights say, they say of any layer
-    passes = report.frame["metric"].map(lambda name: METRICS[name].reads != "weights")
+    passes = report.frame["metric"].map(lambda name: METRICS[name].requires != "weights")
     passes &= ~report.frame["variant"].isin(["parameters", "bytes"])
     by_layer = report.frame[passes].groupby("layer")["status"].agg(set).to_dict()
     assert by_layer["lstm"] == by_layer["head"] == {"ok"}

@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.representation.features import (
     NoValue,
     collect,
@@ -23,7 +24,6 @@ from fedlayers.diagnostics.representation.features import (
     standardised,
 )
 from fedlayers.diagnostics.representation.scatter import scatter_ratio
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from tests.diagnostics.calls import separability
@@ -221,14 +221,14 @@ def test_where_there_is_no_scatter_the_reason_is_given(x: np.ndarray, y: list[in
         scatter_ratio(x, np.array(y))
 
 
-def rows(subjects: list[Subject], **how: Any) -> dict[tuple[str, str, str], dict[str, Any]]:
+def rows(subjects: list[ClientModel], **how: Any) -> dict[tuple[str, str, str], dict[str, Any]]:
     found = separability(subjects, layers_of(subjects[0].model, images()[0][:2]), **how)
     return {(row["variant"], row["client"], row["layer"]): row for row in found}
 
 
 def test_separability_of_each_client_and_of_all_together() -> None:
     model, a, b = cnn().eval(), images(20, 1), images(16, 2)
-    found = rows([Subject("a", model, a, 20), Subject("b", model, b, 16)])
+    found = rows([ClientModel("a", model, a, 20), ClientModel("b", model, b, 16)])
     x = {name: collect(model, ["4"], data).of("4") for name, data in (("a", a), ("b", b))}
     assert found["own", "a", "4"]["value"] == pytest.approx(dense(x["a"], a[1].numpy()))
     together = dense(np.concatenate([x["a"], x["b"]]), torch.cat([a[1], b[1]]).numpy())
@@ -238,8 +238,10 @@ def test_separability_of_each_client_and_of_all_together() -> None:
 
 def test_a_client_of_one_class_has_no_scatter_but_counts_in_the_pool() -> None:
     (x, y), model = images(20), cnn()
-    found = rows([Subject("a", model, (x[y == 0], y[y == 0]), 5), Subject("b", model, (x[y > 0], y[y > 0]), 15)])
+    found = rows(
+        [ClientModel("a", model, (x[y == 0], y[y == 0]), 5), ClientModel("b", model, (x[y > 0], y[y > 0]), 15)]
+    )
     assert found["own", "a", "4"]["value"] is None
     assert found["own", "a", "4"]["status"] == "output of layer '4' at client 'a': samples of one class"
-    whole = rows([Subject("all", model, (x, y), 20)])["own", "all", "4"]["value"]
+    whole = rows([ClientModel("all", model, (x, y), 20)])["own", "all", "4"]["value"]
     assert found["pooled", "", "4"]["value"] == pytest.approx(whole, rel=1e-6)

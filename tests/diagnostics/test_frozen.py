@@ -17,7 +17,7 @@ from fedlayers.cli import main as cli
 from fedlayers.diagnostics import diagnose
 from fedlayers.diagnostics.decide.curve import curve_of
 from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.measure import instruments, of_task
+from fedlayers.diagnostics.measure import diagnose_task, instruments
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
@@ -93,7 +93,7 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: Sequence[str]
 @pytest.mark.parametrize("rule", ["budget_bytes", "budget_flops"])
 def test_a_budget_pays_for_frozen_layers_first_and_shares_them_wherever_they_are(rule: str, which: str) -> None:
     task = runner.assemble(CONFIG, data=TOY, model=frozen(which))
-    report = of_task(task, ["layer_cost"], progress=False)
+    report = diagnose_task(task, ["layer_cost"], progress=False)
     price = select(report, rule, budget=1e9).why.detail["cost"]["layers"]
     moving = [name for name in ("fc1", "fc2", "fc3") if name != which]
     sums = [price[which] + sum(price[name] for name in moving[:count]) for count in (1, 2)]
@@ -111,7 +111,7 @@ def test_a_budget_pays_for_frozen_layers_first_and_shares_them_wherever_they_are
 
 def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> None:
     model = frozen("fc2")
-    report = of_task(runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False)
+    report = diagnose_task(runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False)
     sizes = report.header["bytes"]
     plan = select(report, "budget_bytes", budget=sizes["fc1"] + sizes["fc2"])
     assert plan.shared == ("fc1", "fc2")
@@ -150,7 +150,7 @@ def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
     model = frozen("fc1", kind="drop")
     config = replace(CONFIG, algorithm="playerfl", rounds=1)
     engine = runner.run(config, data=TOY, model=copy.deepcopy(model), instruments=instruments(), progress=False)
-    report = of_task(runner.assemble(config, data=TOY, model=model), ["federation_sensitivity"], progress=False)
+    report = diagnose_task(runner.assemble(config, data=TOY, model=model), ["federation_sensitivity"], progress=False)
     plan = select(report)
     assert engine.algorithm.plan is not None
     assert engine.algorithm.plan.shared == plan.shared
@@ -190,11 +190,11 @@ def test_the_command_line_runs_playerfl_on_a_model_with_a_frozen_first_layer(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    small = "--dataset digits --clients 3 --samples 40 --rounds 2 --model half_frozen:make"
+    small = "--dataset digits --clients 3 --max-samples 40 --rounds 2 --model half_frozen:make"
     cli.main(["run", "--algorithm", "playerfl", *small.split(), "--out", "run"])
     plan = LayerPlan.load("run/plan.json")
     assert plan.shared == ("1", "3")
     assert plan.why.values[0] is None
-    cli.main(["diagnose", "run", "--model-code", "half_frozen:make", "--metrics", "federation_sensitivity"])
+    cli.main(["diagnose", "run", "--allow-code", "half_frozen:make", "--metrics", "federation_sensitivity"])
     cli.main(["select", "rows.jsonl", "--explain"])
     assert "frozen" in capsys.readouterr().out

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlayers.diagnostics import METRICS, diagnose
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.gradients.vectors import cosine
 from fedlayers.diagnostics.metrics.grad_norm import GradNorm
 from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
@@ -46,7 +46,7 @@ def gradient(model: nn.Module, layer: Layer, data: tuple[Tensor, Tensor], tensor
 def test_norm_and_means_of_the_whole_gradient(tensors: str, batch: int) -> None:
     model = net()
     layers = layers_of(model, pair()[0][:2])
-    found = grad_norm([Subject("a", model, pair(), N)], layers, loss=CE, batch=batch, tensors=tensors)
+    found = grad_norm([ClientModel("a", model, pair(), N)], layers, loss=CE, batch=batch, tensors=tensors)
     of = {(r["layer"], r["variant"]): r for r in found}
     assert len(found) == 3 * len(layers)
     for layer in layers:
@@ -62,7 +62,7 @@ def test_by_batches_the_mean_of_their_norms_with_its_error(batch: int) -> None:
     """A short last batch counts as its samples do: so does repeating each sample's batch once for the sample."""
     model, (x, y) = net(), pair()
     layers = layers_of(model, x[:2])
-    found = grad_norm([Subject("a", model, (x, y), N)], layers, loss=CE, batch=batch, reduction="batch")
+    found = grad_norm([ClientModel("a", model, (x, y), N)], layers, loss=CE, batch=batch, reduction="batch")
     of = {(r["layer"], r["variant"]): r for r in found}
     sizes = torch.tensor([len(part) for part in x.split(batch)]).double()
     for layer in layers:
@@ -82,7 +82,7 @@ def test_by_batches_the_mean_of_their_norms_with_its_error(batch: int) -> None:
 def test_similarity_is_the_cosine_of_the_clients_gradients(tensors: str) -> None:
     models, data = [net(k) for k in range(3)], [pair(k) for k in range(3)]
     layers = layers_of(models[0], data[0][0][:2])
-    subjects = [Subject(name, m, d, N) for name, m, d in zip("abc", models, data, strict=True)]
+    subjects = [ClientModel(name, m, d, N) for name, m, d in zip("abc", models, data, strict=True)]
     found = grad_similarity(subjects, layers, loss=CE, batch=4, tensors=tensors)
     of = {(r["client"], r["client_b"], r["layer"]): r for r in found}
     assert len(of) == len(found) == 3 * len(layers)
@@ -117,7 +117,7 @@ def test_gradients_that_are_missing_or_zero_have_a_status() -> None:
 
     models = [Part().double() for _ in range(2)]
     layers = layers_of(models[0], pair()[0][:2])
-    subjects = [Subject(str(k), m, pair(), N) for k, m in enumerate(models)]
+    subjects = [ClientModel(str(k), m, pair(), N) for k, m in enumerate(models)]
     status = {r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)}
     assert status == {"used": "ok", "cut": "no gradient reaches the layer", "spare": "unused in the forward pass"}
     assert {r["status"] for r in grad_norm(subjects, layers, loss=CE) if r["layer"] == "cut"} == {status["cut"]}
@@ -125,7 +125,7 @@ def test_gradients_that_are_missing_or_zero_have_a_status() -> None:
     with torch.no_grad():
         dead[1][2].weight.zero_()
     layers = layers_of(dead[0], pair()[0][:2])
-    subjects = [Subject(name, m, pair(), N) for name, m in zip("ab", dead, strict=True)]
+    subjects = [ClientModel(name, m, pair(), N) for name, m in zip("ab", dead, strict=True)]
     status = {r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)}
     assert status["0"] == "the gradient of layer '0' at client 'b' is zero"
     assert status["4"] == "ok"
@@ -139,7 +139,7 @@ def test_gradients_that_are_missing_or_zero_have_a_status() -> None:
 def test_metrics_of_the_whole_gradient_share_it() -> None:
     model, seen = net(), []
     layers = layers_of(model, pair()[0][:2])
-    subjects, how = [Subject(name, model, pair(k), N) for k, name in enumerate("ab")], {"loss": CE, "batch": 4}
+    subjects, how = [ClientModel(name, model, pair(k), N) for k, name in enumerate("ab")], {"loss": CE, "batch": 4}
     metrics: list[Any] = [GradVariance(), GradNorm(), GradSimilarity(), GradNorm("batch")]
     model.register_forward_hook(lambda *_: seen.append(1))
     together = measure(subjects, layers, metrics, **how)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.gradients.vectors import variance
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
@@ -40,8 +40,8 @@ def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 1, 6, 6, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
-def subject(model: nn.Module, data: Any = None, n_train: int = N) -> Subject:
-    return Subject("a", model, pair() if data is None else data, n_train)
+def subject(model: nn.Module, data: Any = None, n_train: int = N) -> ClientModel:
+    return ClientModel("a", model, pair() if data is None else data, n_train)
 
 
 def reference(

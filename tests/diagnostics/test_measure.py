@@ -26,7 +26,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def report(task):
-    return measure.of_task(task, command="by hand", progress=False)
+    return measure.diagnose_task(task, command="by hand", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 
 
 def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
-    models, _ = runner.first_epoch(task, measure.instruments().observers)
+    models, _ = runner.train_first_round(task, measure.instruments().observers)
     data = {client.name: (client.train.x, client.train.y) for client in task.data.clients}
     by_hand = diagnose(models, data, loss=task.criterion, probe=probe_set(task.data), seed=3, progress=False)
     ours = report.frame[report.frame["variant"] != "training"].reset_index(drop=True)
@@ -60,10 +60,10 @@ def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):
 
 @pytest.mark.parametrize("chosen", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "plan": "auto"}], ids=str)
 def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged(chosen):
-    config = RunConfig(dataset="heart", rounds=1, seed=3, weights="uniform", **chosen)
+    config = RunConfig(dataset="heart", rounds=1, seed=3, client_weights="uniform", **chosen)
     engine = runner.run(config, instruments=measure.instruments(), progress=False)
     theirs, task = engine.algorithm.plan, runner.assemble(config)
-    ours = select.select(measure.of_task(task, [SENSITIVITY], progress=False))
+    ours = select.select(measure.diagnose_task(task, [SENSITIVITY], progress=False))
     assert ours.digest == theirs.digest
     assert ours.why.weights == theirs.why.weights
     assert list(theirs.why.weights.values()) == list(task.data.weights)
@@ -83,36 +83,36 @@ def test_rows_and_header_say_where_they_are_from(task, report):
     assert report.header["command"] == "by hand"
     assert report.header["dataset"] == "heart"
     assert report.header["data"] == task.data.digest
-    assert report.header["checkpoint"] == tree.digest(tree.of(task.model))
+    assert report.header["checkpoint"] == tree.digest(tree.state_dict(task.model))
     assert report.header["absent"] == []
 
 
 def test_measuring_leaves_the_task_as_it_was(task):
-    before = tree.clone(tree.of(task.model))
+    before = tree.clone(tree.state_dict(task.model))
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    measure.of_task(task, [SENSITIVITY], progress=False)
+    measure.diagnose_task(task, [SENSITIVITY], progress=False)
     assert torch.equal(torch.rand(1), expected)
-    after = tree.of(task.model)
+    after = tree.state_dict(task.model)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_only_what_is_asked_is_measured(task):
-    report = measure.of_task(task, ["cka"], progress=False)
+    report = measure.diagnose_task(task, ["cka"], progress=False)
     assert set(report.frame["metric"]) == {"cka"}
     assert measure.shown_variants(report, "cka") == ["flatten"]
-    both = measure.of_task(task, [SENSITIVITY], progress=False)
+    both = measure.diagnose_task(task, [SENSITIVITY], progress=False)
     assert measure.shown_variants(both, SENSITIVITY) == ["after", "training"]
     with pytest.raises(UsageError, match="did you mean 'cka'"):
-        measure.of_task(task, ["ckaa"])
-    only = measure.of_task(task, [SENSITIVITY], layers=["fc2"], progress=False)
+        measure.diagnose_task(task, ["ckaa"])
+    only = measure.diagnose_task(task, [SENSITIVITY], layers=["fc2"], progress=False)
     assert list(only.values(SENSITIVITY, "training").index) == ["fc2"]
     assert set(only.frame["layer"]) == {"fc2"}
 
 
 def test_the_header_names_the_layers_that_were_measured(task):
-    found = measure.of_task(task, ["grad_variance", SENSITIVITY], by="module", progress=False)
+    found = measure.diagnose_task(task, ["grad_variance", SENSITIVITY], by="module", progress=False)
     assert [layer.name for layer in found.layers] == list(found.values("grad_variance").index)
     assert found.layers != tuple(task.layers)
     assert "training" not in set(found.frame["variant"])  # of other layers than these
@@ -134,14 +134,14 @@ PROBE = (torch.eye(5, 10), torch.zeros(5).long())
     ],
 )
 def test_a_metric_s_own_samples_are_used_and_named(task, metric, options, given, split, count):
-    frame = measure.of_task(task, [metric], options={metric: options}, progress=False, **given).frame
+    frame = measure.diagnose_task(task, [metric], options={metric: options}, progress=False, **given).frame
     assert set(frame["split"]) == {split}
     assert set(frame.loc[frame["client"].eq("") | frame["client_b"].ne(""), "n_samples"]) == {count}
 
 
 @pytest.mark.parametrize(("which", "round"), [("local", "last"), ("global", 1), ("global", "last"), ("personal", 2)])
 def test_a_run_is_measured_on_its_stored_models(run, which, round):
-    report = measure.of_run(run, [SENSITIVITY], round=round, which=which, progress=False)
+    report = measure.diagnose_run(run, [SENSITIVITY], round=round, which=which, progress=False)
     models, task = runner.load_models(run, round, which)
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     by_hand = diagnose(models, data, [SENSITIVITY], loss=task.criterion, seed=3, progress=False)
@@ -155,12 +155,12 @@ def test_a_run_is_measured_on_its_stored_models(run, which, round):
 
 
 def test_a_run_moved_from_its_own_start(run):
-    report = measure.of_run(run, "update_magnitude", progress=False)
+    report = measure.diagnose_run(run, "update_magnitude", progress=False)
     models, task = runner.load_models(run)
     first = task.layers[0]
     for client, model in models.items():
         now, start = (
-            torch.cat([tree.of(each)[name].double().flatten() for name in first.weights])
+            torch.cat([tree.state_dict(each)[name].double().flatten() for name in first.weights])
             for each in (model, task.model)
         )
         rows = report.frame[report.frame["variant"] == "relative_l2"].set_index(["client", "layer"])
@@ -172,7 +172,7 @@ def test_a_run_moved_from_its_own_start(run):
 
 def test_local_models_are_those_before_aggregation(run):
     stored = Run(run).checkpoint().models["local"]
-    report = measure.of_run(run, [SENSITIVITY], progress=False)
+    report = measure.diagnose_run(run, [SENSITIVITY], progress=False)
     assert set(report.frame["client"]) - {""} == set(stored)
     assert len(stored) == 2
     everyone = {client.name for client in runner.load_models(run, which="global")[1].data.clients}
@@ -184,7 +184,7 @@ def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp
     """A second head: rows by the names that other algorithms' rows have, and a plan from them that the run obeys."""
     config = RunConfig(dataset="heart", algorithm="fedrod", rounds=2, seed=3)
     runner.run(config, tmp_path / "run", progress=False)
-    report = measure.of_run(tmp_path / "run", (SENSITIVITY, "cka"), which=which, progress=False)
+    report = measure.diagnose_run(tmp_path / "run", (SENSITIVITY, "cka"), which=which, progress=False)
     plain = [layer.name for layer in runner.assemble(CONFIG).layers]
     assert [layer["name"] for layer in report.header["layers"]] == [*plain, "personal"]
     assert set(report.frame["layer"]) == {*plain, "personal"}
@@ -192,19 +192,19 @@ def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp
     assert set(plain) <= set(cka["layer"])
     plan = select.select(report, "manual", layers=plain[:2])
     plan.check_fits(runner.load_models(tmp_path / "run", which=which)[0]["cleveland"])
-    by = measure.of_run(tmp_path / "run", (SENSITIVITY,), which=which, by="module", progress=False)
+    by = measure.diagnose_run(tmp_path / "run", (SENSITIVITY,), which=which, by="module", progress=False)
     assert "body.fc1.linear" in set(by.frame["layer"])
 
 
 def test_what_a_run_does_not_have_is_refused(run):
     with pytest.raises(UsageError, match="did you mean 'global'"):
-        measure.of_run(run, which="globl")
+        measure.diagnose_run(run, which="globl")
     with pytest.raises(UsageError, match="no 'personal' models after round 1; it has: local, global"):
-        measure.of_run(run, round=1, which="personal")
+        measure.diagnose_run(run, round=1, which="personal")
     with pytest.raises(UsageError, match="no checkpoint after round 9; there are: 1, 2"):
-        measure.of_run(run, round=9)
+        measure.diagnose_run(run, round=9)
     with pytest.raises(UsageError, match="unknown metric 'x'"):
-        measure.of_run(run, ["x"])
+        measure.diagnose_run(run, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -225,15 +225,15 @@ def test_what_a_run_does_not_have_is_refused(run):
     ],
 )
 def test_nobody_trains_for_a_wrong_request(task, wrong, words, monkeypatch):
-    monkeypatch.setattr(runner, "first_epoch", None)
+    monkeypatch.setattr(runner, "train_first_round", None)
     with pytest.raises(UsageError, match=words):
-        measure.of_task(task, "cka", progress=False, **wrong)
+        measure.diagnose_task(task, "cka", progress=False, **wrong)
 
 
 def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:
     """Steps of later epochs are no part of the values, nor of what the rows say was seen."""
     once, twice = (
-        measure.of_task(runner.assemble(RunConfig(dataset="heart", epochs=epochs)), [measure.SENSITIVITY]).frame
+        measure.diagnose_task(runner.assemble(RunConfig(dataset="heart", epochs=epochs)), [measure.SENSITIVITY]).frame
         for epochs in (1, 2)
     )
     once, twice = (frame[frame["variant"] == "training"] for frame in (once, twice))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.gradients.noise import COUPLED
 from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
 from fedlayers.diagnostics.metrics.grad_noise import GradNoise
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
@@ -116,7 +116,7 @@ def test_noise_is_the_trace_of_the_covariance(kind: Any, data: Any, tensors: str
     model, loss = built(kind), losses.build("player_focal", gamma=1.5) if batch == 4 else CE
     layers = layers_of(model, data()[0][:2], by="module")
     found = grad_noise(
-        [Subject("a", model, data(), N)], layers, loss=loss, batch=batch, tensors=tensors, estimator=estimator
+        [ClientModel("a", model, data(), N)], layers, loss=loss, batch=batch, tensors=tensors, estimator=estimator
     )
     for layer in layers:
         made = by_layer(found)[layer.name]
@@ -132,7 +132,7 @@ def test_the_estimator_says_how() -> None:
     for kind, data in ((conv_net, pictures), (attending, tokens), (recurrent, sequences)):
         model = built(kind)
         layers = layers_of(model, data()[0][:2], by="module")
-        found = by_layer(grad_noise([Subject("a", model, data(), N)], layers, loss=CE))
+        found = by_layer(grad_noise([ClientModel("a", model, data(), N)], layers, loss=CE))
         ways |= {(kind.__name__, name): made["estimator"] for name, made in found.items()}
     assert {way for (kind, _), way in ways.items() if kind == "conv_net"} == {"ghost"}
     assert ways["attending", "table"] == ways["attending", "norm"] == "ghost"
@@ -150,7 +150,7 @@ def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
     for model, way in ((nn.Sequential(nn.Linear(4, C)), "vmap"), (nn.Sequential(Branching(4, C)), "single")):
         layers = layers_of(model.double(), data[0][:2])
         (made,) = by_layer(
-            grad_noise([Subject("a", model, data, 6)], layers, loss=CE, estimator="vmap", batch=1)
+            grad_noise([ClientModel("a", model, data, 6)], layers, loss=CE, estimator="vmap", batch=1)
         ).values()
         assert made["estimator"] == way
         assert made["value"] == pytest.approx(reference(model, layers[0], data, "weights", CE), rel=1e-10)
@@ -159,7 +159,7 @@ def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
 def test_ghost_alone_says_where_it_has_no_formula() -> None:
     model = built(recurrent)
     layers = layers_of(model, sequences()[0][:2])
-    found = by_layer(grad_noise([Subject("a", model, sequences(), N)], layers, loss=CE, estimator="ghost"))
+    found = by_layer(grad_noise([ClientModel("a", model, sequences(), N)], layers, loss=CE, estimator="ghost"))
     assert found["head"]["status"] == "ok"
     assert "no formula for per-sample gradients" in found["lstm"]["status"]
     assert "lstm" in found["lstm"]["status"]
@@ -168,7 +168,7 @@ def test_ghost_alone_says_where_it_has_no_formula() -> None:
 def test_coupled_samples_have_no_gradients_of_their_own() -> None:
     model = built(conv_net)
     layers = layers_of(model, pictures()[0][:2], by="module")
-    found = by_layer(grad_noise([Subject("a", model, pictures(), N)], layers, loss=CE, mode="train"))
+    found = by_layer(grad_noise([ClientModel("a", model, pictures(), N)], layers, loss=CE, mode="train"))
     assert found["1"]["status"] == COUPLED  # before the batch normalisation
     assert {found[name]["status"] for name in ("2", "4", "8", "11")} == {"ok"}
 
@@ -176,9 +176,11 @@ def test_coupled_samples_have_no_gradients_of_their_own() -> None:
 def test_equal_samples_have_no_noise_and_one_sample_has_no_covariance() -> None:
     model, (x, y) = built(conv_net), pictures()
     layers = layers_of(model, x[:2])
-    same = grad_noise([Subject("a", model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), 5)], layers, loss=CE, batch=2)
+    same = grad_noise(
+        [ClientModel("a", model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), 5)], layers, loss=CE, batch=2
+    )
     assert all(0 <= made["value"] < 1e-12 for made in same)
-    one = grad_noise([Subject("a", model, (x[:1], y[:1]), 1)], layers, loss=CE)
+    one = grad_noise([ClientModel("a", model, (x[:1], y[:1]), 1)], layers, loss=CE)
     assert {made["status"] for made in one} == {"a covariance needs at least two samples"}
 
 
@@ -189,7 +191,7 @@ def test_noise_shares_the_pass_and_changes_nothing_for_the_others() -> None:
     data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
     layers = layers_of(whole, data[0][:2])
     loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
-    subjects, how = [Subject("a", whole, loader, 9)], {"loss": CE, "mode": "train", "seed": 4}
+    subjects, how = [ClientModel("a", whole, loader, 9)], {"loss": CE, "mode": "train", "seed": 4}
     metrics: list[Any] = [GradVariance(), GradNoise(), Sensitivity()]
     together = measure(subjects, layers, metrics, **how)
     assert "single" in {r["estimator"] for r in together}  # forward passes of its own, with masks of their own
@@ -202,7 +204,7 @@ def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
     layers = layers_of(model, pictures()[0][:2])
     with torch.no_grad():
         model[8].weight[0, 0] = torch.nan
-    found = grad_noise([Subject("a", model, pictures(), N)], layers, loss=CE)
+    found = grad_noise([ClientModel("a", model, pictures(), N)], layers, loss=CE)
     assert {made["status"] for made in found} == {"the loss of client 'a' is not finite"}
     with pytest.raises(UsageError, match="did you mean 'ghost'"):
         grad_noise([], layers, loss=CE, estimator="gost")

@@ -16,7 +16,7 @@ from fedlayers.diagnostics import Report, diagnose, measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.curve import curve_of
 from fedlayers.diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
-from fedlayers.diagnostics.pictures.album import album
+from fedlayers.diagnostics.pictures.collect import album
 from fedlayers.diagnostics.resampling import parted
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -127,12 +127,12 @@ def task():
 
 @pytest.fixture(scope="module")
 def plain(task):
-    return measure.of_task(task, [SENSITIVITY, "cka"], progress=False)
+    return measure.diagnose_task(task, [SENSITIVITY, "cka"], progress=False)
 
 
 @pytest.fixture(scope="module")
 def report(task):
-    return measure.of_task(task, [SENSITIVITY, "cka"], null=tuple(NULLS), null_draws=2, progress=False)
+    return measure.diagnose_task(task, [SENSITIVITY, "cka"], null=tuple(NULLS), null_draws=2, progress=False)
 
 
 def test_nulls_stand_beside_the_values_and_change_none(plain, report):
@@ -153,7 +153,7 @@ def test_nulls_stand_beside_the_values_and_change_none(plain, report):
 
 def test_a_null_is_what_measuring_its_data_gives(task, report):
     data = null_data(task.data, "clients", task.config.seed, 2)
-    alone = measure.of_task(replace(task, data=data), [SENSITIVITY, "cka"], progress=False)
+    alone = measure.diagnose_task(replace(task, data=data), [SENSITIVITY, "cka"], progress=False)
     second = nulls_in(report.table)["clients"][1]
     pd.testing.assert_frame_equal(second.drop(columns="model"), alone.frame.drop(columns="model"))
     values = report.values(SENSITIVITY, "training")
@@ -267,7 +267,7 @@ def test_the_command_measures_nulls_and_select_reads_them(tmp_path, monkeypatch,
         (["--dataset", "heart", "--null", "labels", "--null-draws", "0"], "null_draws=0"),
         (["--dataset", "heart", "--null-draws", "1"], "--null-draws is of nulls, and none is measured"),
         (["runs/one", "--null-draws", "3"], "name one, such as --null labels"),
-        (["--dataset", "heart", "--model-code", "mine:net"], "--model-code is for a run directory"),
+        (["--dataset", "heart", "--allow-code", "mine:net"], "--allow-code is for a run directory"),
         (["runs/one", "--null", "label"], "unknown null 'label': did you mean 'labels'"),
     ],
 )
@@ -396,8 +396,8 @@ def test_what_a_probe_is_tested_on_is_shuffled_too_and_one_set_of_data_serves_ma
 def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
     runner.run(RunConfig(dataset="heart", algorithm="fedper", rounds=1), tmp_path / "run", progress=False)
     how = {"which": "personal", "progress": False}
-    report = measure.of_run(tmp_path / "run", [SENSITIVITY], null=("labels", "fresh"), **how)
-    pd.testing.assert_frame_equal(report.frame, measure.of_run(tmp_path / "run", [SENSITIVITY], **how).frame)
+    report = measure.diagnose_run(tmp_path / "run", [SENSITIVITY], null=("labels", "fresh"), **how)
+    pd.testing.assert_frame_equal(report.frame, measure.diagnose_run(tmp_path / "run", [SENSITIVITY], **how).frame)
     models, task = runner.load_models(tmp_path / "run", which="personal")
     data = null_data(task.data, "labels", 0)
     samples = {client.name: (client.train.x, client.train.y) for client in data.clients}
@@ -414,7 +414,7 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
     assert "permuted labels" in capsys.readouterr().out
     pd.testing.assert_frame_equal(
         Report.read(out).nulls.drop(columns=["value", "stderr"]),
-        measure.of_run(tmp_path / "run", [SENSITIVITY], null="labels", progress=False).nulls.drop(
+        measure.diagnose_run(tmp_path / "run", [SENSITIVITY], null="labels", progress=False).nulls.drop(
             columns=["value", "stderr"]
         ),
         check_dtype=False,

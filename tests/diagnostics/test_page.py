@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fedlayers.diagnostics.pictures.described import in_words
+from fedlayers.diagnostics.pictures.alt_text import in_words
 from fedlayers.diagnostics.pictures.page import Page
 from fl_core.errors import UsageError
 

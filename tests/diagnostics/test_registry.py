@@ -18,8 +18,8 @@ from fedlayers.cli.main import main
 from fedlayers.diagnostics import METRICS, RULES, Report, diagnose, measure, metric, rule
 from fedlayers.diagnostics.decide.rules.base import deciding
 from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.metrics.base import Look
-from fedlayers.diagnostics.pictures.album import FURTHER, album
+from fedlayers.diagnostics.metrics.base import PlotStyle
+from fedlayers.diagnostics.pictures.collect import FURTHER, album
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -56,10 +56,10 @@ def test_a_metric_says_what_it_is(name: str, frame: pd.DataFrame) -> None:
     assert member.name == name == member.compute.__name__ == member.compute.__module__.rpartition(".")[2]
     assert all(text and "\n" not in text for text in (member.description, member.direction))
     assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
-    assert isinstance(member.look, Look)
+    assert isinstance(member.look, PlotStyle)
     assert set(member.look.beside) <= set(FURTHER)
     assert RULES[member.rule].decides
-    assert member.preferred[-len(member.variants) :] == member.variants or member.decides in member.variants
+    assert member.preferred[-len(member.variants) :] == member.variants or member.default_variant in member.variants
     rows = frame[frame["metric"] == name]
     assert member.variant in set(rows["variant"])
     assert all(member.unit_of(variant) == unit for variant, unit in rows[["variant", "unit"]].values)
@@ -126,7 +126,7 @@ class Loudness:
     direction="higher = louder",
     variants=("largest",),
     look={"label": "loudness", "log": True},
-    reads="weights",
+    requires="weights",
 )
 def loudness(measurement: Measurement, options: Loudness):
     """One row a client and layer."""
@@ -197,7 +197,7 @@ class _forgotten:
 def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chosen = ["--metrics", "own_layers:loudness", "own_layers:gap", "--set", "loudness.power=2"]
+    chosen = ["--metrics", "own_layers:loudness", "own_layers:gap", "--option", "loudness.power=2"]
     main(["diagnose", "--dataset", "heart", "--measure-batch", "9", *chosen, "--out", "rows.jsonl"])
     assert "loudness, largest (higher = louder)" in capsys.readouterr().out
     report = Report.read("rows.jsonl")
@@ -253,7 +253,7 @@ def test_a_distance_stays_one_where_its_code_is_not_known() -> None:
 def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
     with _forgotten():
 
-        @metric(description="number of a layer's tensors", direction="higher = more", reads="weights")
+        @metric(description="number of a layer's tensors", direction="higher = more", requires="weights")
         def tensor_count(measurement):
             return [
                 row("tensor_count", len(layer.tensors), client=subject.client, layer=layer.name, n_train=1)
@@ -274,7 +274,7 @@ def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: metric(description="x", direction="y", reads="labels"), "unknown what a metric reads 'labels'"),
+        (lambda: metric(description="x", direction="y", requires="labels"), "unknown what a metric reads 'labels'"),
         (lambda: metric(description="x", direction="y", look={"colour": "red"}), "attribute of a look 'colour'"),
         (lambda: metric(description="x", direction="y")(lambda a, b: []), "annotated by a frozen dataclass"),
         (lambda: metric(description="x", direction="y")(lambda a, b, c: []), "takes 3 arguments"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics import Report, diagnose
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.decide.curve import curve_of
 from fedlayers.diagnostics.decide.rules.base import RULES
 from fedlayers.diagnostics.decide.select import explain, select
@@ -24,7 +25,6 @@ from fedlayers.diagnostics.metrics.grad_norm import GradNorm
 from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
 from fedlayers.diagnostics.metrics.grad_variance import GradVariance
 from fedlayers.diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
-from fedlayers.diagnostics.subject import Subject
 from fl_core import rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -76,14 +76,14 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(metric: Any, varia
     model, (x, y) = net(), pair(3 * n_batches)
     layers = layers_of(model, x)
     how: dict[str, Any] = {"loss": CE, "batch": 3}
-    found = measure([Subject("a", model, (x, y), 9)], layers, [metric], seed=5, resamples=4, **how)
-    plain = measure([Subject("a", model, (x, y), 9)], layers, [metric], seed=5, **how)
+    found = measure([ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, resamples=4, **how)
+    plain = measure([ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, **how)
     own, again = parted(frame(found))
     assert own["value"].tolist() == pytest.approx([r["value"] for r in plain], rel=1e-12)
     for number, times in enumerate(draws(min(n_batches, PARTS), 4, 5, "a"), 1):
         redrawn = [b for b in range(n_batches) for _ in range(times[b % PARTS])]
         index = torch.tensor([3 * b + k for b in redrawn for k in range(3)])
-        expected = measure([Subject("a", model, (x[index], y[index]), 9)], layers, [metric], **how)
+        expected = measure([ClientModel("a", model, (x[index], y[index]), 9)], layers, [metric], **how)
         assert values(found, f"{variant}, resample {number}") == pytest.approx(
             [r["value"] for r in expected if r["variant"] == variant and r["client"]], rel=1e-10
         )
@@ -94,7 +94,7 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(metric: Any, varia
 
 
 def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
-    subjects = [Subject(name, net(k), pair(12, seed=k), 12) for k, name in enumerate("ab")]
+    subjects = [ClientModel(name, net(k), pair(12, seed=k), 12) for k, name in enumerate("ab")]
     layers = layers_of(net(), pair(2)[0])
     metrics: list[Any] = [GradVariance(), GradNorm(), GradSimilarity(), Sensitivity()]
     together = measure(subjects, layers, metrics, loss=CE, batch=3, resamples=3)
@@ -110,7 +110,7 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
 
 
 def test_one_batch_has_no_resample_and_a_negative_number_is_refused() -> None:
-    subject = Subject("a", net(), pair(5), 5)
+    subject = ClientModel("a", net(), pair(5), 5)
     layers = layers_of(net(), pair(2)[0])
     assert parted(frame(measure([subject], layers, [Sensitivity()], loss=CE, batch=9, resamples=5)))[1].empty
     with pytest.raises(UsageError, match="resamples=-1"):
@@ -262,7 +262,7 @@ def test_the_command_line_resamples_what_training_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = "diagnose --dataset digits --clients 3 --samples 200 --batch 8 --metrics federation_sensitivity"
+    asked = "diagnose --dataset digits --clients 3 --max-samples 200 --batch-size 8 --metrics federation_sensitivity"
     cli.main([*asked.split(), "--resamples", "9"])
     header, found = rows.read(Path("rows.jsonl"))
     again = resamples_of(found, "training")

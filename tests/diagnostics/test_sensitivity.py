@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.gradients.importance import SensitivityAccumulator, importance
 from fedlayers.diagnostics.gradients.sensitivity import combine, cumulative, recorded_rows
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
@@ -78,7 +78,7 @@ def test_a_two_layer_net_by_hand() -> None:
     first = (2.0 * (-q * 1 + q * -1) * 1.0) ** 2  # w = 2, g = -2q
     second = ((1.0 * -q * 2) ** 2 + (-1.0 * q * 2) ** 2) / 2
     layers = layers_of(model, x)
-    rows = federation_sensitivity([Subject("a", model, (x, y), 1)], layers, loss=CE)
+    rows = federation_sensitivity([ClientModel("a", model, (x, y), 1)], layers, loss=CE)
     assert pick(rows, "importance") == pytest.approx([first, second], rel=1e-12)
     assert pick(rows, "after") == pytest.approx([1.0, 1 + second / first], rel=1e-12)
     assert second / first == pytest.approx(0.25)  # (2q)^2 against (4q)^2
@@ -199,14 +199,14 @@ def test_after_is_the_mean_over_batches_of_still_weights() -> None:
     x, y = pair()
     expected = np.mean([brute(model, x[k : k + 6], y[k : k + 6], layers) for k in range(0, 20, 6)], 0)
     for data, batch in ((pair(), 6), (DataLoader(TensorDataset(x, y), batch_size=6), None)):
-        rows = federation_sensitivity([Subject("a", model, data, 20)], layers, loss=CE, batch=batch)
+        rows = federation_sensitivity([ClientModel("a", model, data, 20)], layers, loss=CE, batch=batch)
         assert pick(rows, "importance") == pytest.approx(expected.tolist(), rel=1e-12)
         assert pick(rows, "after") == pytest.approx((np.cumsum(expected) / expected[0]).tolist(), rel=1e-12)
         assert pick(rows, "after", client="") == pick(rows, "after")
 
 
 def test_the_combined_curve_weighs_clients_by_their_training_samples() -> None:
-    subjects = [Subject("a", net(0), pair(seed=1), 30), Subject("b", net(1), pair(seed=2), 10)]
+    subjects = [ClientModel("a", net(0), pair(seed=1), 30), ClientModel("b", net(1), pair(seed=2), 10)]
     layers = layers_of(net(), pair()[0])
     rows = federation_sensitivity(subjects, layers, loss=CE)
     a, b = (np.array(pick(rows, "after", client=name)) for name in "ab")
@@ -218,7 +218,7 @@ def test_a_single_batch_is_drawn_by_seed_and_client() -> None:
     layers = layers_of(net(), pair()[0])
 
     def values(client: str = "a", **how: Any) -> list[float]:
-        rows = federation_sensitivity([Subject(client, net(), pair(), 20)], layers, loss=CE, single_batch=8, **how)
+        rows = federation_sensitivity([ClientModel(client, net(), pair(), 20)], layers, loss=CE, single_batch=8, **how)
         assert {r["n_samples"] for r in rows} == {8}
         assert {r["estimator"] for r in rows} == {"single_batch"}
         return pick(rows, "importance", client)
@@ -232,7 +232,7 @@ def test_the_figure_takes_one_batch_of_64_and_the_mean_over_tensors() -> None:
     model = net().eval()
     layers = layers_of(model, pair()[0])
     one = (pair()[0][:1], pair()[1][:1])  # 64 draws of one sample: its own gradient
-    rows = federation_sensitivity([Subject("a", model, one, 1)], layers, loss=CE, when="figure")
+    rows = federation_sensitivity([ClientModel("a", model, one, 1)], layers, loss=CE, when="figure")
     assert pick(rows, "importance") == pytest.approx(brute(model, *one, layers, "mean_of_tensors"), rel=1e-10)
     assert {(r["n_samples"], r["estimator"]) for r in rows} == {(64, "single_batch, mean of tensors")}
     assert {r["variant"] for r in rows} == {"figure", "importance"}
@@ -248,12 +248,12 @@ def test_what_was_recorded_in_training_becomes_rows() -> None:
     rows = recorded_rows(results, layers, n_train={"a": 1, "b": 3})
     assert pick(rows, "training") == [1.0, 1.5, 3.0]
     assert pick(rows, "training", client="") == [1.0, 0.25 * 1.5 + 0.75 * 2, 0.25 * 3 + 0.75 * 6]
-    subjects = [Subject("a", net(), pair(), 1), Subject("b", net(), pair(), 3)]
+    subjects = [ClientModel("a", net(), pair(), 1), ClientModel("b", net(), pair(), 3)]
     through = federation_sensitivity(subjects, layers, loss=CE, when="training", recorded=results)
     assert [r["value"] for r in through] == [r["value"] for r in rows]
     assert [r["n_params"] for r in through[:2]] == [30, 30]  # 4 x 6 of the Linear and 6 of its normalisation
     with pytest.raises(UsageError, match="recorded client 'c'"):
-        federation_sensitivity([Subject("c", net(), pair(), 1)], layers, loss=CE, when="training", recorded=results)
+        federation_sensitivity([ClientModel("c", net(), pair(), 1)], layers, loss=CE, when="training", recorded=results)
 
 
 def detached(where: str) -> Wired:
@@ -275,7 +275,7 @@ def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first() 
     data = (torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
     second, first = detached("second"), detached("first")
     layers = layers_of(second, data[0])
-    rows = federation_sensitivity([Subject("a", second, data, 6)], layers, loss=CE)
+    rows = federation_sensitivity([ClientModel("a", second, data, 6)], layers, loss=CE)
     i, s = pick(rows, "importance"), pick(rows, "after")
     assert s == [1.0, None, pytest.approx(1 + i[2] / i[0]), None]
     assert statuses(rows, "after") == {
@@ -284,7 +284,7 @@ def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first() 
         "head": "ok",
         "unused": "unused in the forward pass",
     }
-    rows = federation_sensitivity([Subject("a", first, data, 6)], layers, loss=CE)
+    rows = federation_sensitivity([ClientModel("a", first, data, 6)], layers, loss=CE)
     assert [s is None for s in pick(rows, "after")] == [True] * 4
     assert statuses(rows, "after")["head"] == "no gradient reaches the first layer 'first'"
     assert statuses(rows, "importance")["head"] == "ok"
@@ -296,7 +296,7 @@ def test_a_first_layer_of_no_importance_is_said() -> None:
     nn.init.zeros_(model[0].weight)
     nn.init.zeros_(model[1].weight)
     layers = layers_of(model, pair()[0])
-    rows = federation_sensitivity([Subject("a", model, pair(), 20)], layers, loss=CE)
+    rows = federation_sensitivity([ClientModel("a", model, pair(), 20)], layers, loss=CE)
     assert pick(rows, "importance")[0] == 0
     assert set(statuses(rows, "after").values()) == {"the importance of the first layer '0' is 0"}
     assert pick(rows, "after") == [None] * 3
@@ -307,7 +307,9 @@ def test_one_broken_client_leaves_the_others_values() -> None:
     with torch.no_grad():
         bad[3].weight[0, 0] = torch.nan
     layers = layers_of(net(), pair()[0])
-    rows = federation_sensitivity([Subject("a", net(), pair(), 1), Subject("b", bad, pair(), 1)], layers, loss=CE)
+    rows = federation_sensitivity(
+        [ClientModel("a", net(), pair(), 1), ClientModel("b", bad, pair(), 1)], layers, loss=CE
+    )
     assert set(statuses(rows, "after").values()) == {"ok"}
     assert set(statuses(rows, "after", "b").values()) == {"the loss of client 'b' is not finite"}
     assert set(statuses(rows, "after", "").values()) == {"client 'b': the loss of client 'b' is not finite"}
@@ -327,7 +329,7 @@ def test_one_broken_client_leaves_the_others_values() -> None:
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     layers = layers_of(net(), pair()[0])
     with pytest.raises(UsageError, match=words):
-        federation_sensitivity([Subject("a", net(), pair(), 20)], layers, loss=CE, **options)
+        federation_sensitivity([ClientModel("a", net(), pair(), 20)], layers, loss=CE, **options)
 
 
 def bag() -> Wired:
@@ -348,7 +350,7 @@ def test_a_table_counts_with_the_rows_that_a_batch_touches(reduce: str, embeddin
     assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     both = Layer("both", ("table.weight", "place.weight"), tables=("table.weight", "place.weight"))
     rows = federation_sensitivity(
-        [Subject("a", model, (x, y), 12)], [both, layers[2]], loss=CE, batch=5, reduce=reduce, embeddings=embeddings
+        [ClientModel("a", model, (x, y), 12)], [both, layers[2]], loss=CE, batch=5, reduce=reduce, embeddings=embeddings
     )
     found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
     params = dict(model.named_parameters())
@@ -399,7 +401,7 @@ def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
     found_layers = layers_of(model, x[:2])
     names = ("table.weight", "place.weight")
     layers = [Layer("both", names, tables=names), *(each for each in found_layers if each.name in ("kind", "head"))]
-    subject = Subject("a", model, (x, y), 8)
+    subject = ClientModel("a", model, (x, y), 8)
     rows = federation_sensitivity([subject], layers, loss=CE, batch=4, reduce=reduce, embeddings="released")
     found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
     sums, entries = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)

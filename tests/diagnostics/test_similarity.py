@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedlayers.diagnostics.client_model import ClientModel
 from fedlayers.diagnostics.representation.gram import linear_cka, rbf_cka
 from fedlayers.diagnostics.representation.probe import probe_set, shared_probe
-from fedlayers.diagnostics.subject import Subject
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.rows import Row
@@ -159,9 +159,9 @@ def pair(n: int = 48, seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 1, 6, 6, generator=g), torch.randint(C, (n,), generator=g)
 
 
-def clients(models: Sequence[nn.Module], data: Any = None) -> list[Subject]:
+def clients(models: Sequence[nn.Module], data: Any = None) -> list[ClientModel]:
     data = pair() if data is None else data
-    return [Subject(f"c{k}", model, data, 48) for k, model in enumerate(models)]
+    return [ClientModel(f"c{k}", model, data, 48) for k, model in enumerate(models)]
 
 
 def by_layer(rows: Sequence[Row], a: str = "c0", b: str = "c1") -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_keeping_features_or_grams_gives_the_same(samples: int) -> None:
 def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:
     models = [net(0), net(1)]
     x = torch.cat([pair(seed=1)[0][:5], pair(seed=2)[0][:5]])
-    subjects = [Subject(f"c{k}", m, pair(seed=k + 1), 48) for k, m in enumerate(models)]
+    subjects = [ClientModel(f"c{k}", m, pair(seed=k + 1), 48) for k, m in enumerate(models)]
     layers = layers_of(models[0], x)
     found = by_layer(cka(subjects, layers, samples=10))
     assert found == by_layer(cka(subjects, layers, probe=(x, torch.zeros(10, dtype=torch.int64))))
@@ -309,7 +309,7 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> 
     torch.manual_seed(0)
     models = [maps_of(views).double() for _ in range(2)]
     x, y = torch.randn(12, 1, 6, 6, dtype=torch.float64), torch.zeros(12, dtype=torch.int64)
-    subjects = [Subject(f"{k}", model, (x, y), 12) for k, model in enumerate(models)]
+    subjects = [ClientModel(f"{k}", model, (x, y), 12) for k, model in enumerate(models)]
     rows = cka(subjects, layers_of(models[0], x[:2]), batch=6)
     assert models[0].seen[-1] == views
     maps = [model.conv(x).detach().flatten(1) for model in models]
@@ -324,7 +324,7 @@ def test_images_are_given_to_a_convolution_in_its_own_type(metric: str, dtype: t
     x, y = torch.randn(80, 1, 6, 6), torch.zeros(80, dtype=torch.int64)
     layers = layers_of(models[0], x[:2].to(dtype))
     rows = [
-        call(metric, [Subject(f"{k}", model, (own, y), 80) for k, model in enumerate(models)], layers)
+        call(metric, [ClientModel(f"{k}", model, (own, y), 80) for k, model in enumerate(models)], layers)
         for own in (x, x.to(dtype))
     ]
     assert {row["status"] for row in rows[0]} == {"ok"}

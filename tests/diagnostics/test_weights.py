@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedlayers.diagnostics import diagnose, measure
-from fedlayers.diagnostics.subject import Subject
+from fedlayers.diagnostics.client_model import ClientModel
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -34,8 +34,8 @@ X = torch.randn(4, 1, 4, 4)
 LAYERS = layers_of(net(), X)
 
 
-def subjects(count: int = 3) -> list[Subject]:
-    return [Subject("abc"[k], net(k), (X, torch.zeros(4).long()), 4) for k in range(count)]
+def subjects(count: int = 3) -> list[ClientModel]:
+    return [ClientModel("abc"[k], net(k), (X, torch.zeros(4).long()), 4) for k in range(count)]
 
 
 def vector(model: nn.Module, layer: Layer, tensors: str) -> Any:
@@ -66,7 +66,7 @@ def test_equal_opposite_and_zero_weights() -> None:
             p.neg_()
         for p in models[2][5].parameters():
             p.zero_()
-    who = [Subject(name, m, None, 1) for name, m in zip("abc", models, strict=True)]
+    who = [ClientModel(name, m, None, 1) for name, m in zip("abc", models, strict=True)]
     rows = weight_divergence(who, LAYERS)
     of = {(r["client"] + r["client_b"], r["layer"], r["variant"]): r for r in rows}
     assert of["ab", "0", "relative_l2"]["value"] == pytest.approx(2)
@@ -75,7 +75,7 @@ def test_equal_opposite_and_zero_weights() -> None:
     assert of["ac", "0", "cosine"]["value"] == pytest.approx(0, abs=1e-12)
     assert of["ac", "5", "relative_l2"]["value"] == pytest.approx(2)
     assert of["ac", "5", "cosine"]["status"] == "the weights of layer '5' are zero at client 'c'"
-    twins = weight_divergence([who[2], Subject("d", models[2], None, 1)], LAYERS)
+    twins = weight_divergence([who[2], ClientModel("d", models[2], None, 1)], LAYERS)
     assert [r["status"] != "ok" for r in twins] == [r["layer"] == "5" for r in twins]
     alone = weight_divergence(who[:1], LAYERS)
     assert {(r["client"], r["status"]) for r in alone} == {("", "needs at least two models")}
@@ -112,8 +112,8 @@ def test_without_a_start_or_with_another_model_s() -> None:
 
 def test_after_one_epoch_the_update_is_measured_from_the_task_s_start() -> None:
     task = runner.assemble(RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3))
-    report = measure.of_task(task, ["update_magnitude"], progress=False)
-    models, _ = runner.first_epoch(task, measure.instruments().observers)
+    report = measure.diagnose_task(task, ["update_magnitude"], progress=False)
+    models, _ = runner.train_first_round(task, measure.instruments().observers)
     name, model = next(iter(models.items()))
     layer = report.layers[0]
     w, w0 = (vector(m, layer, "weights") for m in (model, task.model))
@@ -143,7 +143,7 @@ def test_weights_that_are_missing_or_not_finite_have_a_status() -> None:
     with torch.no_grad():
         model[5].weight[0, 0] = torch.inf
         model[1].weight[0] = torch.nan
-    who = [Subject("a", model, None, 1), Subject("b", net(), None, 1)]
+    who = [ClientModel("a", model, None, 1), ClientModel("b", net(), None, 1)]
     for compute, how in ((weight_divergence, {}), (update_magnitude, {"start": net(1)}), (weight_magnitude, {})):
         rows: Any = compute(who[:2], [bare, LAYERS[2]], **how)  # type: ignore[operator]
         assert {r["status"] for r in rows if r["layer"] == "bare"} == {"the layer has no weights"}

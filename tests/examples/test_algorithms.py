@@ -35,7 +35,7 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(name: str, tmp_path: P
     assert engine.algorithm.name == ALGORITHMS[name].name
     (tmp_path / "part").mkdir()
     part = cut_back(whole, tmp_path / "part", after=1)
-    refusal = f"names code as its algorithm, '{name}'; if it is yours, say so: --model-code {name}"
+    refusal = f"names code as its algorithm, '{name}'; if it is yours, say so: --allow-code {name}"
     with pytest.raises(UsageError, match=refusal):
         runner.resume(part, progress=False)
     with pytest.raises(UsageError, match=refusal):
@@ -43,9 +43,9 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(name: str, tmp_path: P
     assert runner.resume(part, code=[name], progress=False).done == 3
     assert store.Run(part).verify() == store.Run(whole).verify()
     assert contents(part) == contents(whole)
-    (ours, _), (theirs, _) = (runner.load_models(run, which="personal", model_code=name) for run in (whole, part))
-    assert {k: tree.digest(tree.of(m)) for k, m in ours.items()} == {
-        k: tree.digest(tree.of(m)) for k, m in theirs.items()
+    (ours, _), (theirs, _) = (runner.load_models(run, which="personal", allow_code=name) for run in (whole, part))
+    assert {k: tree.digest(tree.state_dict(m)) for k, m in ours.items()} == {
+        k: tree.digest(tree.state_dict(m)) for k, m in theirs.items()
     }
 
 
@@ -58,9 +58,9 @@ def test_workers_give_the_same_bits(name: str) -> None:
 
 
 def test_a_directory_does_not_choose_what_is_imported_below_a_schedule_or_for_a_start(tmp_path: Path) -> None:
-    config = replace(CONFIG, algorithm="vanilla", rounds=1, options={"over": APFL})
+    config = replace(CONFIG, algorithm="vanilla", rounds=1, options={"base": APFL})
     runner.run(config, tmp_path / "run", data=TOY, model=network("plain"), progress=False)
-    with pytest.raises(UsageError, match=f"names code as its option over, '{APFL}'"):
+    with pytest.raises(UsageError, match=f"names code as its option base, '{APFL}'"):
         runner.load_models(tmp_path / "run", data=TOY, model=network("plain"))
     runner.load_models(tmp_path / "run", data=TOY, model=network("plain"), code=[APFL])
 
@@ -71,7 +71,7 @@ def test_a_run_of_an_outside_algorithm_with_a_global_model_can_be_started_from(t
     model = build("heart_mlp", (10,), 5, seed=3)
     start(model, tmp_path / "apfl", example((10,)))
     wanted = store.Run(tmp_path / "apfl").checkpoint().server.trees["model"]
-    assert tree.digest(tree.of(model)) == tree.digest(wanted)
+    assert tree.digest(tree.state_dict(model)) == tree.digest(wanted)
     runner.run(replace(HEART, algorithm=FEDALA, rounds=1), tmp_path / "fedala", progress=False)
     with pytest.raises(UsageError, match="whose models are the clients' own"):
         start(model, tmp_path / "fedala", example((10,)))
@@ -99,7 +99,7 @@ def test_apfls_share_follows_its_gradient_within_its_bounds() -> None:
     shares = [float(state.trees["share"]["alpha"]) for each in played.checkpoints for state in each.clients.values()]
     assert all(0 <= share <= 1 for share in shares)
     assert len(set(shares)) > 1
-    once = play(algorithm=APFL, rounds=1, batch=1000)
+    once = play(algorithm=APFL, rounds=1, batch_size=1000)
     assert {float(state.trees["share"]["alpha"]) for state in once.checkpoints[0].clients.values()} == {0.5}
 
 
@@ -114,14 +114,14 @@ def test_fedala_that_learns_nothing_is_fedavg_at_the_server(kind: str) -> None:
 def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
     """Against autograd through W itself: one pass over one batch, from W = 1."""
     options = {"first": 1, "share": 1.0, "rate": 0.5, "layers": 2}
-    config = replace(CONFIG, algorithm=FEDALA, options=options, batch=1000)
+    config = replace(CONFIG, algorithm=FEDALA, options=options, batch_size=1000)
     task = runner.assemble(config, data=TOY, model=network("plain"))
     algorithm, client_runner = task.algorithm(None), client_runner_of(task)
     client_runner.use(algorithm)
-    own, received = (tree.of(network("plain", seed)) for seed in (1, 2))
+    own, received = (tree.state_dict(network("plain", seed)) for seed in (1, 2))
     state = State({"model": own})
     ctx = client_runner._context(algorithm, 0, 1, {})
-    begun = algorithm.begin(state, Message({"model": received}), ctx, Round(1), 0)
+    begun = algorithm.client_start(state, Message({"model": received}), ctx, Round(1), 0)
     names = ("fc2.bias", "fc2.weight", "fc3.bias", "fc3.weight")
     weights = {name: torch.ones_like(own[name]).requires_grad_() for name in names}
     mixed = received | {n: own[n] + (received[n] - own[n]) * w for n, w in weights.items()}

@@ -173,7 +173,7 @@ def test_while_runs_are_trained_side_by_side(tmp_path):
         while_workers_start(2.0)(process)
         pids.extend(workers_of(process))
 
-    side_by_side = ("choose", "--rounds", "400", "--eval-every", "1", "--on", "local:2", "--out", FOLDER)
+    side_by_side = ("choose", "--rounds", "400", "--eval-every", "1", "--backend", "local:2", "--out", FOLDER)
     code, lines = interrupted(tmp_path, *side_by_side, until=until)
     told = [line for line in lines if "run/s" not in line and "s/run" not in line]
     assert (code, told) == (130, ["fedlayers: interrupted; the same command goes on"])
@@ -256,7 +256,7 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
 
     def killing(self):
         if self.done == 1:
-            os.kill(self.home.executor._processes[0].pid, signal.SIGKILL)
+            os.kill(self.clients.executor._processes[0].pid, signal.SIGKILL)
         one_round(self)
 
     with monkeypatch.context() as patch:

@@ -137,7 +137,7 @@ def go_small(out: Path, algorithm: str) -> None:
         runner.resume(out, **own, progress=False)
     else:
         config = RunConfig(
-            algorithm=algorithm, rounds=6, epochs=1, batch=16, participation=0.75, eval_every=3, checkpoint_every=1
+            algorithm=algorithm, rounds=6, epochs=1, batch_size=16, participation=0.75, eval_every=3, checkpoint_every=1
         )
         runner.run(config, out, **own, progress=False)
 

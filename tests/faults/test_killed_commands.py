@@ -28,7 +28,7 @@ COMMANDS = {
     "compare": ("compare", "--algorithms", "local", "fedavg", "--seeds", "2", *TRAINED),
     "study": ("study", "--algorithms", "local", "playerfl", "--seeds", "2", *TRAINED),
     "choose": ("choose", "--arms", "nothing", "all_but_last", "--seeds", "2", "--eval-every", "1", *TRAINED),
-    "tune": ("tune", "--algorithms", "fedavg", "fedprox", "--over", "lr=0.001,0.1", "mu=0.1", *TRAINED),
+    "tune": ("tune", "--algorithms", "fedavg", "fedprox", "--search", "lr=0.001,0.1", "mu=0.1", *TRAINED),
     "regret": ("regret", "--rules", "sensitivity_ratio", "--seeds", "1", *TRAINED),
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)

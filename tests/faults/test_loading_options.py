@@ -18,13 +18,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedlayers.places.base import Event, Pool, Result, Results, Watch, Work, nobody
+from fedlayers.backends.base import Event, Job, Result, Results, Watch, WorkerPool, nobody
 from fedlayers.remote import federation
 from fedlayers.remote.codec import Packet, decode, encode
-from fedlayers.remote.holdings import Given
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.site import Site
-from fedlayers.studies.whole_run import WholeRun, train
+from fedlayers.remote.site_data import PresplitData
+from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import exported, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -84,7 +84,7 @@ def test_a_server_cannot_have_a_site_load_anything(tmp_path: Path, address: tupl
     line = Listening(tmp_path / "joining")
     federation.federate(SHORT, line, progress=False)
     packet = decode(line.asked["join"])
-    site = Site(Given(TOY, "a"), tmp_path / "a", Policy(algorithms=("fedavg",)))
+    site = Site(PresplitData(TOY, "a"), tmp_path / "a", Policy(algorithms=("fedavg",)))
     for options in hostile(url, tmp_path / "cache"):
         config = {**packet.head["config"], "model_options": {**SIZES, **options}}
         began = time.monotonic()
@@ -110,7 +110,7 @@ def edited(path: Path, **changes: Any) -> None:
 def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, list[str]]) -> None:
     url, asked = address
     path = tmp_path / "run"
-    runner.run(replace(SHORT, dataset="digits", clients=2, samples=60), path, progress=False, until=1)
+    runner.run(replace(SHORT, dataset="digits", clients=2, max_samples=60), path, progress=False, until=1)
     for options in hostile(url, tmp_path / "cache"):
         edited(path, model_options={**SIZES, **options})
         began = time.monotonic()
@@ -131,7 +131,7 @@ def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.
     import torchvision.datasets.utils as fetching
 
     path = tmp_path / "run"
-    runner.run(replace(CONFIG, dataset="digits", clients=2, samples=60, model="mlp"), path, progress=False, until=1)
+    runner.run(replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp"), path, progress=False, until=1)
     edited(path, dataset="mnist", data_root=str(tmp_path / "cache"), download=True)
     (tmp_path / "cache").mkdir()
     asked: list[str] = []
@@ -143,7 +143,7 @@ def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    runner.run(replace(SHORT, dataset="digits", clients=2, samples=60, rounds=1), path, progress=False)
+    runner.run(replace(SHORT, dataset="digits", clients=2, max_samples=60, rounds=1), path, progress=False)
     made = exported.export(path, tmp_path / "model", which="global")
     about = json.loads((tmp_path / "model.json").read_text())
     about.pop("sha256")
@@ -259,7 +259,7 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too(options: dict[str, Any],
     if allowed:
         check_stored("a file", "mine:net", options)
     else:
-        with pytest.raises(UsageError, match=rf"{next(iter(options))}.*--model-code"):
+        with pytest.raises(UsageError, match=rf"{next(iter(options))}.*--allow-code"):
             check_stored("a file", "mine:net", options)
 
 
@@ -286,9 +286,9 @@ def test_what_the_user_says_again_is_allowed(tmp_path: Path, monkeypatch: pytest
 def pretrained(tmp_path: Path) -> tuple[Path, RunConfig]:
     """A file of weights, and a run that its user has start from it."""
     path = tmp_path / "weights.safetensors"
-    save_file(tree.of(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), path)
+    save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), path)
     return path, replace(
-        SHORT, dataset="digits", clients=2, samples=60, model_options={**SIZES, "pretrained": str(path)}
+        SHORT, dataset="digits", clients=2, max_samples=60, model_options={**SIZES, "pretrained": str(path)}
     )
 
 
@@ -301,13 +301,13 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     start = Run(tmp_path / "half").start()
     assert start is not None
     assert torch.equal(
-        start["blocks.0.attn.qkv.weight"], tree.of(runner.assemble(config).model)["blocks.0.attn.qkv.weight"]
+        start["blocks.0.attn.qkv.weight"], tree.state_dict(runner.assemble(config).model)["blocks.0.attn.qkv.weight"]
     )
     path.unlink()
     again = runner.resume(tmp_path / "half", progress=False)
     assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
     loaded, _ = runner.load_models(tmp_path / "half", which="global")
-    assert tree.digest(tree.of(next(iter(loaded.values())))) == tree.digest(whole.server.trees["model"])
+    assert tree.digest(tree.state_dict(next(iter(loaded.values())))) == tree.digest(whole.server.trees["model"])
     made = exported.export(tmp_path / "half", tmp_path / "model", which="global")
     assert "pretrained" not in made.about["model"]["options"]
 
@@ -325,7 +325,7 @@ def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
         for each in (run / name).iterdir():
             each.unlink()
     (run / "manifest.json").unlink()
-    with pytest.raises(UsageError, match=r"pretrained.*--model-code"):
+    with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
         runner.resume(run, progress=False)
     engine = runner.resume(run, code=[f"pretrained={path}"], progress=False)
     assert tree.digest(engine.server.trees["model"]) == tree.digest(whole.server.trees["model"])
@@ -340,31 +340,31 @@ def test_workers_and_sites_get_pretrained_weights_as_tensors(
     federation.federate(over, line, progress=False)
     packet = decode(line.asked["join"])
     assert "pretrained" not in packet.head["config"]["model_options"]
-    assert packet.trees["start"].keys() == tree.of(runner.assemble(over, data=TOY).model).keys()
-    run = WholeRun(tmp_path / "job", config).with_weights()
+    assert packet.trees["start"].keys() == tree.state_dict(runner.assemble(over, data=TOY).model).keys()
+    run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None
     monkeypatch.setattr("fl_core.models.external._pretrained", lambda full, name, wanted: {"pretrained": bool(wanted)})
     run.carry_out()
     assert Run(tmp_path / "job").start() is not None
 
 
-class Elsewhere(Pool[Any]):
+class Elsewhere(WorkerPool[Any]):
     """Processes that take works, and do nothing."""
 
-    def results(self, works: Iterable[Work], watch: Watch = nobody) -> Results:
+    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
         for work in works:
-            assert isinstance(work, WholeRun)
+            assert isinstance(work, TrainingJob)
             yield Result(work, work.start)
 
     def has_room(self, running: int) -> bool:
         return False
 
-    def begin(self, work: Work) -> Any: ...
+    def begin(self, work: Job) -> Any: ...
 
-    def events(self, running: dict[Any, Work]) -> list[Event]:
+    def events(self, running: dict[Any, Job]) -> list[Event]:
         return []
 
-    def words(self, running: dict[Any, Work]) -> str:
+    def words(self, running: dict[Any, Job]) -> str:
         return ""
 
 
@@ -372,8 +372,8 @@ def test_whole_runs_go_to_other_processes_with_their_weights(
     tmp_path: Path, pretrained: tuple[Path, RunConfig]
 ) -> None:
     _, config = pretrained
-    runs = [WholeRun(tmp_path / "a", config), WholeRun(tmp_path / "b", replace(config, model_options=SIZES))]
+    runs = [TrainingJob(tmp_path / "a", config), TrainingJob(tmp_path / "b", replace(config, model_options=SIZES))]
     sent: list[Any] = []
     train(runs, Elsewhere(), lambda result, count: sent.append(result.value), progress=False)
-    assert sent[0].keys() == tree.of(runner.assemble(config).model).keys()
+    assert sent[0].keys() == tree.state_dict(runner.assemble(config).model).keys()
     assert sent[1] is None

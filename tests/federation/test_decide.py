@@ -12,20 +12,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fedlayers.backends.federations import Federations
 from fedlayers.cli import superlinks
 from fedlayers.cli.main import main
 from fedlayers.diagnostics.null import NULLS
 from fedlayers.diagnostics.report import Report
-from fedlayers.places.federations import Federations
 from fedlayers.remote.codec import decode
-from fedlayers.remote.holdings import Silo
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.remote_clients import RefusedError, left
 from fedlayers.remote.report import KINDS
 from fedlayers.remote.site import Site
-from fedlayers.remote.sites import RefusedError, left
+from fedlayers.remote.site_data import SiteDataset
 from fedlayers.studies.choose import Choice, choose
-from fedlayers.studies.whole_run import WholeRun, train
+from fedlayers.studies.training_job import TrainingJob, train
 from fl_core.config import RunConfig
 from fl_core.data import load
 from fl_core.errors import UsageError
@@ -36,17 +36,19 @@ HOSPITALS = tuple(client.name for client in load("heart").clients)
 AT = ("--superlink", "fed.example.org:8443")
 
 
-def hospitals(folder: Path, **policies: Policy) -> Loopback:
-    return Loopback({name: Site(Silo(name, "heart"), folder / name, policies.get(name)) for name in HOSPITALS})
+def hospitals(folder: Path, **policies: Policy) -> InMemoryTransport:
+    return InMemoryTransport(
+        {name: Site(SiteDataset(name, "heart"), folder / name, policies.get(name)) for name in HOSPITALS}
+    )
 
 
 @pytest.fixture
-def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loopback:
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemoryTransport:
     """The heart dataset's hospitals behind ``--superlink``, and a folder that is the current one."""
     link = hospitals(tmp_path / "sites")
 
     @contextmanager
-    def linked(self: superlinks.Sites, names: tuple[str, ...] = ()) -> Iterator[Loopback]:
+    def linked(self: superlinks.Sites, names: tuple[str, ...] = ()) -> Iterator[InMemoryTransport]:
         yield link
 
     monkeypatch.setattr(superlinks.Sites, "linked", linked)
@@ -64,7 +66,7 @@ def same_rows(one: Path, other: Path) -> None:
 
 
 def test_what_the_sites_measure_is_selected_from_and_federated(
-    sites: Loopback, capsys: pytest.CaptureFixture[str]
+    sites: InMemoryTransport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = ["--metrics", "federation_sensitivity", "grad_norm"]
     nulls = ["--null", "labels_within", "fresh"]
@@ -98,11 +100,11 @@ def test_what_the_sites_measure_is_selected_from_and_federated(
         ("--metrics grad_norm --null clients", "null clients takes what all clients have together"),
         ("--partition iid", "--partition cannot be said over sites"),
         ("--resamples 4", "--resamples cannot be said over sites"),
-        ("--least 2", "--least and --timeout belong together"),
+        ("--min-sites 2", "--min-sites and --timeout belong together"),
     ],
 )
 def test_what_sites_cannot_measure_is_refused_before_any_is_asked(
-    sites: Loopback, capsys: pytest.CaptureFixture[str], words: str, says: str
+    sites: InMemoryTransport, capsys: pytest.CaptureFixture[str], words: str, says: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         fedlayers("diagnose", "--dataset", "heart", *AT, *words.split())
@@ -123,7 +125,7 @@ def test_what_sites_cannot_measure_is_refused_before_any_is_asked(
     ],
 )
 def test_flags_of_a_federation_go_together(
-    sites: Loopback, capsys: pytest.CaptureFixture[str], words: str, says: str
+    sites: InMemoryTransport, capsys: pytest.CaptureFixture[str], words: str, says: str
 ) -> None:
     with pytest.raises(SystemExit):
         fedlayers("diagnose", *words.split())
@@ -141,8 +143,10 @@ SEEDS = (0, 1)
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Choice, Choice]:
     """A folder with the same choice made twice: ``here`` in one process, ``there`` over sites."""
     folder = tmp_path_factory.mktemp("choices")
-    here = choose(RACE, folder / "here", arms=ARMS, seeds=SEEDS, personalise=True)
-    there = choose(RACE, folder / "there", arms=ARMS, seeds=SEEDS, personalise=True, link=hospitals(folder / "sites"))
+    here = choose(RACE, folder / "here", arms=ARMS, seeds=SEEDS, with_finetuning=True)
+    there = choose(
+        RACE, folder / "there", arms=ARMS, seeds=SEEDS, with_finetuning=True, link=hospitals(folder / "sites")
+    )
     return folder, here, there
 
 
@@ -154,8 +158,8 @@ def decided(out: Path) -> dict[str, Any]:
 def test_a_choice_over_sites_is_that_of_one_process(chosen: tuple[Path, Choice, Choice]) -> None:
     folder, here, there = chosen
     assert decided(folder / "there") == decided(folder / "here")
-    assert there.certainty.skill == here.certainty.skill
-    assert not pd.isna(there.certainty.skill.value)
+    assert there.inference.above_chance == here.inference.above_chance
+    assert not pd.isna(there.inference.above_chance.value)
     pd.testing.assert_frame_equal(there.standing.rounds, here.standing.rounds, check_exact=True)
     runs = sorted(path.parent.relative_to(folder / "here") for path in (folder / "here").glob("*/*/config.json"))
     assert len(runs) > len(ARMS) * len(SEEDS), "with the personalised ones"
@@ -168,7 +172,7 @@ def test_a_choice_over_sites_is_that_of_one_process(chosen: tuple[Path, Choice, 
 
 
 def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Choice, Choice], tmp_path: Path) -> None:
-    class Stopped(Loopback):
+    class Stopped(InMemoryTransport):
         """Whose sites go away in the middle of the second arm."""
 
         def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:
@@ -184,7 +188,7 @@ def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Ch
     done = [Run(path).rounds for path in sorted((tmp_path / "out" / "arms").iterdir())]
     assert len(done) == 2
     assert done != [[3], [3]]
-    again = choose(RACE, tmp_path / "out", arms=ARMS, seeds=SEEDS, link=Loopback(sites))
+    again = choose(RACE, tmp_path / "out", arms=ARMS, seeds=SEEDS, link=InMemoryTransport(sites))
     _, here, _ = chosen
     pd.testing.assert_frame_equal(again.standing.rounds, here.standing.rounds, check_exact=True)
     assert again.winner.name == here.winner.name
@@ -210,7 +214,7 @@ def test_other_data_than_a_choice_began_with_is_refused(tmp_path: Path) -> None:
     changed = [{**facts, "digest": "5f"} if facts["name"] == "va" else facts for facts in place.facts]
     place.facts = changed
     with pytest.raises(UsageError, match="began with site 'va' and other data"):
-        train([WholeRun(tmp_path / "run", RACE)], place, progress=False)
+        train([TrainingJob(tmp_path / "run", RACE)], place, progress=False)
     assert data.weights == load("heart").weights
 
 
@@ -218,12 +222,12 @@ def test_other_data_than_a_choice_began_with_is_refused(tmp_path: Path) -> None:
     ("words", "says"),
     [
         ("--workers 2", "--workers cannot be said over sites"),
-        ("--on local:2", "--on cannot be said over sites"),
+        ("--backend local:2", "--backend cannot be said over sites"),
         ("--clients 3", "--clients cannot be said over sites"),
     ],
 )
 def test_what_a_choice_over_sites_cannot_have_is_refused(
-    sites: Loopback, capsys: pytest.CaptureFixture[str], words: str, says: str
+    sites: InMemoryTransport, capsys: pytest.CaptureFixture[str], words: str, says: str
 ) -> None:
     with pytest.raises(SystemExit):
         fedlayers("choose", *AT, *words.split())
@@ -231,7 +235,7 @@ def test_what_a_choice_over_sites_cannot_have_is_refused(
     assert not any(sites.sent.values())
 
 
-def test_choose_prints_what_left_the_sites(sites: Loopback, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choose_prints_what_left_the_sites(sites: InMemoryTransport, capsys: pytest.CaptureFixture[str]) -> None:
     fedlayers("choose", *AT, *["--rounds", "2", "--eval-every", "1", "--arms", "half", "fedavg", "--out", "out"])
     said = capsys.readouterr().out
     table = left(*sorted(Path("out/arms").iterdir()))
@@ -249,7 +253,9 @@ def table_of(page: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
 
 
-def test_the_report_of_a_run_shows_what_left_each_site(sites: Loopback, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_run_shows_what_left_each_site(
+    sites: InMemoryTransport, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = Path("run")
     fedlayers("federate", *AT, "--algorithm", "playerfl", "--rounds", "1", "--out", str(out))
     assert f"report: {out / 'report.html'}" in capsys.readouterr().out

@@ -14,16 +14,16 @@ from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.metrics.base import METRICS
 from fedlayers.diagnostics.report import Report
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
-from fedlayers.remote.diagnosis import diagnose
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.sites import RefusedError
+from fedlayers.remote.remote_clients import RefusedError
+from fedlayers.remote.site_diagnosis import diagnose
 from fl_core import runner
 from fl_core.errors import UsageError
 from fl_core.rows import COLUMNS
 from tests.conftest import TOY
 from tests.federation.test_faults import Listening
-from tests.federation.test_loopback import NAMES, SHORT, link
+from tests.federation.test_in_memory import NAMES, SHORT, link
 
 ALONE = [name for name, metric in METRICS.members().items() if not metric.pairs]
 KEYS = ["metric", "model", "variant", "layer", "client", "estimator", "unit"]
@@ -35,7 +35,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Report]:
 
 
 def measured(folder: Path, metrics: list[str], **options: Any) -> tuple[Report, Report]:
-    here = measure.of_task(runner.assemble(SHORT, data=TOY), metrics, measure_batch=16, progress=False, **options)
+    here = measure.diagnose_task(runner.assemble(SHORT, data=TOY), metrics, measure_batch=16, progress=False, **options)
     return here, diagnose(SHORT, link(folder), metrics, measure_batch=16, **options)
 
 
@@ -45,7 +45,7 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
 
 def test_numbers_from_the_sites_are_those_of_one_process(both: tuple[Report, Report]) -> None:
     here, there = (ordered(report.frame) for report in both)
-    apart = [row.variant not in METRICS[row.metric].together for row in here.itertuples()]
+    apart = [row.variant not in METRICS[row.metric].pooled_variants for row in here.itertuples()]
     assert not all(apart)
     here = here[apart].reset_index(drop=True)
     assert set(here["metric"]) == set(there["metric"]) == set(ALONE)
@@ -121,7 +121,7 @@ def test_rows_that_are_not_a_sites_own_numbers_are_refused(reason: str, tmp_path
 
 
 def test_sites_send_numbers_alone(tmp_path: Path) -> None:
-    class Watching(Loopback):
+    class Watching(InMemoryTransport):
         def ask(self, requests: Any, timeout: float | None = None) -> Any:
             for site, reply in super().ask(requests, timeout):
                 assert reply is not None

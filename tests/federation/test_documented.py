@@ -14,9 +14,9 @@ import pytest
 
 from fedlayers.remote import federation
 from fedlayers.remote.privacy import Account
-from fedlayers.remote.sitefile import SiteFile
+from fedlayers.remote.site_config import SiteFile
 from fl_core.data.registry import DATASETS
-from tests.federation.test_loopback import NAMES, config_for, link
+from tests.federation.test_in_memory import NAMES, config_for, link
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 20

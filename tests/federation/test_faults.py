@@ -15,11 +15,11 @@ import torch
 import fl_core
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
-from fedlayers.remote.holdings import Given
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.remote_clients import RefusedError, TimeoutPolicy, left
 from fedlayers.remote.site import Site
-from fedlayers.remote.sites import Patience, RefusedError, left
+from fedlayers.remote.site_data import PresplitData
 from fl_core import models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
@@ -28,7 +28,7 @@ from fl_core.records import store
 from fl_core.records.files import signed
 from tests.conftest import TOY, play
 from tests.conftest import federation as toy
-from tests.federation.test_loopback import NAMES, SHORT, comparable, config_for, link, server
+from tests.federation.test_in_memory import NAMES, SHORT, comparable, config_for, link, server
 
 LONG = replace(SHORT, rounds=4, checkpoint_every=2)
 
@@ -46,7 +46,7 @@ class Faulty:
         self.there = {name: self.site(name) for name in NAMES}
 
     def site(self, name: str) -> Site:
-        return Site(Given(TOY, name), self.folder / name)
+        return Site(PresplitData(TOY, name), self.folder / name)
 
     def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
         for name, request in requests.items():
@@ -125,13 +125,13 @@ def test_a_federations_directory_has_no_clients_tensors_and_says_where_they_are(
 
 def refused(sites: Mapping[str, Any], config: RunConfig = SHORT) -> str:
     with pytest.raises((UsageError, RunError)) as told:
-        federation.federate(config, Loopback(sites), progress=False)
+        federation.federate(config, InMemoryTransport(sites), progress=False)
     assert "\n" not in str(told.value)
     return str(told.value)
 
 
 def sites_of(folder: Path, **others: FederatedData) -> dict[str, Site]:
-    return {name: Site(Given(others.get(name, TOY), name), folder / name) for name in NAMES}
+    return {name: Site(PresplitData(others.get(name, TOY), name), folder / name) for name in NAMES}
 
 
 def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,23 +140,25 @@ def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pyte
     swapped = sites_of(tmp_path)
     swapped["a"], swapped["b"] = swapped["b"], swapped["a"]
     assert "connected as 'a' calls itself 'b'" in refused(swapped)
-    few = {name: Site(Given(TOY, name), tmp_path / name, Policy(least_samples=40)) for name in NAMES}
+    few = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(least_samples=40)) for name in NAMES}
     assert "site 'a' refuses: the site has 30 samples" in refused(few)
-    only = {name: Site(Given(TOY, name), tmp_path / name, Policy(algorithms=("fedper",))) for name in NAMES}
+    only = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(algorithms=("fedper",))) for name in NAMES}
     assert "does not allow the algorithm 'fedavg'; it allows: fedper" in refused(only)
     monkeypatch.setattr("fedlayers.remote.site.fl_core.__version__", "9.9")
     monkeypatch.setattr(federation.fl_core, "__version__", "9.9")
     old = Packet({"kind": "hello", "version": "0.1", "protocol": 1, "session": "", "seq": 1})
-    assert "the server has fedlayers 0.1" in told(Site(Given(TOY, "a"), tmp_path / "a"), old)
+    assert "the server has fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), old)
 
 
 def test_code_of_the_servers_choice_is_not_imported(tmp_path: Path) -> None:
     for config in (
         replace(SHORT, model="tests.federation.trap:model", model_options={}),
-        replace(SHORT, loss="cross_entropy", algorithm="vanilla", options={"over": "tests.federation.trap:Algorithm"}),
+        replace(SHORT, loss="cross_entropy", algorithm="vanilla", options={"base": "tests.federation.trap:Algorithm"}),
     ):
         packet = joining(tmp_path, config={**joined_config(), **changed(config)})
-        assert "does not allow the code 'tests.federation.trap" in told(Site(Given(TOY, "a"), tmp_path / "a"), packet)
+        assert "does not allow the code 'tests.federation.trap" in told(
+            Site(PresplitData(TOY, "a"), tmp_path / "a"), packet
+        )
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def told(site: Site, packet: Packet | bytes) -> str:
     return str(reply.head["reason"])
 
 
-class Listening(Loopback):
+class Listening(InMemoryTransport):
     """A loopback that remembers what was asked, and may have one site answer something else."""
 
     def __init__(self, folder: Path, instead: Callable[[Packet], bytes] | None = None, at: str = "train") -> None:
@@ -261,7 +263,7 @@ FORGED: dict[str, tuple[Callable[[Packet], bytes], str]] = {
 def test_a_hostile_server_is_refused_by_a_site(forged: str, asked: tuple[Path, dict[str, bytes]]) -> None:
     folder, requests = asked
     make, reason = FORGED[forged]
-    site = Site(Given(TOY, "a"), folder / "a")
+    site = Site(PresplitData(TOY, "a"), folder / "a")
     before = {file: file.read_bytes() for file in (folder / "a").rglob("*") if file.is_file()}
     text = told(site, make(decode(requests["train"])))
     with pytest.raises(AssertionError, match=reason):
@@ -281,7 +283,7 @@ def test_a_hostile_site_is_told_of_by_name_and_changes_nothing(forged: str, tmp_
 
 def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict[str, bytes]]) -> None:
     folder, requests = asked
-    site = Site(Given(TOY, "a"), folder / "a")
+    site = Site(PresplitData(TOY, "a"), folder / "a")
     train = decode(requests["train"])
 
     def changed(**values: Any) -> Packet:
@@ -307,7 +309,7 @@ def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_ag
 ) -> None:
     line = Listening(tmp_path / "listening")
     federation.federate(replace(SHORT, algorithm="fedper", participation=1.0, rounds=1), line, progress=False)
-    sites = [Site(Given(TOY, "a"), tmp_path / name) for name in ("whole", "failing")]
+    sites = [Site(PresplitData(TOY, "a"), tmp_path / name) for name in ("whole", "failing")]
     for site in sites:
         site.answer(line.asked["join"])
     with monkeypatch.context() as patch:
@@ -332,12 +334,12 @@ def test_scores_alone_come_back_where_scores_are_asked_for(tmp_path: Path) -> No
 
 def test_a_site_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="initial model has the digest"):
-        raise_from(told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, model="0" * 64)))
-    assert "has the layers" in told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, layers=["x"]))
+        raise_from(told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, model="0" * 64)))
+    assert "has the layers" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, layers=["x"]))
     assert "is this site's to say" in told(
-        Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, config={**joined_config(), "data_root": "/"})
+        Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, config={**joined_config(), "data_root": "/"})
     )
-    assert "is not number 2" in told(Site(Given(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
+    assert "is not number 2" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
     assert fl_core.__version__
     assert protocol.PROTOCOL == 2
 
@@ -349,7 +351,7 @@ def raise_from(text: str) -> None:
 # --- who does not answer -------------------------------------------------------------------------------------------
 
 
-class Deaf(Loopback):
+class Deaf(InMemoryTransport):
     """Site c answers nothing in the second round, or late: with the reply to what it was asked before."""
 
     def __init__(self, folder: Path, late: bool = False, wakes: int = 10**6) -> None:
@@ -378,7 +380,7 @@ class Deaf(Loopback):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "playerfl"])
 def test_who_does_not_answer_is_left_out_and_named_as_a_lost_reply_is(name: str, late: bool, tmp_path: Path) -> None:
     config = replace(config_for(name), participation=1.0, rounds=3)
-    patience = Patience(least=2, timeout=5.0)
+    patience = TimeoutPolicy(min_replies=2, timeout=5.0)
     found = federation.federate(config, Deaf(tmp_path, late), patience=patience, progress=False)
     lost = [(row["round"], row["client"], row["variant"]) for row in found.rows if row["metric"] == "reply_lost"]
     assert lost == [(2, "c", "timeout")]
@@ -392,7 +394,7 @@ def test_the_least_number_of_replies_is_waited_for(tmp_path: Path) -> None:
     config = replace(config_for("fedavg"), participation=1.0)
     wanted = federation.federate(config, link(tmp_path / "a"), progress=False)
     deaf = Deaf(tmp_path / "b", wakes=3)
-    found = federation.federate(config, deaf, patience=Patience(least=4, timeout=5.0), progress=False)
+    found = federation.federate(config, deaf, patience=TimeoutPolicy(min_replies=4, timeout=5.0), progress=False)
     assert deaf.timeouts == 3
     assert comparable(found.rows) == comparable(wanted.rows)
     assert server(found) == server(wanted)
@@ -411,10 +413,10 @@ def test_every_byte_that_leaves_a_site_is_told(tmp_path: Path) -> None:
 def test_a_forged_or_damaged_directory_of_a_federation_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
     federation.federate(SHORT, link(tmp_path / "s"), out, progress=False)
-    others = {name: Site(Given(toy(seed=1), name), tmp_path / "t" / name) for name in NAMES}
+    others = {name: Site(PresplitData(toy(seed=1), name), tmp_path / "t" / name) for name in NAMES}
     with pytest.raises(UsageError, match="began with site 'a' and other data"):
-        federation.resume(out, Loopback(others), progress=False)
-    fewer = Loopback({name: Site(Given(TOY, name), tmp_path / "s" / name) for name in NAMES[:3]})
+        federation.resume(out, InMemoryTransport(others), progress=False)
+    fewer = InMemoryTransport({name: Site(PresplitData(TOY, name), tmp_path / "s" / name) for name in NAMES[:3]})
     with pytest.raises(UsageError, match="began with the sites a, b, c, d"):
         federation.resume(out, fewer, progress=False)
     config = json.loads((out / "config.json").read_text())

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedlayers.remote import diagnosis, federation
+from fedlayers.remote import federation, site_diagnosis
 from fedlayers.remote.codec import Packet, decode, encode
-from fedlayers.remote.holdings import Given
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import PresplitData
 from fl_core import limits
 from fl_core.errors import UsageError
 from fl_core.limits import LimitError, within_memory, within_seconds
@@ -29,7 +29,7 @@ from fl_core.plan import LayerPlan
 from fl_core.task import assemble
 from tests.conftest import TOY
 from tests.federation.test_faults import Listening
-from tests.federation.test_loopback import SHORT
+from tests.federation.test_in_memory import SHORT
 from tests.federation.test_splits import CONFIG, hospital
 
 ONE = replace(SHORT, participation=1.0, rounds=1, algorithm="local_adaptation")
@@ -42,7 +42,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Packet]:
     folder = tmp_path_factory.mktemp("sites")
     line = Listening(folder)
     federation.federate(ONE, line, progress=False)
-    diagnosis.diagnose(SHORT, line, ["grad_norm"], null=["labels_within"])
+    site_diagnosis.diagnose(SHORT, line, ["grad_norm"], null=["labels_within"])
     stamp = {"session": line.asked and decode(line.asked["train"]).head["session"], "seq": 10**6}
     arms = [{"algorithm": "fedper", "options": {}, "layers": ["fc1"]}]
     found = {kind: decode(request) for kind, request in line.asked.items()}
@@ -76,7 +76,7 @@ def test_a_model_or_training_that_is_too_large_is_refused_at_once(
     config: dict[str, Any], limit: str, requests: dict[str, Packet], tmp_path: Path
 ) -> None:
     begun, before = time.monotonic(), limits.data_bytes()
-    found = joined(requests, config, Site(Given(TOY, "a"), tmp_path))
+    found = joined(requests, config, Site(PresplitData(TOY, "a"), tmp_path))
     assert found["kind"] == "refused"
     assert re.search(rf"\[policy\] ({limit})", found["reason"])
     assert time.monotonic() - begun < 10
@@ -84,7 +84,7 @@ def test_a_model_or_training_that_is_too_large_is_refused_at_once(
 
 
 def test_epochs_of_an_algorithms_own_are_limited(requests: dict[str, Packet], tmp_path: Path) -> None:
-    site = Site(Given(TOY, "a"), tmp_path, Policy(epochs=7))
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(epochs=7))
     assert joined(requests, {}, site)["kind"] == "joined"
     train = requests["train"]
     plan = LayerPlan.all_but_last(assemble(SHORT, data=TOY).layers).to_json()
@@ -97,7 +97,7 @@ def test_epochs_of_an_algorithms_own_are_limited(requests: dict[str, Packet], tm
 def test_work_that_takes_too_long_is_interrupted_and_the_site_goes_on(
     requests: dict[str, Packet], tmp_path: Path
 ) -> None:
-    site = Site(Given(TOY, "a"), tmp_path, Policy(seconds=1.5))
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(seconds=1.5))
     assert answered(site, requests["join"])["kind"] == "joined"
     train = requests["train"]
     head = {**train.head, "algorithm": "pfedme", "options": {"inner_steps": 10**7}, "plan": None}
@@ -213,7 +213,7 @@ def faults(site: Site, packets: Iterable[Packet]) -> list[str]:
 def test_any_value_of_any_field_is_refused_by_name_or_answered_within_the_limits(
     kind: str, requests: dict[str, Packet], tmp_path: Path
 ) -> None:
-    site = Site(Given(TOY, "a"), tmp_path, Policy(seconds=SECONDS, memory=MEGABYTES))
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(seconds=SECONDS, memory=MEGABYTES))
     assert answered(site, requests["join"])["kind"] == "joined"
     if kind not in ("join", "train"):
         assert answered(site, requests["train"])["kind"] == "done"
@@ -223,7 +223,7 @@ def test_any_value_of_any_field_is_refused_by_name_or_answered_within_the_limits
 
 
 def test_any_scaling_is_refused_by_name_or_taken(tmp_path: Path) -> None:
-    class Remembering(Loopback):
+    class Remembering(InMemoryTransport):
         asked: ClassVar[dict[str, Packet]] = {}
 
         def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:

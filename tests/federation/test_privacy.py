@@ -18,16 +18,16 @@ from torch import Tensor
 from fedlayers.diagnostics.metrics.base import METRICS, Measurement
 from fedlayers.remote import federation
 from fedlayers.remote.codec import Packet, decode, encode
-from fedlayers.remote.diagnosis import diagnose
-from fedlayers.remote.holdings import Given
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.noise import SPREAD
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Account, Privacy, hidden, noised_numbers, spent
 from fedlayers.remote.protocol import stamp_of
+from fedlayers.remote.remote_clients import RefusedError
 from fedlayers.remote.site import Site
-from fedlayers.remote.sitefile import SiteFile
-from fedlayers.remote.sites import RefusedError
+from fedlayers.remote.site_config import SiteFile
+from fedlayers.remote.site_data import PresplitData
+from fedlayers.remote.site_diagnosis import diagnose
 from fl_core.algorithms import Message
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data import FederatedData
@@ -37,7 +37,7 @@ from fl_core.rows import Row, row
 from tests.conftest import TOY
 from tests.conftest import federation as federated
 from tests.federation.test_faults import Faulty
-from tests.federation.test_loopback import NAMES, SHORT, config_for, link
+from tests.federation.test_in_memory import NAMES, SHORT, config_for, link
 
 pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="the account is opacus', of the extra federation")
 
@@ -179,7 +179,7 @@ def test_a_site_file_says_it_and_what_is_wrong(keys: str, reason: str, tmp_path:
 NOISY = {"clip": 0.5, "clip_numbers": 0.5, "noise": 6.0}
 
 
-def noisy(folder: Path, **options: Any) -> Loopback:
+def noisy(folder: Path, **options: Any) -> InMemoryTransport:
     return link(folder, privacy=Privacy(**{**NOISY, **options}))
 
 
@@ -225,7 +225,7 @@ def test_measurements_have_noise_and_no_errors_of_their_own(tmp_path: Path) -> N
     assert (loud["value"] != quiet["value"]).all()
 
 
-class Recording(Loopback):
+class Recording(InMemoryTransport):
     """A link that keeps the last reply of each site."""
 
     def ask(self, requests: Any, timeout: float | None = None) -> Any:
@@ -292,7 +292,7 @@ def test_a_value_that_the_data_lack_is_refused_without_saying_why(tmp_path: Path
 def test_eigenvalues_in_the_names_of_rows_are_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedlayers.diagnostics.measure.of_task", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("fedlayers.diagnostics.measure.diagnose_task", lambda *_, **__: pytest.fail("it was measured"))
     options = {"hessian_spectrum": {"density": 50}}
     with pytest.raises(
         RefusedError, match="hessian_spectrum writes the eigenvalues of density=50 into its rows' names"
@@ -324,7 +324,7 @@ def test_measured_twice_is_answered_from_disk_and_spent_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("scaffold", {}), ("feddyn", {}), ("vanilla", {"over": "scaffold"})], ids=str
+    ("name", "options"), [("scaffold", {}), ("feddyn", {}), ("vanilla", {"base": "scaffold"})], ids=str
 )
 def test_algorithms_whose_clients_keep_what_must_equal_what_left_are_refused(
     name: str, options: dict[str, Any], tmp_path: Path
@@ -333,7 +333,7 @@ def test_algorithms_whose_clients_keep_what_must_equal_what_left_are_refused(
     with pytest.raises(RefusedError, match=reason):
         federation.federate(config_for(name, options=options), noisy(tmp_path), progress=False)
     assert not list(tmp_path.rglob("*.state"))
-    site = Site(Given(TOY, "a"), tmp_path / "race", privacy=Privacy(1.0, 1.0, 1.0))
+    site = Site(PresplitData(TOY, "a"), tmp_path / "race", privacy=Privacy(1.0, 1.0, 1.0))
     head = {"session": "", "seq": 1, "number": 0, "seed": 0}
     arms = [{"algorithm": "fedavg", "options": {}, "layers": []}, {"algorithm": name, "options": options, "layers": []}]
     reply = decode(site.answer(encode(Packet({"kind": "race", **head, "arms": arms}))))
@@ -341,9 +341,11 @@ def test_algorithms_whose_clients_keep_what_must_equal_what_left_are_refused(
 
 
 def test_layers_that_never_leave_are_refused_before_training(tmp_path: Path) -> None:
-    def sites(folder: str, layer: str) -> Loopback:
+    def sites(folder: str, layer: str) -> InMemoryTransport:
         policy = Policy(never_send=(layer,))
-        return Loopback({name: Site(Given(TOY, name), tmp_path / folder / name, policy) for name in NAMES})
+        return InMemoryTransport(
+            {name: Site(PresplitData(TOY, name), tmp_path / folder / name, policy) for name in NAMES}
+        )
 
     layers = [layer.name for layer in federation.task_of(SHORT, TOY, None).layers]
     federation.federate(config_for("fedper"), sites("a", layers[-1]), progress=False)

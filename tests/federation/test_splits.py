@@ -14,27 +14,27 @@ import numpy as np
 import pytest
 import torch
 
-from fedlayers.remote import federation, holdings
+from fedlayers.remote import federation, site_data
 from fedlayers.remote.codec import Packet, decode, encode
-from fedlayers.remote.holdings import Given, Moments, Silo
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
+from fedlayers.remote.remote_clients import RefusedError, RpcClient
 from fedlayers.remote.site import Site
-from fedlayers.remote.sites import Line, RefusedError
+from fedlayers.remote.site_data import Moments, PresplitData, SiteDataset
 from fl_core import models
 from fl_core.algorithms.base import State
-from fl_core.algorithms.offers import Offer
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.config import RunConfig
 from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import split_of
 from fl_core.data.recipes import SHARES
 from fl_core.errors import CorruptError
-from fl_core.execution.home import Score
+from fl_core.execution.client_backend import ScoreRequest
 from tests.conftest import TOY
 
 ROWS, FEATURES = 40, 3
 X = np.random.default_rng(0).standard_normal((ROWS, FEATURES)).astype(np.float32)
-CONFIG = RunConfig(dataset="toy", model="mlp", model_options={"sizes": []}, rounds=1, batch=8)
+CONFIG = RunConfig(dataset="toy", model="mlp", model_options={"sizes": []}, rounds=1, batch_size=8)
 
 
 def table(path: Path, x: np.ndarray[Any, Any] = X) -> Path:
@@ -46,7 +46,7 @@ def table(path: Path, x: np.ndarray[Any, Any] = X) -> Path:
 def hospital(folder: Path, x: np.ndarray[Any, Any] = X, **policy: Any) -> Site:
     """A site of that table, as it is when it starts again: only its folder remembers."""
     folder.mkdir(exist_ok=True)
-    silo = Silo("north", table(folder / "own.csv", x), scale="standard", classes=["ill", "well"])
+    silo = SiteDataset("north", table(folder / "own.csv", x), scale="standard", classes=["ill", "well"])
     return Site(silo, folder / "state", Policy(**policy))
 
 
@@ -99,7 +99,7 @@ def test_moments_are_answered_once_a_seed_and_repeated_from_disk(
 
 
 def test_splits_that_nearly_agree_do_not_give_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "FEWEST", 1)  # another rule, which refuses so small a table
+    monkeypatch.setattr(site_data, "FEWEST", 1)  # another rule, which refuses so small a table
     rows = X[:12]
     site = hospital(tmp_path, rows)
     close = next(
@@ -133,7 +133,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, t
 def losses(site: Site, weights: tuple[Path, dict[str, torch.Tensor]], seeds: range) -> Iterator[tuple[int, float, int]]:
     """The loss of one and the same model on the test samples of each seed's split, where the site tells it."""
     for seed in seeds:
-        line = Line(Loopback({"north": site}))
+        line = RpcClient(InMemoryTransport({"north": site}))
         config = replace(CONFIG, seed=seed, init=str(weights[0]))
         try:
             facts = federation.greet(line)
@@ -142,14 +142,14 @@ def losses(site: Site, weights: tuple[Path, dict[str, torch.Tensor]], seeds: ran
         except RefusedError:
             continue
         home.begin(task.algorithm(None))
-        (reply,) = home.run([Score(0, 0, Offer(server=State({"model": weights[1]})))])
+        (reply,) = home.run([ScoreRequest(0, 0, ModelTemplate(server=State({"model": weights[1]})))])
         yield seed, reply.scores["global"]["test"]["loss"], facts[0]["sizes"]["test"]
 
 
 def test_scores_of_many_seeds_do_not_give_each_samples_loss(
     tmp_path: Path, weights: tuple[Path, dict[str, torch.Tensor]]
 ) -> None:
-    silo = Silo("north", table(tmp_path / "own.csv"), classes=["ill", "well"])
+    silo = SiteDataset("north", table(tmp_path / "own.csv"), classes=["ill", "well"])
     model = models.build("mlp", (FEATURES,), 2, options={"sizes": []})
     model.load_state_dict(weights[1])
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_scores_of_many_seeds_do_not_give_each_samples_loss(
 
 
 def test_all_kinds_of_answers_share_the_splits(tmp_path: Path, weights: tuple[Path, dict[str, torch.Tensor]]) -> None:
-    silo = Silo("north", table(tmp_path / "own.csv"), classes=["ill", "well"])
+    silo = SiteDataset("north", table(tmp_path / "own.csv"), classes=["ill", "well"])
     site = Site(silo, tmp_path / "site", Policy(splits=2))
     race = {"kind": "race", "number": 0, "arms": []}
     assert ask(site, {**race, "seed": 7})["kind"] == "counted"
@@ -186,7 +186,7 @@ def test_all_kinds_of_answers_share_the_splits(tmp_path: Path, weights: tuple[Pa
 
 
 def test_data_that_are_split_already_have_one_split(tmp_path: Path) -> None:
-    site = Site(Given(TOY, "a"), tmp_path, Policy(splits=1))
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(splits=1))
     for seed in range(10):
         assert ask(site, {"kind": "race", "number": seed, "seed": seed, "arms": []})["kind"] == "counted"
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 1
@@ -224,7 +224,7 @@ def test_a_damaged_audit_is_no_reason_to_answer_anew(tmp_path: Path) -> None:
 
 
 def test_least_samples_are_checked_at_join(tmp_path: Path) -> None:
-    line = Line(Loopback({"a": (site := Site(Given(TOY, "a"), tmp_path))}))
+    line = RpcClient(InMemoryTransport({"a": (site := Site(PresplitData(TOY, "a"), tmp_path))}))
     facts = federation.greet(line)
     task = federation.task_of(replace(CONFIG, model_options={}), federation.together(facts, "toy"), None)
     site.policy = Policy(least_samples=31)

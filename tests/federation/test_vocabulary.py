@@ -13,17 +13,17 @@ import torch
 
 from fedlayers.diagnostics.measure import instruments
 from fedlayers.remote import federation
-from fedlayers.remote.diagnosis import diagnose
-from fedlayers.remote.holdings import Silo
-from fedlayers.remote.loopback import Loopback
+from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy
+from fedlayers.remote.remote_clients import RpcClient
 from fedlayers.remote.site import Site
-from fedlayers.remote.sitefile import SiteFile
-from fedlayers.remote.sites import Line
+from fedlayers.remote.site_config import SiteFile
+from fedlayers.remote.site_data import SiteDataset
+from fedlayers.remote.site_diagnosis import diagnose
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
-from fl_core.data.hollow import Facts, hollow
+from fl_core.data.placeholder import FederationMetadata, placeholder_data
 from fl_core.errors import UsageError
 from fl_core.tokens import SPECIAL, UNKNOWN
 
@@ -31,7 +31,7 @@ NAMES = ("north", "south")
 WORDS = ("late", "thanks", "crew", "!")
 CONFIG = RunConfig(
     dataset="complaints", model="text_transformer", model_options={"width": 8},
-    algorithm="fedper", rounds=2, eval_every=1, batch=8, lr=0.01, optimizer="sgd", stack="off",
+    algorithm="fedper", rounds=2, eval_every=1, batch_size=8, lr=0.01, optimizer="sgd", stack="off",
 )  # fmt: skip
 
 
@@ -51,24 +51,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def silo(folder: Path, name: str, **options: Any) -> Silo:
-    return Silo(name, folder / f"{name}.jsonl", **options)
+def silo(folder: Path, name: str, **options: Any) -> SiteDataset:
+    return SiteDataset(name, folder / f"{name}.jsonl", **options)
 
 
-def link(silos: list[Silo], folder: Path, **options: Any) -> Loopback:
-    return Loopback({each.name: Site(each, folder / "states" / each.name, **options) for each in silos})
+def link(silos: list[SiteDataset], folder: Path, **options: Any) -> InMemoryTransport:
+    return InMemoryTransport({each.name: Site(each, folder / "states" / each.name, **options) for each in silos})
 
 
 @pytest.mark.parametrize("vocabulary", ["words.txt", "hashed:32"])
 def test_texts_train_over_sites_as_in_one_process(folder: Path, vocabulary: str) -> None:
     named = vocabulary if ":" in vocabulary else folder / vocabulary
     silos = [silo(folder, name, vocabulary=named) for name in NAMES]
-    facts = federation.greet(Line(link(silos, folder)))
+    facts = federation.greet(RpcClient(link(silos, folder)))
     tokens = len(SPECIAL) + (32 if ":" in vocabulary else len(WORDS))
     assert [each["tokens"] for each in facts] == [tokens, tokens]
     assert not any(word in json.dumps(facts) for word in ("snow", "sand", "crew"))
-    data = hollow(
-        Facts(
+    data = placeholder_data(
+        FederationMetadata(
             "complaints",
             tuple(facts[0]["shape"]),
             tuple(facts[0]["classes"]),
@@ -153,7 +153,7 @@ def test_a_vocabulary_that_cannot_be_is_refused(folder: Path, words: str | None,
 
 def test_a_table_has_no_vocabulary() -> None:
     with pytest.raises(UsageError, match="site 'va': heart holds no texts"):
-        Silo("va", "heart", vocabulary="hashed:8")
+        SiteDataset("va", "heart", vocabulary="hashed:8")
 
 
 @pytest.mark.parametrize(("named", "at"), [("words.txt", "words.txt"), ("hashed:16", None)])

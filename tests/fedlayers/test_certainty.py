@@ -10,7 +10,7 @@ import pytest
 
 from fedlayers.studies.answers import NO, OPEN, YES, Answers, answers
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.certainty import (
+from fedlayers.studies.inference import (
     ALL_DIVERGED,
     DECIDED,
     DISAGREE,
@@ -18,8 +18,8 @@ from fedlayers.studies.certainty import (
     NOTHING_LEARNED,
     ONE_RACE,
     VERDICTS,
-    Certainty,
-    certainty,
+    Inference,
+    infer,
     leader_of,
     ranked,
 )
@@ -48,9 +48,9 @@ def raced(means: list[float], deviation: float, seeds: int, skill: float = math.
     return judged.assign(arm=judged["arm"].map(names), skill=skill + 0.01 * judged["seed"])
 
 
-def answered(judged: pd.DataFrame) -> tuple[Certainty, Answers, Arm]:
+def answered(judged: pd.DataFrame) -> tuple[Inference, Answers, Arm]:
     """A race's answers where the arm that comes first among the usable ones of :data:`NAMES` is used."""
-    race = certainty(judged)
+    race = infer(judged)
     used = next(arm for arm in ARMS if arm.name in race.usable)
     return race, answers(race, ARMS, used), used
 
@@ -67,22 +67,22 @@ def answered(judged: pd.DataFrame) -> tuple[Certainty, Answers, Arm]:
     ],
 )
 def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, verdict: str, left: int) -> None:
-    seen = certainty(judged_of(means, deviation, 6))
-    assert (seen.verdict, len(seen.left)) == (verdict, left)
+    seen = infer(judged_of(means, deviation, 6))
+    assert (seen.verdict, len(seen.remaining)) == (verdict, left)
     assert verdict in VERDICTS
 
 
 def test_differences_are_those_of_each_pairs_own_spread() -> None:
     judged = judged_of([0.4, 0.5, 0.55], [0.001, 0.03, 0.002], 5)
-    seen = certainty(judged)
+    seen = infer(judged)
     grid = judged.pivot(index="arm", columns="seed", values="macro_f1")
     found = statistics.pairwise(grid.to_numpy())
-    assert seen.left[0] == "arm2"
+    assert seen.remaining[0] == "arm2"
     for line in seen.differences.itertuples():
         other = grid.index.get_loc(line.arm)
         expected = [found.difference[2, other], found.low[2, other], found.high[2, other], found.p_value[2, other]]
         assert [line.difference, line.low, line.high, line.p_value] == pytest.approx(expected)
-        assert line.excluded == (line.arm not in seen.left)
+        assert line.excluded == (line.arm not in seen.remaining)
 
 
 def test_an_arm_that_collapsed_changes_nothing_for_the_others() -> None:
@@ -90,24 +90,24 @@ def test_an_arm_that_collapsed_changes_nothing_for_the_others() -> None:
     judged = judged_of([0.4, 0.5, 0.6], 0.01, 6).assign(skill=0.2)
     judged["skill"] += 0.01 * judged["seed"]
     collapsed = judged[judged["arm"] == "arm0"].assign(arm="arm3", macro_f1=lambda t: t["seed"] % 2 * 0.3, score=-9.0)
-    both = certainty(pd.concat([judged, collapsed.assign(skill=-0.9 + 0.3 * (collapsed["seed"] % 2))]))
-    assert both.left == certainty(judged).left == ("arm2",)
-    assert both.skill.value == certainty(judged).skill.value
-    assert both.skill.shown
+    both = infer(pd.concat([judged, collapsed.assign(skill=-0.9 + 0.3 * (collapsed["seed"] % 2))]))
+    assert both.remaining == infer(judged).remaining == ("arm2",)
+    assert both.above_chance.value == infer(judged).above_chance.value
+    assert both.above_chance.shown
 
 
 def test_of_arms_left_none_is_significantly_worse_than_another() -> None:
     """The leader scatters so much that nothing is shown of it; of two quiet arms one is shown to be worse."""
     judged = judged_of([0.60, 0.50, 0.45], [0.3, 0.001, 0.001], 6, draw=2)
     judged["score"] = judged["arm"].map({"arm0": 1.0, "arm1": 0.5, "arm2": 0.0})
-    seen = certainty(judged)
-    assert (seen.verdict, seen.left) == (LEVEL_ARMS, ("arm0", "arm1"))
+    seen = infer(judged)
+    assert (seen.verdict, seen.remaining) == (LEVEL_ARMS, ("arm0", "arm1"))
     assert seen.at_stake("arm1") == seen.pairs["high"]["arm0", "arm1"] > 0
 
 
 def test_one_race_says_nothing_of_its_certainty() -> None:
-    seen = certainty(judged_of([0.2, 0.6], 0.0, 1))
-    assert (seen.verdict, seen.left, seen.usable) == (ONE_RACE, ("arm1", "arm0"), ("arm1",))
+    seen = infer(judged_of([0.2, 0.6], 0.0, 1))
+    assert (seen.verdict, seen.remaining, seen.usable) == (ONE_RACE, ("arm1", "arm0"), ("arm1",))
     assert seen.differences["low"].isna().all()
     assert seen.differences["difference"].tolist() == pytest.approx([0.4])
     assert math.isnan(seen.at_stake("arm1"))
@@ -115,8 +115,8 @@ def test_one_race_says_nothing_of_its_certainty() -> None:
 
 def test_an_arm_above_the_leader_that_leads_by_its_loss_is_left() -> None:
     judged = judged_of([0.34, 0.40, 0.20], 0.005, 100).assign(score=lambda lines: lines["arm"] == "arm0")
-    seen = certainty(judged)
-    assert (seen.verdict, seen.left, seen.usable) == (DISAGREE, ("arm0", "arm1"), ("arm0",))
+    seen = infer(judged)
+    assert (seen.verdict, seen.remaining, seen.usable) == (DISAGREE, ("arm0", "arm1"), ("arm0",))
     line = seen.differences.set_index("arm").loc["arm1"]
     assert line["high"] < 0
     assert seen.at_stake("arm0") == pytest.approx(-line["low"])
@@ -126,8 +126,8 @@ def test_an_arm_that_failed_cannot_lead() -> None:
     judged = judged_of([0.9, 0.5, 0.4], 0.01, 3)
     judged.loc[(judged["arm"] == "arm0") & (judged["seed"] == 1), ["macro_f1", "score"]] = np.nan
     assert leader_of(judged) == "arm1"
-    assert certainty(judged).left[0] == "arm1"
-    assert "arm0" not in certainty(judged).left
+    assert infer(judged).remaining[0] == "arm1"
+    assert "arm0" not in infer(judged).remaining
 
 
 def test_where_every_arm_failed_with_some_seed_nothing_is_decided() -> None:
@@ -136,8 +136,8 @@ def test_where_every_arm_failed_with_some_seed_nothing_is_decided() -> None:
     for arm, seeds in {"arm0": (0, 1, 2), "arm1": (0, 1), "arm2": (0,), "arm3": (2,)}.items():
         judged.loc[(judged["arm"] == arm) & judged["seed"].isin(seeds), ["macro_f1", "score"]] = np.nan
     assert ranked(judged) == ["arm3", "arm2", "arm1", "arm0"]
-    seen = certainty(judged)
-    assert (seen.verdict, seen.left, seen.usable) == (ALL_DIVERGED, ("arm3", "arm2", "arm1"), ("arm3",))
+    seen = infer(judged)
+    assert (seen.verdict, seen.remaining, seen.usable) == (ALL_DIVERGED, ("arm3", "arm2", "arm1"), ("arm3",))
     excluded = dict(zip(seen.differences["arm"], seen.differences["excluded"], strict=True))
     assert excluded == {"arm2": False, "arm1": False, "arm0": True}
 
@@ -150,14 +150,14 @@ def test_macro_f1_breaks_a_tie_of_it_against_loss(seeds: int, first: str) -> Non
     judged["macro_f1"] += 0.1 * (judged["arm"] == first)
     judged["score"] = np.where(judged["arm"] == first, -1e-16, 1e-16)
     assert leader_of(judged) == first
-    assert "tie" in certainty(judged).tie
+    assert "tie" in infer(judged).tie
 
 
 def test_equal_arms_are_in_their_order_and_no_tie_is_said_to_be_broken() -> None:
     judged = judged_of([0.5, 0.5, 0.4], 0.0, 2)
     assert ranked(judged) == ["arm0", "arm1", "arm2"]
-    assert certainty(judged).tie == ""
-    assert certainty(judged_of([0.5, 0.4], 0.0, 2)).tie == ""
+    assert infer(judged).tie == ""
+    assert infer(judged_of([0.5, 0.4], 0.0, 2)).tie == ""
 
 
 # --- three answers --------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_the_words_carry_the_races_numbers() -> None:
     assert f"{100 * leader['nothing']:.1f} points of macro-F1 better than sharing nothing" in said.lines[0]
     assert f"{100 * leader['all']:.1f} points" in said.lines[0]
     assert f"{100 * race.at_stake(used.name):.1f} points" in said.lines[1]
-    assert f"{100 * race.skill.low:.1f}" in said.lines[2]
+    assert f"{100 * race.above_chance.low:.1f}" in said.lines[2]
 
 
 def test_one_seed_sounds_no_more_certain_than_three() -> None:
@@ -209,7 +209,7 @@ def test_without_an_extreme_or_a_split_the_first_question_is_not_asked() -> None
     judged = judged_of([0.5, 0.7], 0.01, 6)
     splits = arms_of(("first_1", "first_2"), LAYERS)
     judged["arm"] = judged["arm"].map({"arm0": "first_1", "arm1": "first_2"})
-    assert answers(certainty(judged), splits, splits[1]).split == ""
+    assert answers(infer(judged), splits, splits[1]).split == ""
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_a_regression_is_held_against_the_mean_and_led_as_ever(means: list[float
     judged = judged_of(means, 0.02, seeds).assign(macro_f1=lambda lines: lines["macro_f1"] - 0.03)
     judged = judged.rename(columns={"macro_f1": "r2"})
     judged["arm"] = judged["arm"].map({"arm0": "first_1", "arm1": "all"})
-    race = certainty(judged)
+    race = infer(judged)
     assert race.verdict != NOTHING_LEARNED
-    assert race.left[0] == "first_1"
+    assert race.remaining[0] == "first_1"
     said = answers(race, ARMS, ARMS[1])
     assert said.guessing == guessing
     assert "points" not in " ".join(said.lines)

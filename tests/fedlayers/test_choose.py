@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from fedlayers.diagnostics.measure import instruments
-from fedlayers.studies import cost, race
+from fedlayers.studies import race, runtime_estimate
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
-from fedlayers.studies.certainty import ALL_DIVERGED, LEVEL_ARMS, NOTHING_LEARNED, certainty
 from fedlayers.studies.choose import choose
+from fedlayers.studies.inference import ALL_DIVERGED, LEVEL_ARMS, NOTHING_LEARNED, infer
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -30,7 +30,7 @@ from tests.fedlayers.test_certainty import judged_of
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
-SHORT: dict[str, Any] = {"arms": ("nothing", "half", "all_but_last"), "share": 0.6}
+SHORT: dict[str, Any] = {"arms": ("nothing", "half", "all_but_last"), "race_fraction": 0.6}
 Raced = tuple[Path, Any, list[str]]
 
 
@@ -106,7 +106,7 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     expected = (z[0] - z[1]).groupby("seed").mean().stack()
     judged = choice.standing.judged.set_index(["seed", "arm"])["score"]
     assert judged.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
-    assert choice.certainty.left[0] == judged.groupby("arm").mean().idxmax()
+    assert choice.inference.left[0] == judged.groupby("arm").mean().idxmax()
 
 
 def test_the_winners_run_is_that_of_an_undisturbed_one(raced: Raced, tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_what_is_foreseen_is_the_time_of_a_clients_round(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ClientRunner, "run", slow)
     task = runner.assemble(replace(CONFIG, epochs=50, lr=1e30))  # which would diverge at once
-    before, drawn = tree.digest(tree.of(task.model)), torch.get_rng_state()
+    before, drawn = tree.digest(tree.state_dict(task.model)), torch.get_rng_state()
     steps = sum(-(-n // 32) * 50 for n in task.data.weights)
-    assert cost.round_seconds(task) >= steps * 0.1 / cost.STEPS
-    assert [result.work["train/steps"] for result in jobs] == [cost.STEPS] * 2
-    assert tree.digest(tree.of(task.model)) == before
+    assert runtime_estimate.round_seconds(task) >= steps * 0.1 / runtime_estimate.STEPS
+    assert [result.work["train/steps"] for result in jobs] == [runtime_estimate.STEPS] * 2
+    assert tree.digest(tree.state_dict(task.model)) == before
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
@@ -171,13 +171,13 @@ def test_steps_that_are_foreseen_are_those_that_are_made(algorithm: str, monkeyp
 
     monkeypatch.setattr(ClientRunner, "run", counted)
     config = replace(CONFIG, algorithm=algorithm, rounds=1, epochs=3, stack="off")
-    foreseen = [cost.round_steps(runner.assemble(config), apart) for apart in (False, True)]
+    foreseen = [runtime_estimate.round_steps(runner.assemble(config), apart) for apart in (False, True)]
     runner.run(config, instruments=instruments(), progress=False)
     assert foreseen == [sum(made), max(made)]
 
 
 def test_a_short_time_is_not_said_to_be_none() -> None:
-    short = cost.Cost(2, 4, 2.0, 1000, 0.01)
+    short = runtime_estimate.Cost(2, 4, 2.0, 1000, 0.01)
     assert short.text().endswith("received, < 0.1 s of training")
     assert "0.0 s" not in short.beside(replace(short, seconds=0.0))
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_raced_is_refused(
 
 def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(dataset="heart", rounds=3, eval_every=1)
-    choice = choose(config, tmp_path, arms=("nothing", "half"), personalise=True)
+    choice = choose(config, tmp_path, arms=("nothing", "half"), with_finetuning=True)
     other = choice.personalised
     assert list(other.table["arm"]) == ["first_0", "first_1", "first_2", "first_3", "fedavg"]
     f1, loss = other.table["macro_f1"], other.table["loss"]
@@ -250,7 +250,7 @@ def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, m
     elsewhere = replace(choice, run=of_3.run)
     assert "Validation samples of seed 3 for the race and 0 for FedAvg," in elsewhere.side_by_side()
     monkeypatch.setattr(runner, "run", None)  # everything is there
-    again = choose(config, tmp_path, arms=("nothing", "half"), personalise=True).personalised
+    again = choose(config, tmp_path, arms=("nothing", "half"), with_finetuning=True).personalised
     pd.testing.assert_frame_equal(again.table, other.table)
 
 
@@ -272,20 +272,20 @@ def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(tmp_pat
 def test_an_arm_that_fine_tunes_at_the_end_is_raced_to_it(arm: str, tmp_path: Path) -> None:
     message = f"arm '{arm}' fine-tunes after round 5, and a race to round 3 would judge it untuned: .*share 1"
     with pytest.raises(UsageError, match=message):
-        choose(CONFIG, tmp_path / "out", arms=("half", arm), share=0.6)
+        choose(CONFIG, tmp_path / "out", arms=("half", arm), race_fraction=0.6)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_arm_that_also_fine_tunes_where_the_race_ends_may_race_so_far(tmp_path: Path) -> None:
     config = replace(CONFIG, algorithm="fedbabu", options={"finetune_at": (3,)})
-    choice = choose(config, tmp_path, arms=("half", "all"), share=0.6, complete=False)
+    choice = choose(config, tmp_path, arms=("half", "all"), race_fraction=0.6, complete=False)
     assert set(choice.standing.rounds["round"]) == {choice.until} == {3}
 
 
 def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="complete it"):
-        choose(CONFIG, tmp_path, personalise=True, complete=False)
-    with pytest.raises(UsageError, match="--then-personalise"):
+        choose(CONFIG, tmp_path, with_finetuning=True, complete=False)
+    with pytest.raises(UsageError, match="--with-finetuning"):
         choose(CONFIG, tmp_path / "out", complete=False).side_by_side()
 
 
@@ -293,12 +293,12 @@ def test_r2_is_a_number_and_no_percentage(raced: Raced) -> None:
     """As in a comparison; the best of the arms is not hidden by one whose R2 has no lower end."""
     judged = judged_of([0.50, 0.51, -171.7], 0.02, 6).rename(columns={"macro_f1": "r2"}).assign(loss=1.0)
     judged["arm"] = judged["arm"].map(dict(zip(("arm0", "arm1", "arm2"), SHORT["arms"], strict=True)))
-    choice = replace(raced[1], certainty=certainty(judged), standing=raced[1].standing._replace(judged=judged))
+    choice = replace(raced[1], inference=infer(judged), standing=raced[1].standing._replace(judged=judged))
     said = choice.text()
     assert re.search(r"arm +R2 +loss", said)
     assert "-171." in said
     assert "-17170" not in said
-    assert f"{choice.certainty.at_stake(choice.winner.name):.3f}" in said
+    assert f"{choice.inference.at_stake(choice.winner.name):.3f}" in said
     assert "points" not in choice.lead()
 
 
@@ -307,14 +307,14 @@ def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> 
     assert choice.lead().splitlines() == [choice.answers.head, *(f"- {line}" for line in choice.answers.lines)]
     kept = json.loads((out / "choice.json").read_text())
     assert kept["answers"] == choice.answers.codes
-    assert kept["verdict"] == choice.certainty.verdict == choice.plan.why.detail["verdict"]
-    assert kept["left"] == list(choice.certainty.left)
+    assert kept["verdict"] == choice.inference.verdict == choice.plan.why.detail["verdict"]
+    assert kept["left"] == list(choice.inference.left)
 
 
 def test_of_arms_without_a_significant_difference_the_one_that_sends_least_is_used(raced: Raced) -> None:
     _, choice, _ = raced
-    levels = [name for name in choice.table["arm"] if name in choice.certainty.left]
-    assert choice.certainty.verdict in (LEVEL_ARMS, NOTHING_LEARNED)
+    levels = [name for name in choice.table["arm"] if name in choice.inference.left]
+    assert choice.inference.verdict in (LEVEL_ARMS, NOTHING_LEARNED)
     assert choice.winner.name == min(levels, key=SHORT["arms"].index)
 
 

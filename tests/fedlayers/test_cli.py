@@ -110,7 +110,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     out = fedlayers(name, "--help")
     examples = re.findall(rf"^ +fedlayers ({name}\b.*)$", out, flags=re.MULTILINE)
     assert examples, out
-    assert len(out.splitlines()) < 150
+    assert len(out.splitlines()) < 160
     assert "None" not in out
     for line in examples:
         assert isinstance(cli.parsed(line.split()), cli.command_class(name))
@@ -146,7 +146,7 @@ def test_help_names_what_plan_and_score_take(fedlayers):
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
     grouped = [name for names in arguments.GROUPS.values() for name in names]
-    beside = {"options", "model_options", "loss_options", "local_models"}  # filled by --set, or from Python only
+    beside = {"options", "model_options", "loss_options", "local_models"}  # filled by --option, or from Python only
     assert sorted(grouped) == sorted({f.name for f in fields(RunConfig)} - beside)
     assert set(grouped) <= set(arguments.documented())
     out = fedlayers("run", "--help")
@@ -155,9 +155,9 @@ def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
 
 
 def test_flags_become_the_configuration():
-    line = "run --dataset digits --clients 3 --partition dirichlet --lr 0.5 --seed 4 --amsgrad False --bn drop"
+    line = "run --dataset digits --clients 3 --partition dirichlet --lr 0.5 --seed 4 --amsgrad False --batchnorm drop"
     wanted = {"dataset": "digits", "clients": 3, "partition": "dirichlet", "lr": 0.5, "seed": 4}
-    assert cli.parsed(line.split()).config == RunConfig(**wanted, amsgrad=False, bn="drop")
+    assert cli.parsed(line.split()).config == RunConfig(**wanted, amsgrad=False, batchnorm="drop")
 
 
 @pytest.mark.parametrize(
@@ -182,17 +182,17 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --partition dirichle", "did you mean 'dirichlet'?"),
         ("run --optimizer adamm", "did you mean 'adam'?"),
         ("run --loss focall", "did you mean 'focal'?"),
-        ("run --bn globl", "did you mean 'global'?"),
-        ("run --by blok", "did you mean 'block'?"),
+        ("run --batchnorm globl", "did you mean 'global'?"),
+        ("run --layer-granularity blok", "did you mean 'block'?"),
         ("run --algorithm playerfl --rule sensitivity_ration", "did you mean 'sensitivity_ratio'?"),
         ("run --algorithm playerfl --rule manual", "unknown rule that decides by itself 'manual'"),
-        ("run --algorithm fedprox --set nu=1", "unknown configuration key of fedprox 'nu': did you mean 'mu'?"),
-        ("run --algorithm fedprox --set mu=much", "mu must be float, not 'much'"),
-        ("run --algorithm fedprox --set mu", "--set takes KEY=VALUE, not 'mu'"),
-        ("run --algorithm fedprox --set mu=1 --set mu=2", "--set gives 'mu' twice"),
-        ("run --algorithm local --set mu=1", "local has no configuration keys; 'mu' was given"),
-        ("run --set-model width=3", "model 'heart_mlp' takes no options, so not 'width'"),
-        ("run --set-loss gama=2", "did you mean 'gamma'?"),
+        ("run --algorithm fedprox --option nu=1", "unknown configuration key of fedprox 'nu': did you mean 'mu'?"),
+        ("run --algorithm fedprox --option mu=much", "mu must be float, not 'much'"),
+        ("run --algorithm fedprox --option mu", "--option takes KEY=VALUE, not 'mu'"),
+        ("run --algorithm fedprox --option mu=1 --option mu=2", "--option gives 'mu' twice"),
+        ("run --algorithm local --option mu=1", "local has no configuration keys; 'mu' was given"),
+        ("run --model-option width=3", "model 'heart_mlp' takes no options, so not 'width'"),
+        ("run --loss-option gama=2", "did you mean 'gamma'?"),
         ("run --device cuda:99", "device 'cuda:99' cannot be used here"),
         ("run --rounds 0", "rounds must be at least 1, not 0"),
         ("run --participation 0", "participation must be above 0"),
@@ -211,26 +211,29 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose --dataset heart --round 3", "--round is for a run directory"),
         ("diagnose --dataset heart --out nowhere/rows.jsonl", "there is no folder nowhere"),
         ("diagnose --dataset heart --out .", "--out . is a folder"),
-        ("diagnose --dataset heart --set hessian_spectrum.k=50", "'hessian_spectrum': add --metrics hessian_spectrum"),
-        ("diagnose --dataset heart --set hessian_spectrm.k=5", "unknown metric that is measured 'hessian_spectrm'"),
-        ("diagnose --dataset heart --set hessian_trace.probes=many", "hessian_trace.probes takes int, not 'many'"),
-        ("diagnose --dataset heart --set hessian_trace.probes=true", "hessian_trace.probes takes int, not True"),
-        ("diagnose --dataset heart --set hessian_trace.dtype=float63", "did you mean 'float64'?"),
-        ("diagnose --dataset heart --set cka.estimator=3", "cka.estimator takes str, not 3"),
-        ("diagnose --dataset heart --set cka.probe=3", "cka.probe is no text or number; give it from Python"),
-        ("diagnose --dataset heart --set federation_sensitivity.recorded=x", "give it from Python"),
+        (
+            "diagnose --dataset heart --option hessian_spectrum.k=50",
+            "'hessian_spectrum': add --metrics hessian_spectrum",
+        ),
+        ("diagnose --dataset heart --option hessian_spectrm.k=5", "unknown metric that is measured 'hessian_spectrm'"),
+        ("diagnose --dataset heart --option hessian_trace.probes=many", "hessian_trace.probes takes int, not 'many'"),
+        ("diagnose --dataset heart --option hessian_trace.probes=true", "hessian_trace.probes takes int, not True"),
+        ("diagnose --dataset heart --option hessian_trace.dtype=float63", "did you mean 'float64'?"),
+        ("diagnose --dataset heart --option cka.estimator=3", "cka.estimator takes str, not 3"),
+        ("diagnose --dataset heart --option cka.probe=3", "cka.probe is no text or number; give it from Python"),
+        ("diagnose --dataset heart --option federation_sensitivity.recorded=x", "give it from Python"),
         ("select nowhere.jsonl", "no rows file at nowhere.jsonl"),
         ("list metric", "unknown listing 'metric': did you mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "did you mean 'fedavg'?"),
         ("compare --algorithms local local", "the algorithm local is named twice"),
         ("compare --algorithms local --seeds 0", "at least one seed"),
         ("compare --algorithms", "at least one algorithm"),
-        ("compare --algorithms fedprox --set mu=1", "--set ALGORITHM.mu=..."),
-        ("compare --algorithms fedprox --set fedprx.mu=1", "did you mean 'fedprox'?"),
-        ("compare --algorithms fedavg --set fedprox.mu=1", "'fedprox': add --algorithms fedprox"),
-        ("compare --algorithms fedprox --set fedprox.nu=1", "did you mean 'mu'?"),
+        ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
+        ("compare --algorithms fedprox --option fedprx.mu=1", "did you mean 'fedprox'?"),
+        ("compare --algorithms fedavg --option fedprox.mu=1", "'fedprox': add --algorithms fedprox"),
+        ("compare --algorithms fedprox --option fedprox.nu=1", "did you mean 'mu'?"),
         ("compare --algorithms local fedper --plan choose", "no plan at choose; only run takes choose"),
-        ("tune --algorithms fedper --over lr=0.1 --plan choose", "only run takes choose, to decide by a race"),
+        ("tune --algorithms fedper --search lr=0.1 --plan choose", "only run takes choose, to decide by a race"),
         ("compare --algorithms local fedavg --plan auto", "none of local, fedavg takes a plan"),
         ("study --algorithms playrfl", "did you mean 'playerfl'?"),
         ("study --seeds 0", "at least one seed"),
@@ -243,7 +246,7 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
-    needed = {"export": "a --out b", "predict": "a --data b", "tune": "--algorithms fedavg --over lr=1,2"}
+    needed = {"export": "a --out b", "predict": "a --data b", "tune": "--algorithms fedavg --search lr=1,2"}
     needed |= dict.fromkeys(("resume", "verify", "select", "plot", "list", "keys", "superlink", "site"), "something")
     fedlayers(name, *needed.get(name, "").split(), "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err
@@ -255,7 +258,7 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
     assert "Test split after the last round" in fedlayers(*words)
     runs = contents()
-    best = fedlayers(*words, "--best-val", "--baselines")
+    best = fedlayers(*words, "--select-by", "validation", "--baselines")
     assert "pooled_logistic: logistic regression on all clients' training samples together: centralised" in best
     assert "Test split at each client's evaluated round of lowest validation loss" in best
     assert "personal@best_val" in best
@@ -268,7 +271,7 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     [("a=1", 1), ("a=0.5", 0.5), ("a=true", True), ("a=64,32", [64, 32]), ("a=x", "x"), ("a=x=y", "x=y"), ("a=", "")],
 )
 def test_values_are_read_as_json_where_they_are(given, value):
-    assert arguments.pairs("--set", [given]) == {"a": value}
+    assert arguments.pairs("--option", [given]) == {"a": value}
 
 
 def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
@@ -327,14 +330,14 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
         "    first = nn.Sequential(nn.Linear(*shape, width), nn.BatchNorm1d(width), nn.ReLU())\n"
         "    return nn.Sequential(first, nn.Linear(width, n_classes))\n"
     )
-    model = ("--model", "own_model_of_a_test:network", "--set-model", "width=4", "--bn", "local")
+    model = ("--model", "own_model_of_a_test:network", "--model-option", "width=4", "--batchnorm", "local")
     out = own_data("run", "--dataset", "own.npz", *model, *SMALL, "--out", "mine")
     assert all(name in out for name in ("many", "one_class", "few"))
     measure = ("diagnose", "mine", "--metrics", "federation_sensitivity", "--out", "rows.jsonl")
     # a run from elsewhere must not choose what is imported and called
     assert "names code as its model" in own_data.refused(*measure)
-    assert "names code as its model" in own_data.refused(*measure, "--model-code", "own_model_of_a_test:other")
-    own_data(*measure, "--model-code", "own_model_of_a_test:network")
+    assert "names code as its model" in own_data.refused(*measure, "--allow-code", "own_model_of_a_test:other")
+    own_data(*measure, "--allow-code", "own_model_of_a_test:network")
     own_data("select", "rows.jsonl")
     plan = LayerPlan.load("plan.json")
     assert len(plan.layers) == 2
@@ -345,7 +348,7 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
 
 
 def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_data):
-    own_data("run", "--dataset", "own.npz", "--model", "mlp", *SMALL, "--batch", "16", "--out", "noted")
+    own_data("run", "--dataset", "own.npz", "--model", "mlp", *SMALL, "--batch-size", "16", "--out", "noted")
     notes = [line for line in own_data.err.splitlines() if line.startswith("fedlayers: note: ")]
     assert any("client 'one_class' has training samples of one class only" in note for note in notes)
     assert any("client 'few' has 4 training samples, less than a batch of 16" in note for note in notes)
@@ -428,7 +431,7 @@ def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers)
     options = ("hessian_trace.dtype=float64", "hessian_trace.probes=null", "grad_norm.reduction=batch")
     options += ('cka.against=["fc1", "fc2"]', "cka.samples=64")
     metrics = ("hessian_trace", "grad_norm", "cka")
-    given = [word for each in options for word in ("--set", each)]
+    given = [word for each in options for word in ("--option", each)]
     out = fedlayers("diagnose", "--dataset", "heart", "--metrics", *metrics, *given)
     assert "grad_norm, norm_batch (higher = " in out
     header, frame = rows.read(Path("rows.jsonl"))
@@ -467,7 +470,7 @@ def test_clients_without_a_model_are_named(fedlayers):
         ("--model personal", "has no 'personal' models after round 2; it has: "),
         ("--model globl", "unknown model of a run 'globl': did you mean 'global'?"),
         ("--lr 0.1", "--lr goes with --dataset"),
-        ("--set-loss gamma=1", "--set-loss goes with --dataset"),
+        ("--loss-option gamma=1", "--loss-option goes with --dataset"),
         ("--metrics kca", "unknown metric 'kca': did you mean 'cka'?"),
     ],
 )

@@ -17,7 +17,7 @@ from scipy.stats import t
 
 from fedlayers.cli import main as cli
 from fedlayers.diagnostics import measure
-from fedlayers.studies.compare import Comparison, compare, headline, jobs_of, pretty
+from fedlayers.studies.compare import Comparison, compare, display_name, headline, jobs_of
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -156,8 +156,8 @@ def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
     auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
     further = Comparison(pd.concat([frame, auroc]), score="auroc")
     assert further.table["auroc"].tolist() == found.table["loss"].tolist()
-    assert list(pretty(further.table, "auroc"))[3] == "AUROC\N{NO-BREAK SPACE}%"
-    assert list(pretty(further.table)) == list(pretty(found.table))
+    assert list(display_name(further.table, "auroc"))[3] == "AUROC\N{NO-BREAK SPACE}%"
+    assert list(display_name(further.table)) == list(display_name(found.table))
 
 
 def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
@@ -168,7 +168,7 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
     found = Comparison(pd.concat([frame, auroc]), score="auroc")
     assert found.unranked == "no ranks: no finite value for local in seed 0 (2 missing)"
     assert found.unranked in found.text()
-    shown = pretty(found.table, "auroc")
+    shown = display_name(found.table, "auroc")
     assert shown["rank"].tolist() == ["–", "–"]
     assert shown.iloc[:, 3].tolist()[0] == "–"
     assert "nan" not in found.text()
@@ -237,7 +237,7 @@ def test_the_best_round_is_each_clients_own_by_validation_loss_and_the_last_no_l
 
 def test_pretty_table_says_the_numbers():
     scores = {"local": [[0.2, 0.8]], "fedavg": [[0.5, 0.5]], "playerfl": [[0.6, 0.6]]}
-    line = pretty(Comparison(frame_of(scores, [1, 3])).table).iloc[2]
+    line = display_name(Comparison(frame_of(scores, [1, 3])).table).iloc[2]
     assert line["algorithm"] == "playerfl"
     assert line.iloc[3] == "60.0"  # one seed: no interval
     assert line["fairness"] == "0.0e+00"
@@ -251,7 +251,7 @@ def test_pretty_table_says_the_numbers():
 def compared(tmp_path_factory):
     """A comparison on heart, made by the command line."""
     out = tmp_path_factory.mktemp("compare") / "out"
-    line = "compare --dataset heart --algorithms fedprox ditto fedrep --set fedprox.mu=0.5 --set ditto.lam=0.25"
+    line = "compare --dataset heart --algorithms fedprox ditto fedrep --option fedprox.mu=0.5 --option ditto.lam=0.25"
     cli.main([*line.split(), "--seeds", "2", "--rounds", "2", "--out", str(out)])
     return out
 

@@ -44,11 +44,13 @@ def test_an_unknown_door_is_an_attribute_error():
 
 def test_run_takes_objects_in_the_place_of_names(tmp_path):
     plan = fl.LayerPlan.all_but_last(fl.layers_of(network("plain"), TOY.clients[0].train.x[:2]))
-    engine = fl.run(algorithm="fedper", rounds=1, batch=8, data=TOY, model=network("plain"), plan=plan, progress=False)
+    engine = fl.run(
+        algorithm="fedper", rounds=1, batch_size=8, data=TOY, model=network("plain"), plan=plan, progress=False
+    )
     assert engine.algorithm.plan.digest == plan.digest
     plan.save(tmp_path / "plan.json")
     again = fl.run(
-        fl.RunConfig(algorithm="fedper", rounds=3, batch=8),
+        fl.RunConfig(algorithm="fedper", rounds=3, batch_size=8),
         rounds=1,
         data=TOY,
         model=network("plain"),

@@ -47,5 +47,5 @@ def test_most_doors_show_a_run_of_themselves():
     """Those through which a newcomer goes first, among them."""
     doors = {name for name in fl.__all__ if ">>> " in (getattr(fl, name).__doc__ or "")}
     assert len(doors) >= 20
-    first = {"Algorithm", "LayerPlan", "choose", "compare", "diagnose", "load_models", "of_silos", "run", "select"}
+    first = {"Algorithm", "LayerPlan", "choose", "compare", "diagnose", "load_models", "from_clients", "run", "select"}
     assert doors >= first

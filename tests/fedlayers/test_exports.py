@@ -81,7 +81,7 @@ def test_new_rows_may_have_their_columns_in_another_order(terminal, suffix: str)
 
 
 def test_what_was_tuned_is_compared(terminal) -> None:
-    search = "--over lr=0.001,0.1 mu=0.01..1:log --trials 2 --rounds 2"
+    search = "--search lr=0.001,0.1 mu=0.01..1:log --trials 2 --rounds 2"
     said = terminal(f"tune --algorithms fedavg fedprox {search} --out tuned")
     assert said.startswith("4 runs, 8 rounds in all")
     assert "fedlayers compare --tuned tuned/tuned.json" in said
@@ -90,10 +90,10 @@ def test_what_was_tuned_is_compared(terminal) -> None:
     stored = fl.Run("compared/runs/fedprox-0").config
     assert stored["lr"] == fl.Tuned.load("tuned/tuned.json").settings["fedprox"]["lr"]
     for line, message in (
-        ("tune --algorithms fedavg --over lr", "--over takes KEY=VALUE, not 'lr'"),
-        ("tune --algorithms fedavg --over lr=1 lr=2", "--over gives 'lr' twice"),
-        ("tune --algorithms fedavgg --over lr=1,2", "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
-        ("tune --algorithms fedavg --over lr=1,2 --lr 3", "lr is searched, and set as well"),
+        ("tune --algorithms fedavg --search lr", "--search takes KEY=VALUE, not 'lr'"),
+        ("tune --algorithms fedavg --search lr=1 lr=2", "--search gives 'lr' twice"),
+        ("tune --algorithms fedavgg --search lr=1,2", "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
+        ("tune --algorithms fedavg --search lr=1,2 --lr 3", "lr is searched, and set as well"),
         ("compare --algorithms fedavg --tuned tuned/tuned.json --seed 1000 --out c", "seed 1000 was tuned on"),
         ("compare --algorithms fedavg --tuned nowhere.json --out c", "there is no file nowhere.json"),
     ):

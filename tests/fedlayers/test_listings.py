@@ -50,7 +50,7 @@ def test_datasets_show_the_defaults_one_line_each():
     assert "state of adam and adamw from round to round" in note
     assert len(table.splitlines()) == 1 + len(data.datasets())
     for line, recipe in zip(table.splitlines()[1:], data.datasets().values(), strict=True):
-        for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch, recipe.lr, recipe.loss):
+        for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch_size, recipe.lr, recipe.loss):
             assert f" {value}" in line
         assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
         assert ("alpha=…" in line) == isinstance(recipe.loss_options.get("alpha"), list)
@@ -58,7 +58,12 @@ def test_datasets_show_the_defaults_one_line_each():
 
 def test_what_own_data_get_is_said():
     text, recipe = " ".join(listings.own_data().split()), data.general((4,), False)
-    for told in ("64/16/20 %", f"batch {recipe.batch}", f"{recipe.rounds} rounds", f"{recipe.clients} by dirichlet"):
+    for told in (
+        "64/16/20 %",
+        f"batch {recipe.batch_size}",
+        f"{recipe.rounds} rounds",
+        f"{recipe.clients} by dirichlet",
+    ):
         assert told in text
 
 
@@ -70,7 +75,7 @@ def test_alpha_is_shown_only_where_it_is_used():
 @pytest.mark.parametrize("name", list(ALGORITHMS.inside))
 def test_what_is_read_of_an_algorithm_is_what_its_class_says(name):
     entry, kind = ALGORITHMS.inside[name], ALGORITHMS[name]
-    for attribute in ("paper", "trains", "travels", "keeps", "cost", "splits"):
+    for attribute in ("paper", "trains", "travels", "keeps", "cost", "uses_plan"):
         assert entry.facts[attribute] == getattr(kind, attribute), attribute
     assert entry.facts["Config"] == {field.name: field.default for field in fields(kind.Config)}
     assert (entry.module, entry.attribute) == (kind.__module__, kind.__qualname__)
@@ -82,9 +87,9 @@ def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys(
         parts = (kind.paper, f"trained: {kind.trains}", f"travels: {kind.travels}", f"kept: {kind.keeps}")
         line = shown(text, name)
         assert " | ".join((*parts, f"cost: {kind.cost}")) in line
-        assert (" | plan" in line) == kind.splits
+        assert (" | plan" in line) == kind.uses_plan
         keys = ", ".join(f"{field.name}={field.default}" for field in fields(kind.Config))
-        assert line.endswith(f"--set {keys}") if keys else "--set" not in line
+        assert line.endswith(f"--option {keys}") if keys else "--option" not in line
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])

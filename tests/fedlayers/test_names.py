@@ -14,9 +14,9 @@ import torch
 from matplotlib.figure import Figure
 
 from fedlayers.cli import tables
-from fedlayers.diagnostics.pictures.album import album
+from fedlayers.diagnostics.pictures.collect import album
 from fedlayers.diagnostics.pictures.page import Page
-from fedlayers.remote.sitefile import SiteFile
+from fedlayers.remote.site_config import SiteFile
 from figures.page import markdown
 from fl_core import rows
 from fl_core.exported import Predictions

@@ -40,12 +40,12 @@ def test_an_algorithm_is_named_by_its_place(own_file, capsys):
 
 def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
     cli.main(["run", "--algorithm", own_file, "--rounds", "1", "--out", "run"])
-    for line in (["resume", "run"], ["diagnose", "run"], ["resume", "run", "--model-code", "own_of_a_test:Half"]):
+    for line in (["resume", "run"], ["diagnose", "run"], ["resume", "run", "--allow-code", "own_of_a_test:Half"]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(line)
         said = capsys.readouterr().err.splitlines()[-1]
-        assert f"run names code as its algorithm, '{own_file}'; if it is yours, say so: --model-code {own_file}" in said
-    cli.main(["resume", "run", "--model-code", own_file])
+        assert f"run names code as its algorithm, '{own_file}'; if it is yours, say so: --allow-code {own_file}" in said
+    cli.main(["resume", "run", "--allow-code", own_file])
     assert "1 round of quarter: run" in capsys.readouterr().out
 
 
@@ -101,5 +101,5 @@ def test_a_dataset_a_metric_and_a_rule_are_named_by_their_places(own_file, capsy
     assert "north" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         cli.main(["resume", "run"])
-    assert "--model-code own_of_a_test:coins own_of_a_test:first" in capsys.readouterr().err
-    cli.main(["resume", "run", "--model-code", "own_of_a_test:coins", "own_of_a_test:first"])
+    assert "--allow-code own_of_a_test:coins own_of_a_test:first" in capsys.readouterr().err
+    cli.main(["resume", "run", "--allow-code", "own_of_a_test:coins", "own_of_a_test:first"])

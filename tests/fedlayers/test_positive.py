@@ -9,12 +9,12 @@ from sklearn.metrics import average_precision_score
 
 from fedlayers.cli import tables
 from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.album import figure_of
+from fedlayers.diagnostics.pictures.collect import figure_of
 from fedlayers.studies.baselines import baseline_rows
-from fedlayers.studies.compare import Comparison, compare, pretty
+from fedlayers.studies.compare import Comparison, compare, display_name
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.data import of_silos
+from fl_core.data import from_clients
 from fl_core.errors import UsageError
 from fl_core.scores import OF_CLASS
 from fl_core.training.evaluate import predict
@@ -58,7 +58,7 @@ def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", score="auprc", baselines=True, progress=False)
     assert found.positive == "died"
     assert "AUPRC of 'died'" in found.text()
-    assert any("AUPRC of 'died'" in column for column in pretty(found.table, "auprc"))
+    assert any("AUPRC of 'died'" in column for column in display_name(found.table, "auprc"))
     assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
     drawn = figure_of(plots.learning(found.frame, "auroc"))
     assert "'died'" in drawn.axes[0].get_ylabel()
@@ -81,6 +81,6 @@ def test_what_is_no_class_of_two_is_refused(wards):
         runner.assemble(RunConfig(dataset=wards, positive="alive"))
     with pytest.raises(UsageError, match="two classes"):
         runner.assemble(RunConfig(dataset="heart", positive="0"))
-    three = of_silos({name: (np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3) for name in "ab"})
+    three = from_clients({name: (np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3) for name in "ab"})
     frame = runner.run(RunConfig(rounds=1), data=three, progress=False).rows
     assert {row["variant"] for row in frame if row["metric"] in OF_CLASS} == {""}

@@ -166,7 +166,7 @@ def test_all_of_a_dataset_is_dealt_and_the_test_split_is_what_is_held_out(traine
 
 def test_left_over_samples_score_beside_the_test_split():
     """Of digits, of which a part is dealt; no sample of a client's is among them, and a file of one's own has none."""
-    task = runner.assemble(RunConfig(dataset="digits", samples=300, partition="dirichlet", clients=3))
+    task = runner.assemble(RunConfig(dataset="digits", max_samples=300, partition="dirichlet", clients=3))
     samples = held_out(task)
     for client in task.data.clients:
         found = samples[client.name]

@@ -16,8 +16,8 @@ from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.against import in_words
 from fedlayers.diagnostics.report import Report
 from fedlayers.studies.baselines import BASELINES
-from fedlayers.studies.certainty import LEVEL_ARMS, NOTHING_LEARNED
 from fedlayers.studies.compare import Comparison
+from fedlayers.studies.inference import LEVEL_ARMS, NOTHING_LEARNED
 from fedlayers.studies.study import CHOSEN, NULLS, over_seeds, study
 from fedlayers.studies.study_page import verdict
 from fl_core import rows
@@ -179,7 +179,7 @@ def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
 
 def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
     """One client has nobody to be compared with."""
-    config = RunConfig(dataset="digits", samples=200, clients=1, rounds=1)
+    config = RunConfig(dataset="digits", max_samples=200, clients=1, rounds=1)
     found = study(config, ("fedper", "playerfl"), (0,), tmp_path, progress=False)
     html = found.page.read_text()
     missing = found.report.frame[found.report.frame["status"] != "ok"]

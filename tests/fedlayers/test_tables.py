@@ -46,8 +46,8 @@ def test_clients_are_printed_by_their_numbers() -> None:
 
 @pytest.mark.parametrize("clients", [8, 9])
 def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
-    config = RunConfig(dataset="digits", clients=clients, samples=300, batch=8, model_options={"sizes": [8]})
-    report = fl.measure.of_task(runner.assemble(config), ["grad_variance"], progress=False)
+    config = RunConfig(dataset="digits", clients=clients, max_samples=300, batch_size=8, model_options={"sizes": [8]})
+    report = fl.measure.diagnose_task(runner.assemble(config), ["grad_variance"], progress=False)
     values, text = report.values("grad_variance"), tables.measured(report, "grad_variance", "epoch")
     header, first = text.splitlines()[0].split(), text.splitlines()[2].split()
     of_first = values.iloc[0]
@@ -62,6 +62,6 @@ def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
 
 
 def test_a_metric_of_pairs_of_a_single_client_is_printed_with_its_reason() -> None:
-    config = RunConfig(dataset="digits", clients=1, samples=60, model_options={"sizes": [8]})
-    report = fl.measure.of_task(runner.assemble(config), ["weight_divergence"], progress=False)
+    config = RunConfig(dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]})
+    report = fl.measure.diagnose_task(runner.assemble(config), ["weight_divergence"], progress=False)
     assert tables.measured(report, "weight_divergence", "relative_l2") == "no value: needs at least two models"

@@ -19,7 +19,7 @@ from fedlayers.studies.study import study
 from fl_core import runner, tree
 from fl_core.algorithms import registry
 from fl_core.config import RunConfig
-from fl_core.data import FederatedData, load, of_silos
+from fl_core.data import FederatedData, from_clients, load
 from fl_core.data.partitions import PARTITIONS
 from fl_core.engine import Engine
 from fl_core.errors import UsageError
@@ -44,7 +44,7 @@ def federation(task: str = REGRESSION, **options: Any) -> FederatedData:
     silos = numbers(**options)
     if task != REGRESSION:
         silos = {name: (x, (y > 1.5).astype(int)) for name, (x, y) in silos.items()}
-    return of_silos(silos, task=task)
+    return from_clients(silos, task=task)
 
 
 def played(data: FederatedData, **changes: Any) -> Engine:
@@ -71,9 +71,9 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
             load(path)
         assert load(path, task=REGRESSION).task == REGRESSION
     with pytest.raises(UsageError, match=r"not a whole number.*--task regression"):
-        of_silos(numbers())
+        from_clients(numbers())
     with pytest.raises(UsageError, match="not a finite float32"):
-        of_silos({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)
+        from_clients({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)
     with pytest.raises(UsageError, match=r"'heart' has classes, .*: it is no regression"):
         load("heart", task=REGRESSION)
     with pytest.raises(UsageError, match="unknown task 'regresion': did you mean 'regression'"):
@@ -93,7 +93,7 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     found = compare(config, ("local", "fedavg"), (0,), tmp_path / "compare", progress=False)
     assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
     assert "rank: by R2" in found.text()
-    choice = choose(config, tmp_path / "choose", arms=("nothing", "all"), personalise=True)
+    choice = choose(config, tmp_path / "choose", arms=("nothing", "all"), with_finetuning=True)
     assert len(re.findall(r"(?m)^ *(?:arm|way) +R2 +loss", choice.text())) == 2  # the arms, and FedAvg beside the race
     assert "R2 %" not in choice.text()
 
@@ -116,7 +116,7 @@ def test_a_client_whose_target_does_not_vary_has_no_r2():
 
 def test_targets_far_from_1_are_noted():
     silos = {name: (x, 1e5 * y) for name, (x, y) in numbers().items()}
-    notes = runner.assemble(RunConfig(), data=of_silos(silos, task=REGRESSION)).notes()
+    notes = runner.assemble(RunConfig(), data=from_clients(silos, task=REGRESSION)).notes()
     assert any(note.startswith("the training targets' standard deviation is") for note in notes)
     assert not runner.assemble(RunConfig(), data=federation()).notes()
 
@@ -137,8 +137,8 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     for name, metric in METRICS.members().items():
         if metric.classes:
             with pytest.raises(UsageError, match=f"a regression has no classes, which are needed by {name}"):
-                measure.of_task(task, [name], progress=False)
-    assert measure.of_task(task, DEFAULT, progress=False).frame["value"].notna().all()
+                measure.diagnose_task(task, [name], progress=False)
+    assert measure.diagnose_task(task, DEFAULT, progress=False).frame["value"].notna().all()
     for changes, says in (
         ({"class_weights": "balanced"}, "class_weights have no meaning for loss 'mse'"),
         ({"loss": "cross_entropy"}, "'cross_entropy' is for classification, and the data's targets are numbers"),

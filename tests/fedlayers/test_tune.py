@@ -12,10 +12,10 @@ import pytest
 import fedlayers as fl
 from fedlayers.studies import spaces
 from fedlayers.studies.compare import jobs_of
-from fedlayers.studies.cost import Cost
+from fedlayers.studies.runtime_estimate import Cost
 from fedlayers.studies.spaces import points, searched
+from fedlayers.studies.training_job import TrainingJob
 from fedlayers.studies.tuned import Tuned
-from fedlayers.studies.whole_run import WholeRun
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -26,8 +26,11 @@ OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
 
 
 def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
-    found = spaces.spaces({**OVER, "fedprox.clip": "1,10"}, ["fedavg", "fedprox"])
-    assert {name: list(space) for name, space in found.items()} == {"fedavg": ["lr"], "fedprox": ["lr", "mu", "clip"]}
+    found = spaces.spaces({**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"])
+    assert {name: list(space) for name, space in found.items()} == {
+        "fedavg": ["lr"],
+        "fedprox": ["lr", "mu", "max_grad_norm"],
+    }
     fedavg, fedprox = (points(space, 6, seed=0) for space in found.values())
     assert [point["lr"] for point in fedavg] == [point["lr"] for point in fedprox]
     assert len({point["lr"] for point in fedavg}) == 6
@@ -78,7 +81,7 @@ def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path,
 )
 def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        fl.tune(**{"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "over": OVER, "out": tmp_path, **keys})
+        fl.tune(**{"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "search": OVER, "out": tmp_path, **keys})
     assert not list(tmp_path.iterdir())
 
 
@@ -147,9 +150,9 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
 
 def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Path, monkeypatch) -> None:
     _, result, _ = done
-    whole, count = WholeRun.carry_out, 0
+    whole, count = TrainingJob.carry_out, 0
 
-    def stopped(run: WholeRun) -> None:
+    def stopped(run: TrainingJob) -> None:
         nonlocal count
         count += 1
         if count == 3:
@@ -159,7 +162,7 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Pa
 
     asked = {"trials": 2, "seeds": [1000, 1001]}
     with monkeypatch.context() as patch:
-        patch.setattr(WholeRun, "carry_out", stopped)
+        patch.setattr(TrainingJob, "carry_out", stopped)
         with pytest.raises(KeyboardInterrupt):
             fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
     again = fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)

@@ -24,7 +24,7 @@ def forbid_training(patch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("drawing must not train")
 
-    for name in ("assemble", "run", "first_epoch"):
+    for name in ("assemble", "run", "train_first_round"):
         patch.setattr(runner, name, refuse)
 
 
@@ -78,7 +78,15 @@ def check_picture(path: Path, least: int = 400) -> None:
 
 
 TINY = RunConfig(
-    dataset="digits", model="mlp", clients=2, samples=120, rounds=1, epochs=1, batch=16, lr=0.05, optimizer="sgd"
+    dataset="digits",
+    model="mlp",
+    clients=2,
+    max_samples=120,
+    rounds=1,
+    epochs=1,
+    batch_size=16,
+    lr=0.05,
+    optimizer="sgd",
 )
 
 

@@ -145,8 +145,8 @@ def test_forked_runs_are_fedavg_up_to_the_fork_and_parts_of_layers_lie_between()
     assert tree.digest(whole.models(1)["personal"]) == tree.digest(fedavg.models(1)["global"])
     soft = replace(HEART, algorithm="figures.decision.beyond:Soft", options={"weights": "1,0.5,0.25,0"})
     engine = runner.run(soft, plan=plan, progress=False)
-    own, common = engine.home.states["va"].trees["model"], engine.server.trees["model"]
-    mixed = engine.models(engine.home.index["va"])["personal"]
+    own, common = engine.clients.states["va"].trees["model"], engine.server.trees["model"]
+    mixed = engine.models(engine.clients.index["va"])["personal"]
     for layer, weight in (("fc1", 1), ("fc2", 0.5), ("fc3", 0.25), ("fc4", 0)):
         name = f"{layer}.linear.weight"
         assert torch.allclose(mixed[name], (1 - weight) * own[name] + weight * common[name], atol=1e-6)

@@ -104,7 +104,7 @@ def test_a_federation_is_measured_with_its_nulls_and_other_starts(monkeypatch, t
     marks |= {f"{OTHER} {k}" for k in (1, 2)}
     curves = frame[frame["metric"] != SAME_DECISION]
     assert set(curves["model"]) == marks
-    report = measure.of_task(task, wanted, progress=False)
+    report = measure.diagnose_task(task, wanted, progress=False)
     values = report.values("grad_norm")
     mean = (values * task.data.weights).sum(axis=1) / sum(task.data.weights)
     own = curves[(curves["metric"] == "grad_norm") & (curves["model"] == "")]

@@ -8,19 +8,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedlayers.studies.certainty import DECIDED, LEVEL_ARMS
-from fedlayers.studies.outcome import Lead
+from fedlayers.studies.inference import DECIDED, LEVEL_ARMS
+from fedlayers.studies.summary import Headline
 from figures.decision import studies
 from figures.differences import difference
 from fl_core import rows
-from tests.fedlayers.test_outcome import BAD, FAIR, GOOD, comparison
+from tests.fedlayers.test_summary import BAD, FAIR, GOOD, comparison
 from tests.figures.conftest import drawn
 
 
 def outcome_of(which: str, winners: tuple[str, ...]) -> Any:
     entries = {seed: SimpleNamespace(arm=SimpleNamespace(name=name)) for seed, name in enumerate(winners)}
     return SimpleNamespace(
-        lead=Lead("Federate a.", ("Sure.",), (), "", {"split": "yes", "which": which, "guessing": "yes"}),
+        lead=Headline("Federate a.", ("Sure.",), (), "", {"split": "yes", "which": which, "guessing": "yes"}),
         choice=SimpleNamespace(of_seed=entries),
         comparison=comparison(choose=GOOD, fedavg=FAIR, local=[0.99, 0.80, 0.92], majority=BAD),
     )

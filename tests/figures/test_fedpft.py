@@ -184,7 +184,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     tiny: dict[str, Any] = {
         "dataset": images(folder / "noise.npz", 600, 12, CLASSES), "clients": 3, "samples_per_client": 40,
-        "rounds": 1, "epochs": 2, "batch": 20, "eval_every": 1, "checkpoint_every": 1,
+        "rounds": 1, "epochs": 2, "batch_size": 20, "eval_every": 1, "checkpoint_every": 1,
     }  # fmt: skip
     wanted = ("fedavg", "no_contrast", fedpft.FEDPFT, fedpft.MILD)
     runs = {}

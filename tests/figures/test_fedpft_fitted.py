@@ -68,7 +68,7 @@ def test_captions_name_the_federation_that_is_drawn() -> None:
 def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {
         "dataset": images(tmp_path / "noise.npz", 600, 12, CLASSES), "clients": 2, "samples_per_client": 40,
-        "rounds": 1, "epochs": 2, "batch": 20, "eval_every": 1, "checkpoint_every": 1,
+        "rounds": 1, "epochs": 2, "batch_size": 20, "eval_every": 1, "checkpoint_every": 1,
     }  # fmt: skip
     wanted = ("fedavg", "fedpft")
     runs = {name: replace(config, **tiny) for name, config in fitted.RUNS.items()}

@@ -68,7 +68,7 @@ def test_a_sweep_decides_what_the_paper_says(name: str, beside: None) -> None:
 def test_a_small_study_scores_every_client_of_settings_at_the_ends(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {
         "dataset": images(tmp_path / "noise.npz", 600, 12, CLASSES), "clients": 2, "samples_per_client": 40,
-        "rounds": 1, "batch": 20, "eval_every": 1, "checkpoint_every": 1,
+        "rounds": 1, "batch_size": 20, "eval_every": 1, "checkpoint_every": 1,
     }  # fmt: skip
     wanted = ("setting_I", "feature_epochs_0", "feature_epochs_5", "contrast_prompts_1")
     runs = {name: replace(config, **tiny) for name, config in parts.RUNS.items()}

@@ -55,7 +55,7 @@ def test_what_the_paper_shows_would_be_reproduced_and_its_opposite_not() -> None
 def test_a_small_study_keeps_both_losses_of_every_round(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {
         "dataset": images(tmp_path / "noise.npz", 600, 12, CLASSES), "clients": 2, "samples_per_client": 40,
-        "rounds": 1, "batch": 20, "epochs": 2, "eval_every": 1, "checkpoint_every": 1,
+        "rounds": 1, "batch_size": 20, "epochs": 2, "eval_every": 1, "checkpoint_every": 1,
     }  # fmt: skip
     two = replace(stages.RUNS[stages.TWO], **tiny | {"rounds": 2, "options": {"stage_rounds": 1, "watch": True}})
     item = replace(stages.STUDY, runs={OURS: replace(stages.RUNS[OURS], **tiny), stages.TWO: two}, seeds=1)

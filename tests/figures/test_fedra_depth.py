@@ -46,7 +46,7 @@ def images(path: Path, side: int, classes: int, domains: int) -> str:
 @pytest.mark.slow
 def test_depth_pretrains_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
-    changes = {"rounds": 2, "batch": 8, "eval_every": 1, "checkpoint_every": 2}
+    changes = {"rounds": 2, "batch_size": 8, "eval_every": 1, "checkpoint_every": 2}
     pretrain = {"dataset": images(tmp_path / "little.npz", 32, 5, 1), "model_options": {**options, "patch_size": 8}}
     styles = {"dataset": images(tmp_path / "styles.npz", 64, 7, 2), "model_options": options}
     runs = {}

@@ -67,7 +67,7 @@ def test_the_last_attention_is_the_last_blocks_own() -> None:
 def test_a_small_study_keeps_the_class_tokens_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
     data = {"dataset": images(tmp_path / "styles.npz", 64, 3, 2), "model_options": options}
-    changes = {"rounds": 1, "batch": 8, "eval_every": 1, "checkpoint_every": 1}
+    changes = {"rounds": 1, "batch_size": 8, "eval_every": 1, "checkpoint_every": 1}
     runs = {
         run: replace(config, **data, **changes, options={"depths": (4, 2)} if config.options else {})
         for run, config in features.RUNS.items()

@@ -81,7 +81,7 @@ def test_the_published_means_are_those_of_both_tables() -> None:
 @pytest.mark.filterwarnings("ignore:client")
 def test_a_run_records_the_blocks_that_its_clients_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
-    changes = {"rounds": 2, "batch": 8, "eval_every": 2, "checkpoint_every": 2, "samples": None}
+    changes = {"rounds": 2, "batch_size": 8, "eval_every": 2, "checkpoint_every": 2, "max_samples": None}
     data = {"dataset": images(tmp_path / "styles.npz", 64, 7, 2), "model_options": options}
     little = {
         "dataset": images(tmp_path / "little.npz", 32, 5, 1), "model_options": {**options, "patch_size": 8}, **changes

@@ -125,7 +125,7 @@ def test_a_metric_without_rows_is_named_and_the_others_are_drawn(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:client")
 def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = RunConfig(dataset="digits", model="mlp", clients=2, samples=120)
+    small = RunConfig(dataset="digits", model="mlp", clients=2, max_samples=120)
     tables = replace(gallery.TABLES, rounds=1)
     monkeypatch.setattr(gallery, "CONFIGS", {"images": small, "tables": tables, "scales": small})
     monkeypatch.setattr(gallery, "TABLES", tables)

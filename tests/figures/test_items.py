@@ -19,7 +19,15 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
 TINY = RunConfig(
-    dataset="digits", model="mlp", clients=2, samples=120, rounds=1, epochs=1, batch=16, lr=0.05, optimizer="sgd"
+    dataset="digits",
+    model="mlp",
+    clients=2,
+    max_samples=120,
+    rounds=1,
+    epochs=1,
+    batch_size=16,
+    lr=0.05,
+    optimizer="sgd",
 )
 STUDY, FIGURE, TABLE = "toy.runs", "toy.fig1", "toy.tableA2"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.places.base import Place, Result, Results, Watch, answered, nobody
+from fedlayers.backends.base import Backend, Result, Results, Watch, answered, nobody
 from figures import items, learning, recipe
 from figures.__main__ import main
 from figures.making import Making
@@ -26,7 +26,7 @@ def test_every_item_can_be_sent(name: str) -> None:
     assert (sent.item.name, sent.item.runs[run]) == (name, item.runs[run])
 
 
-class Elsewhere(Place):
+class Elsewhere(Backend):
     """Another machine with a folder of its own, one work after another."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_recipe_made_elsewhere_has_the_same_rows(tmp_path: Path, monkeypatch: 
     check = small(monkeypatch, learning.ITEM, runs)
     for folder, on in (("here", ""), ("there", Elsewhere(tmp_path / "node"))):
         (tmp_path / folder).mkdir()
-        recipe.train(check, tmp_path / folder / check.name, seeds=1, on=on, progress=False)
+        recipe.train(check, tmp_path / folder / check.name, seeds=1, backend=on, progress=False)
     here, there = (rows.read(tmp_path / f / check.name / "local-0.jsonl") for f in ("here", "there"))
     assert here[1].equals(there[1])
     assert json.dumps({**here[0], "seconds": 0}) == json.dumps({**there[0], "seconds": 0})
@@ -60,8 +60,8 @@ def test_a_recipe_made_elsewhere_has_the_same_rows(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--on", "local:2"], "--on goes with --train"),
-        (["--train", "--on", "locl:2"], "no place is called 'locl:2'"),
+        (["--backend", "local:2"], "--backend goes with --train"),
+        (["--train", "--backend", "locl:2"], "no place is called 'locl:2'"),
     ],
 )
 def test_places_that_cannot_be_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

@@ -101,7 +101,7 @@ def test_what_retained_layers_cost() -> None:
 
 def test_a_small_study_scores_every_method_before_and_after_training(tmp_path: Path) -> None:
     tiny = replace(
-        TINY, clients=2, partition="non_iid_1", classes_per_client=4, samples_per_client=40, samples=None, rounds=1
+        TINY, clients=2, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=1
     )
     runs = {
         run: replace(tiny, algorithm=config.algorithm, options=config.options) for run, config in methods.RUNS.items()

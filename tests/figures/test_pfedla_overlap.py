@@ -56,7 +56,7 @@ def test_retaining_saves_if_fewer_bytes_are_sent(one: float, verdict: bool) -> N
 @pytest.mark.slow
 def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = replace(
-        TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, samples=None, rounds=3,
+        TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=3,
         eval_every=1,
     )  # fmt: skip
     small(monkeypatch, overlap.ITEM, {name: replace(base, algorithm=name) for name in overlap.RUNS})

@@ -60,7 +60,7 @@ def test_without_a_run_that_mixes_by_layer_nothing_is_drawn() -> None:
 
 def test_a_small_study_keeps_the_first_clients_scores_and_weights(tmp_path: Path) -> None:
     tiny = replace(
-        TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, samples=None, rounds=2
+        TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=2
     )
     runs = {
         run: replace(tiny, algorithm=config.algorithm, options=config.options, eval_every=1)

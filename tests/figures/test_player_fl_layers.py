@@ -36,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     (root / "tweets.jsonl").write_text("\n".join(map(json.dumps, lines)))
     narrow = {"model": "fmnist_cnn", "model_options": {"width": 0.1}}
-    images = RunConfig(dataset="large_digits", clients=2, samples=120, batch=16, **narrow, **TINY)
+    images = RunConfig(dataset="large_digits", clients=2, max_samples=120, batch_size=16, **narrow, **TINY)
     texts = RunConfig(
-        dataset=str(root / "tweets.jsonl"), client_column="airline", model_options={"width": 16}, batch=8, **TINY
+        dataset=str(root / "tweets.jsonl"), client_column="airline", model_options={"width": 16}, batch_size=8, **TINY
     )  # fmt: skip
     runs = {}
     for dataset, config in (("fashion_mnist", images), ("airline_tweets", texts)):
@@ -124,7 +124,7 @@ def test_models_of_the_last_round_are_trained_and_not_yet_averaged() -> None:
 
 @pytest.mark.parametrize("name", ["fig1", "fig3", "fig4", "figA6", "figA8", "rests_on"])
 def test_figures_draw_what_is_there(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in ("assemble", "run", "first_epoch"):
+    for each in ("assemble", "run", "train_first_round"):
         monkeypatch.setattr(runner, each, None)
     name = f"player_fl.{name}"
     drawing = items.redraw(items.find(name), folder / NAME, tmp_path)

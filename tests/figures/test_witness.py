@@ -16,7 +16,8 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
 TINY = replace(
-    witness.BASE, dataset="digits", samples=900, clients=3, samples_per_client=60, batch=60, rounds=2, epochs=2,
+    witness.BASE, dataset="digits", max_samples=900, clients=3, samples_per_client=60, batch_size=60, rounds=2,
+    epochs=2,
     model_options={"sizes": [8]}, checkpoint_every=2,
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl_core import models, runner, tree
-from fl_core.algorithms import Problem, Round, find, registry
+from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.base import Message
 from fl_core.errors import RunError, UsageError
 from fl_core.execution.client_runner import Part
@@ -19,7 +19,7 @@ from fl_core.training.local import Phase
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, every_other, kind_for, network, play
 
 ALL = sorted(registry())
-SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
+SPLITTING = sorted(name for name, kind in registry().items() if kind.uses_plan)
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}  # what moves a tensor that is not frozen
 
 
@@ -27,13 +27,13 @@ def layers(kind: str = "plain") -> tuple[Layer, ...]:
     return layers_of(network(kind), models.example(TOY.shape))
 
 
-def problem(kind: str = "plain", **changes: Any) -> Problem:
+def problem(kind: str = "plain", **changes: Any) -> TaskInfo:
     found = layers(kind)
-    return replace(Problem(found, frozenset(), TOY.weights, 1, 0), **changes)
+    return replace(TaskInfo(found, frozenset(), TOY.weights, 1, 0), **changes)
 
 
 def adopted(name: str, plan: LayerPlan, **changes: Any) -> LayerPlan:
-    return find(name)(problem(**changes)).adopt(plan)
+    return find(name)(problem(**changes)).resolve_plan(plan)
 
 
 def prefix(count: int, kind: str = "plain", **why: Any) -> LayerPlan:
@@ -150,10 +150,10 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
     client_runner.algorithm = algorithm
     client = 1
     every = algorithm.submodel(Round(1), client)
-    start = tree.pick(tree.of(task.model), every)
-    server = algorithm.server_state(tree.of(task.model))
-    held = algorithm.client_state(start, client).trees | algorithm.send(server, client, Round(1)).trees
-    for phase in (*algorithm.phases(Round(1), client), *algorithm.finetuning(algorithm.problem.rounds, client)):
+    start = tree.select(tree.state_dict(task.model), every)
+    server = algorithm.server_state(tree.state_dict(task.model))
+    held = algorithm.client_state(start, client).trees | algorithm.server_message(server, client, Round(1)).trees
+    for phase in (*algorithm.phases(Round(1), client), *algorithm.finetuning(algorithm.task_info.rounds, client)):
         ctx = client_runner._context(algorithm, client, 1, start)
         ctx.trees, ctx.submodel = held, every
         found, _ = client_runner.phase(Part(phase, start, ctx, {}))
@@ -168,13 +168,13 @@ def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
     """With a clip of next to nothing nobody moves in the first round, in which nothing but gradients can move."""
     ways = {}
     for clip in (None, 1e-8):
-        played = play(algorithm=name, rounds=1, clip=clip, eval_every=1)
-        initial, ways[clip] = tree.of(played.task.model), 0.0
+        played = play(algorithm=name, rounds=1, max_grad_norm=clip, eval_every=1)
+        initial, ways[clip] = tree.state_dict(played.task.model), 0.0
         for client, trained in enumerate(played.checkpoints[0].models["local"].values()):
             own = played.engine.algorithm.client_state(initial, client).trees.get(
                 "model", {}
             )  # prompts are each client's own
-            begin = tree.pick({**initial, **own}, trained)
+            begin = tree.select({**initial, **own}, trained)
             ways[clip] = max(ways[clip], tree.distance(begin, trained))
     assert ways[None] > 1e-3
     if name in ("pfedhn", "pfedgate"):  # which have their own
@@ -184,7 +184,7 @@ def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
 
 
 def test_per_fedavgs_adaptation_is_clipped() -> None:
-    played = play(algorithm="per_fedavg", options={"alpha": 1.0}, rounds=1, clip=1e-3)
+    played = play(algorithm="per_fedavg", options={"alpha": 1.0}, rounds=1, max_grad_norm=1e-3)
     checkpoint = played.checkpoints[0]
     for adapted in checkpoint.models["personal"].values():
         assert tree.distance(adapted, checkpoint.server.trees["model"]) == pytest.approx(1e-3, rel=1e-2)
@@ -197,12 +197,15 @@ def test_per_fedavgs_adaptation_is_clipped() -> None:
 def test_fedrep_trains_the_head_then_the_body(epochs: int, given: int | None, head: int, body: int) -> None:
     plan = prefix(2, "norm")
     phases = find("fedrep")(problem("norm", epochs=epochs), plan, {"head_epochs": given}).phases(Round(0), 0)
-    assert phases == (Phase("head", plan.head_tensors, head, stream="head"), Phase("body", plan.body_tensors, body))
+    assert phases == (
+        Phase("head", plan.head_tensors, head, batch_stream="head"),
+        Phase("body", plan.body_tensors, body),
+    )
 
 
 def test_fedbabu_keeps_the_random_head_until_the_end() -> None:
     played = play(algorithm="fedbabu", plan=prefix(2, "norm"), model="norm", **HARD)
-    start, head = tree.of(network("norm")), prefix(2, "norm").head_tensors
+    start, head = tree.state_dict(network("norm")), prefix(2, "norm").head_tensors
     for checkpoint in played.checkpoints:
         for state in (checkpoint.server, *checkpoint.clients.values()):
             assert all(torch.equal(state.trees["model"][name], start[name]) for name in head)
@@ -279,13 +282,13 @@ def test_after_a_round_the_shared_layers_agree_and_the_others_differ(
 def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> None:
     plan = None
     if name in SPLITTING:
-        task = runner.assemble(replace(CONFIG, algorithm="fedavg", bn=bn), data=TOY, model=network("norm"))
+        task = runner.assemble(replace(CONFIG, algorithm="fedavg", batchnorm=bn), data=TOY, model=network("norm"))
         plan = LayerPlan.prefix(task.layers, 2)
-    played = play(algorithm=name, plan=plan, model="norm", bn=bn, rounds=2, eval_every=2)
+    played = play(algorithm=name, plan=plan, model="norm", batchnorm=bn, rounds=2, eval_every=2)
     statistics = {f"{m}.{key}" for m in ("bn1", "bn2") for key in ("running_mean", "running_var")}
     algorithm = played.engine.algorithm
     if bn == "drop":
-        assert not statistics & algorithm.problem.tensors
+        assert not statistics & algorithm.task_info.tensors
         return
     travelling = algorithm.shared(Round(1), 0)
     assert (statistics <= travelling) == (bn == "global")
@@ -299,10 +302,10 @@ def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> No
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "playerfl", "playerfl_plus", "local", "ditto"])
 def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> None:
     played = play(algorithm=name, participation=0.25, rounds=3)
-    start = tree.of(network("plain"))
+    start = tree.state_dict(network("plain"))
     sampled: set[str] = set()
     algorithm = played.engine.algorithm
-    own = algorithm.problem.tensors - algorithm.shared(Round(1), 0)
+    own = algorithm.task_info.tensors - algorithm.shared(Round(1), 0)
     for checkpoint in played.checkpoints:
         sampled |= set(checkpoint.models["local"])
         for client, state in checkpoint.clients.items():
@@ -321,8 +324,8 @@ def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     plan = prefix(2) if name in SPLITTING else None
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind_for(name, "plain")), plan=plan)
     algorithm = task.algorithm(task.plan)
-    initial = tree.of(task.model)
-    message = algorithm.send(algorithm.server_state(initial), 0, Round(1))
+    initial = tree.state_dict(task.model)
+    message = algorithm.server_message(algorithm.server_state(initial), 0, Round(1))
     for received in message.trees.values():
         if name == "heurpfedla":  # what a client keeps in a round is the server's choice
             assert received.keys() < algorithm.shared(Round(1), 0)
@@ -332,7 +335,7 @@ def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     state = algorithm.client_state(initial, 0)
     client_runner = client_runner_of(task)
     client_runner.use(algorithm)
-    begun = algorithm.begin(state, message, client_runner._context(algorithm, 0, 1, {}), Round(1), 0)
+    begun = algorithm.client_start(state, message, client_runner._context(algorithm, 0, 1, {}), Round(1), 0)
     assert begun.keys() == algorithm.submodel(Round(1), 0)
 
 

@@ -24,7 +24,7 @@ def ready(kind: str = "plain", **changes: Any) -> tuple[ClientRunner, tree.Tree]
     task = runner.assemble(replace(CONFIG, **changes), data=TOY, model=network(kind))
     client_runner = client_runner_of(task)
     client_runner.algorithm = task.algorithm(task.plan)
-    return client_runner, tree.of(task.model)
+    return client_runner, tree.state_dict(task.model)
 
 
 def job(start: tree.Tree, client: int = 0, **options: Any) -> TrainJob:
@@ -45,7 +45,7 @@ def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind: str) -> No
     for other in (job(start, client=2), FinetuneJob(1, 3, start), ScoreJob(3, start, ("train",))):
         client_runner.run(other)
     with torch.no_grad():
-        for tensor in tree.live(client_runner.workspace.model).values():
+        for tensor in tree.named_tensors(client_runner.workspace.model).values():
             tensor.fill_(torch.nan if tensor.is_floating_point() else 9)
     again = client_runner.run(job(start, score=("test",)))
     assert tree.digest(first.message.trees["model"]) == tree.digest(again.message.trees["model"])
@@ -86,7 +86,7 @@ def test_one_thread_trains_and_the_setting_comes_back() -> None:
 def test_scores_are_those_of_the_tree_in_evaluation_mode(kind: str) -> None:
     client_runner, _ = ready(kind)
     model = network(kind, seed=5)
-    found = client_runner.run(ScoreJob(1, tree.of(model), ("train", "validation", "test"))).scores
+    found = client_runner.run(ScoreJob(1, tree.state_dict(model), ("train", "validation", "test"))).scores
     model.eval()
     for name, scores in found.items():
         split = TOY.clients[1].split(name)
@@ -107,8 +107,8 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
     data = federation(sizes=sizes, shape=(1, 6, 6))
     assert len(data.clients[0].test) == SCORE_BATCH + 1
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    task = runner.assemble(replace(CONFIG, bn="drop"), data=data, model=model)
-    found = client_runner_of(task).run(ScoreJob(0, tree.of(task.model), ("test",))).scores["test"]
+    task = runner.assemble(replace(CONFIG, batchnorm="drop"), data=data, model=model)
+    found = client_runner_of(task).run(ScoreJob(0, tree.state_dict(task.model), ("test",))).scores["test"]
     assert 0 <= found["accuracy"] <= 1
 
 

@@ -67,7 +67,7 @@ def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, wanted: str)
 
 def test_a_refusal_shows_nothing_of_data() -> None:
     x, y = torch.full((8, 3), 71.25), torch.arange(8) % 2
-    held = data.of_silos({"north": (x, y), "south": (x, y)})
+    held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
         resolved(RunConfig.from_json({"dataset": held}))
     assert str(caught.value) == "dataset must be str, not FederatedData; fl.run takes data in memory as data="
@@ -87,7 +87,7 @@ def test_a_refusal_shows_nothing_of_data() -> None:
         ({"participation": 1.5}, "participation must be above 0 and at most 1, not 1.5"),
         ({"threshold": 0.0}, "threshold must be above 0, not 0.0"),
         ({"epochs": -1}, "epochs must be at least 0, not -1"),
-        ({"batch": 0}, "batch must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"lr": 0.0}, "lr must be a number above 0, not 0.0"),
         ({"momentum": -0.5}, "momentum must be at least 0, not -0.5"),
         ({"optimizer": "adamw", "momentum": 0.9}, "momentum=0.9 has no meaning for optimizer 'adamw'"),
@@ -104,9 +104,9 @@ def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -
     [
         ("dataset", "hart", "heart"),
         ("optimizer", "sdg", "sgd"),
-        ("bn", "globl", "global"),
-        ("by", "blocks", "block"),
-        ("weights", "sample", "samples"),
+        ("batchnorm", "globl", "global"),
+        ("layer_granularity", "blocks", "block"),
+        ("client_weights", "sample", "samples"),
     ],
 )
 def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> None:
@@ -117,7 +117,7 @@ def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> 
 @pytest.mark.parametrize("name", DATASETS)
 def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     recipe, found = data.recipe(name), resolved(RunConfig(dataset=name))
-    for key in ("model", "rounds", "epochs", "batch", "lr", "optimizer", "loss", "loss_options"):
+    for key in ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "loss", "loss_options"):
         assert getattr(found, key) == getattr(recipe, key), key
     for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
         assert getattr(found, key) == recipe.optimizer_options.get(key, default)
@@ -125,7 +125,7 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     assert found.eval_every == 5, "all of them train everyone for one epoch"
     assert found.dataset == name
     assert found.training == Training(
-        recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, keep_optimizer=True, **recipe.optimizer_options
+        recipe.epochs, recipe.batch_size, recipe.lr, recipe.optimizer, keep_optimizer=True, **recipe.optimizer_options
     )
     assert resolved(found) == found, "resolving again changes nothing"
 
@@ -181,7 +181,7 @@ def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("clients", 2), ("partition", "iid"), ("alpha", 3.0), ("samples", 17), ("label_column", "y")]
+    ("key", "value"), [("clients", 2), ("partition", "iid"), ("alpha", 3.0), ("max_samples", 17), ("label_column", "y")]
 )
 def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"{key}=.* says how a dataset is read and dealt .* leave {key} out"):

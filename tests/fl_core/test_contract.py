@@ -17,12 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import runner, tree
-from fl_core.algorithms import Algorithm, Context, Message, Over, Phase, Problem, Round, State, find, registry
+from fl_core.algorithms import (
+    Algorithm,
+    AlgorithmWrapper,
+    Context,
+    Message,
+    Phase,
+    Round,
+    State,
+    TaskInfo,
+    find,
+    registry,
+)
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS, register
 from fl_core.algorithms.contract import RENAMED, check_unchanged, freeze
-from fl_core.algorithms.partial import FedPer
-from fl_core.algorithms.returns import RETURNS
+from fl_core.algorithms.fedper import FedPer
+from fl_core.algorithms.hook_types import HOOK_SPECS
 from fl_core.errors import UsageError
 from fl_core.execution.executors import Workers
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
@@ -81,12 +92,12 @@ class Recording(FedPer):
     name = "recording"
 
     @classmethod
-    def build(cls, model: nn.Module, config: Any, **about: Any) -> nn.Module:
-        note("build")
-        return super().build(model, config, **about)
+    def wrap_model(cls, model: nn.Module, config: Any, **about: Any) -> nn.Module:
+        note("wrap_model")
+        return super().wrap_model(model, config, **about)
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        return (Phase("tune", self.problem.tensors, 1),) if done == self.problem.rounds else ()
+        return (Phase("tune", self.task_info.tensors, 1),) if done == self.task_info.rounds else ()
 
 
 for _name in HOOKS:
@@ -134,7 +145,7 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers: int, log
     told = calls(log)
     here, counts = os.getpid(), Counter(name for name, _ in told)
     for promise in promises().values():
-        if promise.hook in ("under", "finetuning"):
+        if promise.hook in ("base_algorithm", "finetuning"):
             continue
         places = {process == here for name, process in told if name == promise.hook}
         if promise.times != "any":
@@ -147,8 +158,15 @@ def test_a_round_goes_as_the_table_says(log: Path) -> None:
     """Clients are sent to, begin, train and reply in this order, all but the first while aggregate is called."""
     play(algorithm="recording", rounds=1, eval_every=1)
     told = [name for name, _ in calls(log)]
-    order = [name for name in told if name in ("exchanges", "aggregate", "send", "begin", "loss", "reply", "models")]
-    first, *others = [["send", "begin", *["loss"] * -(-len(client.train) // 8), "reply"] for client in TOY.clients]
+    order = [
+        name
+        for name in told
+        if name in ("exchanges", "aggregate", "server_message", "client_start", "loss", "client_update", "models")
+    ]
+    first, *others = [
+        ["server_message", "client_start", *["loss"] * -(-len(client.train) // 8), "client_update"]
+        for client in TOY.clients
+    ]
     expected = ["exchanges", *first, "aggregate", *(name for one in others for name in one)]
     start = len(order) - 1 - order[::-1].index("exchanges")
     assert order[start : start + len(expected)] == expected
@@ -157,8 +175,8 @@ def test_a_round_goes_as_the_table_says(log: Path) -> None:
 class Counting(FedAvg):
     name = "counting"
 
-    def __init__(self, problem: Problem, plan: Any = None, config: Mapping[str, Any] | None = None) -> None:
-        super().__init__(problem, plan, config)
+    def __init__(self, task_info: TaskInfo, plan: Any = None, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(task_info, plan, config)
         self.seen: list[int] = []
         self.memory = torch.zeros(2)
         self.rounds = 0
@@ -175,9 +193,9 @@ class Assigning(Counting):
 class Appending(Counting):
     name = "appending"
 
-    def reply(self, state: State, trained: dict[str, Any], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(self, state: State, trained: dict[str, Any], ctx: Context, rnd: Round, client: int) -> Message:
         self.seen.append(client)
-        return super().reply(state, trained, ctx, rnd, client)
+        return super().client_update(state, trained, ctx, rnd, client)
 
 
 class Adding(Counting):
@@ -201,7 +219,7 @@ def test_what_an_algorithm_keeps_on_itself_is_refused(kind: type[Algorithm], wor
 
 
 def test_an_algorithm_below_another_is_frozen_too() -> None:
-    made = find("vanilla")(Problem((), frozenset(), (1,), 1, 0), None, {"over": f"{__name__}:Appending"})
+    made = find("vanilla")(TaskInfo((), frozenset(), (1,), 1, 0), None, {"base": f"{__name__}:Appending"})
     freeze(made)
     with pytest.raises(UsageError, match=r"appending sets self\.rounds"):
         made.inner.rounds = 1  # type: ignore[attr-defined]
@@ -212,7 +230,7 @@ def test_an_algorithm_below_another_is_frozen_too() -> None:
 
 def inside(algorithm: Algorithm) -> dict[str, Any]:
     """All that an algorithm has, as bytes, with what it is laid over; but the task, and a plan decided in a run."""
-    found = {name: value for name, value in vars(algorithm).items() if name not in ("problem", "plan", "_frozen")}
+    found = {name: value for name, value in vars(algorithm).items() if name not in ("task_info", "plan", "_frozen")}
     parts = {name: value for name, value in found.items() if name != "_contents"}
     return {name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x) for name, x in parts.items()}
 
@@ -223,7 +241,7 @@ def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model)
     fresh, used = task.algorithm(task.plan), play(algorithm=name, rounds=1, model=model).engine.algorithm
     assert inside(used) == inside(fresh)
-    assert used.problem == fresh.problem
+    assert used.task_info == fresh.task_info
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
@@ -235,10 +253,11 @@ def test_a_hook_by_a_former_name_is_refused_with_its_new_one(old: str, new: str)
 def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
     def begin(self: Any, state: State, message: Message, rnd: Round, client: int) -> None: ...
 
-    wanted = r"begin takes \(self, state, message, rnd, client\); it is called with \(self, state, message, ctx, rnd, c"
+    wanted = r"client_start takes \(self, state, message, rnd, client\); it is called with \(self, state, message, "
+    r"ctx, rnd, c"
     with pytest.raises(UsageError, match=wanted):
-        type("Old", (Algorithm,), {"begin": begin})
-    type("General", (Algorithm,), {"begin": lambda self, *parts: {}})
+        type("Old", (Algorithm,), {"client_start": begin})
+    type("General", (Algorithm,), {"client_start": lambda self, *parts: {}})
 
 
 @pytest.mark.parametrize(
@@ -257,7 +276,7 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name: str, funct
 
 
 def _of_model(self: Algorithm, *parts: Any) -> Any:
-    return dict.fromkeys(self.problem.tensors, torch.zeros(()))
+    return dict.fromkeys(self.task_info.tensors, torch.zeros(()))
 
 
 RETURNED: dict[str, tuple[Any, str]] = {
@@ -265,20 +284,26 @@ RETURNED: dict[str, tuple[Any, str]] = {
     "client_state": (lambda *parts: State(_of_model(*parts)), r"client_state returned a State; it must return a State"),
     "submodel": (None, r"submodel returned None; it must return a set of names of tensors"),
     "shared": (["fc1.weight"], r"shared returned a list of str; it must return a set of names of tensors"),
-    "uploaded": (lambda self, *parts: self.problem.layers, r"uploaded returned a tuple of Layer; it must return a set"),
+    "uploaded": (
+        lambda self, *parts: self.task_info.layers,
+        r"uploaded returned a tuple of Layer; it must return a set",
+    ),
     "local_tensors": (
         frozenset({"fc1.wieght"}),
         r"unknown tensor that local_tensors of returning returned, 'fc1.wieght': did you mean 'fc1.weight'\?",
     ),
     "exchanges": ("train", r"exchanges returned 'train'; it must return a tuple of names"),
-    "send": ({"model": {}}, r"send returned a dict of dict; it must return a Message, whose trees are {name: {tensor"),
-    "begin": (None, r"begin returned None; it must return the weights, {tensor's name: tensor}"),
+    "server_message": (
+        {"model": {}},
+        r"server_message returned a dict of dict; it must return a Message, whose trees are {name: {tensor",
+    ),
+    "client_start": (None, r"client_start returned None; it must return the weights, {tensor's name: tensor}"),
     "phases": (Phase("train", frozenset(), 1), r"phases returned a Phase; it must return a tuple of Phases"),
     "loss": (
         lambda self, params, batch, ctx: ctx.forward(params, batch[0]).sum(1),
         r"returning, round 1, client '\w+', phase 'train': loss returned a tensor of shape \[8\]; it must return a",
     ),
-    "reply": (None, r"reply returned None; it must return a Message"),
+    "client_update": (None, r"client_update returned None; it must return a Message"),
     "aggregate": (State(), r"aggregate returned a State; it must return nothing, and change the server's State in p"),
     "models": (_of_model, r"models returned a dict of Tensor; it must return the models, {name: {tensor's name: ten"),
     "finetuning": ([], r"finetuning returned a list; it must return a tuple of Phases"),
@@ -307,41 +332,41 @@ def test_models_without_the_one_that_is_evaluated_are_refused(monkeypatch: pytes
 
 
 BEFORE: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
-    "under": (None, r"under returned None; it must return a class made of Algorithm", ({},)),
-    "build": (None, r"build returned None; it must return a torch.nn.Module", (nn.Identity(), None)),
+    "base_algorithm": (None, r"base_algorithm returned None; it must return a class made of Algorithm", ({},)),
+    "wrap_model": (None, r"wrap_model returned None; it must return a torch.nn.Module", (nn.Identity(), None)),
     "notes": ("careful", r"notes returned 'careful'; it must return a list of lines of text", ()),
     "default_plan": (
         {"fc1": "shared"},
         r"default_plan returned a dict of str; it must return a LayerPlan or None",
         ((),),
     ),
-    "adopt": (None, r"adopt returned None; it must return a LayerPlan", (None,)),
+    "resolve_plan": (None, r"resolve_plan returned None; it must return a LayerPlan", (None,)),
 }
 
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_a_hook_before_a_run_that_returns_something_else_is_refused(name: str) -> None:
     value, message, parts = BEFORE[name]
-    of_class = name in ("under", "build")
+    of_class = name in ("base_algorithm", "wrap_model")
     hook = classmethod(lambda *parts: value) if of_class else lambda *parts: value
     kind = type("Returning", (FedPer,), {"name": "returning", name: hook})
-    asked = kind if of_class else kind(Problem((), frozenset(), (1,), 1, 0))
+    asked = kind if of_class else kind(TaskInfo((), frozenset(), (1,), 1, 0))
     with pytest.raises(UsageError, match=f"returning: {message}"):
         getattr(asked, name)(*parts)
 
 
 def test_a_hook_of_the_class_must_be_a_class_method() -> None:
-    with pytest.raises(UsageError, match=r"\.build is asked of the class: write @classmethod above it"):
-        type("Building", (Algorithm,), {"build": lambda cls, model, config, **about: model})
+    with pytest.raises(UsageError, match=r"\.wrap_model is asked of the class: write @classmethod above it"):
+        type("Building", (Algorithm,), {"wrap_model": lambda cls, model, config, **about: model})
 
 
 def test_a_hook_of_the_class_may_be_another_algorithms() -> None:
-    shared = type("Sharing", (Algorithm,), {"name": "sharing", "build": FedPer.build})
-    assert shared.build == FedPer.build
+    shared = type("Sharing", (Algorithm,), {"name": "sharing", "wrap_model": FedPer.wrap_model})
+    assert shared.wrap_model == FedPer.wrap_model
 
 
 def test_every_hook_has_a_form_and_a_value_that_it_refuses() -> None:
-    assert set(HOOKS) - RETURNS.keys() == {"loss"}
+    assert set(HOOKS) - HOOK_SPECS.keys() == {"loss"}
     assert set(HOOKS) == RETURNED.keys() | BEFORE.keys()
 
 
@@ -356,7 +381,7 @@ class Misnamed(FedAvg):
     def near_step(self, steps: Any, batch: Any, ctx: Context) -> None: ...
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        wrong: dict[str, Any] = {"loss": "losss", "step": "nearr_step", "tree": "modell", "observe": ("unheard",)}
+        wrong: dict[str, Any] = {"loss": "losss", "step": "nearr_step", "state_key": "modell", "observe": ("unheard",)}
         if self.config.late and rnd.index == 0:
             return super().phases(rnd, client)
         what = self.config.what
@@ -366,7 +391,7 @@ class Misnamed(FedAvg):
 MISNAMED = {
     "loss": r"unknown loss of phase 'train' of misnamed 'losss': did you mean 'loss'\?",
     "step": r"unknown step of phase 'train' of misnamed 'nearr_step': did you mean 'near_step'\?",
-    "tree": r"unknown tree of phase 'train' of misnamed 'modell': did you mean 'model'\?",
+    "state_key": r"unknown tree of phase 'train' of misnamed 'modell': did you mean 'model'\?",
     "observe": r"unknown observer of phase 'train' of misnamed 'unheard'",
 }
 
@@ -391,12 +416,12 @@ def test_what_a_phase_names_is_looked_up_before_it_trains(
     assert len(trained) == (CLIENTS if late else 0)
 
 
-class Through(Over):
+class Through(AlgorithmWrapper):
     name = "through"
 
 
 def test_what_is_laid_over_another_asks_it_for_every_hook() -> None:
-    assert set(HOOKS) - vars(Over).keys() == {"build"}, "which is asked of the class"
+    assert set(HOOKS) - vars(AlgorithmWrapper).keys() == {"wrap_model"}, "which is asked of the class"
 
 
 @pytest.mark.parametrize("below", [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL])
@@ -404,7 +429,7 @@ def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
     """Bit for bit, with all that it keeps and records; over the others a schedule that freezes nothing says so too."""
     common: dict[str, Any] = {"rounds": 2, "participation": 0.5, "model": network(kind_for(below, "plain"))}
     wanted = play(algorithm=below, **common)
-    found = play(algorithm=f"{__name__}:Through", options={"over": below}, **common)
+    found = play(algorithm=f"{__name__}:Through", options={"base": below}, **common)
     assert found.everything() == wanted.everything()
     assert [row | {"algorithm": ""} for row in found.rows] == [row | {"algorithm": ""} for row in wanted.rows]
 
@@ -414,8 +439,8 @@ class Looking(FedAvg):
 
     name = "looking"
 
-    def begin(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> tree.Tree:
-        start = super().begin(state, message, ctx, rnd, client)
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> tree.Tree:
+        start = super().client_start(state, message, ctx, rnd, client)
         batches = list(ctx.batches("look", 0.5))
         state.meta["sizes"] = [len(y) for _, y in batches]
         state.meta["first"] = batches[0][0].flatten()[:3].tolist()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlayers.diagnostics.work import step_work
+from fedlayers.diagnostics.layer_flops import step_work
 from fl_core import runner, tree
 from fl_core.costs import round_costs, training_cost, training_flops
 from fl_core.errors import UsageError
@@ -68,13 +68,15 @@ def test_bytes_of_a_client_in_a_round(name: str, a_round: tuple[int, int]) -> No
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 def test_fedbn_sends_neither_statistics_nor_weights_of_batch_normalisations(bn: str) -> None:
     weights = sum(p.numel() for name, p in network("norm").named_parameters() if not name.startswith("bn"))
-    assert moved(play(algorithm="fedbn", model="norm", bn=bn, rounds=1)) == [(4 * weights,) * 2]
+    assert moved(play(algorithm="fedbn", model="norm", batchnorm=bn, rounds=1)) == [(4 * weights,) * 2]
 
 
 @pytest.mark.parametrize(("bn", "statistics"), [("global", 24), ("local", 0), ("drop", 0)])
 def test_scaffolds_variates_are_of_parameters_only(bn: str, statistics: int) -> None:
     weights = sum(p.numel() for p in network("norm").parameters())
-    assert moved(play(algorithm="scaffold", model="norm", bn=bn, rounds=1)) == [(4 * (2 * weights + statistics),) * 2]
+    assert moved(play(algorithm="scaffold", model="norm", batchnorm=bn, rounds=1)) == [
+        (4 * (2 * weights + statistics),) * 2
+    ]
 
 
 def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
@@ -147,7 +149,7 @@ def test_running_statistics_travel_unless_they_stay_and_counters_never_do(bn: st
     """4 + 8 means and as many variances, in float32; the integer counters cost nothing."""
     weights = sum(p.numel() for p in network("norm").parameters())
     statistics = 2 * (4 + 8) if bn == "global" else 0
-    assert moved(play(model="norm", bn=bn, rounds=1)) == [(4 * (weights + statistics),) * 2]
+    assert moved(play(model="norm", batchnorm=bn, rounds=1)) == [(4 * (weights + statistics),) * 2]
 
 
 A, B, C = 36 * 8, 8 * 6, 6 * 3  # multiply-adds of the three layers
@@ -174,7 +176,7 @@ def test_flops_of_a_perceptron_by_hand(trained: tuple[str, ...], backward: int) 
 def test_flops_of_a_convolution_by_hand() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
     conv, fc = 4 * 4 * 3 * 2 * 9, 48 * 5
-    every = frozenset(tree.live(model))
+    every = frozenset(tree.named_tensors(model))
     assert training_flops(Workspace(model), (2, 6, 6), every) == 2 * (conv + fc) + 2 * (conv + fc + fc)
     assert training_flops(Workspace(model), (2, 6, 6), frozenset({"3.weight"})) == 2 * (conv + fc) + 2 * fc
 
@@ -221,7 +223,7 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
     plan = LayerPlan.prefix(runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2)
     played = play(algorithm=name, plan=plan if name == "playerfl" else None)
     made, config = played.engine.algorithm, played.task.config
-    each = round_costs(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch or 1))
+    each = round_costs(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch_size or 1))
     assert len(each) == config.rounds
     rounds = range(1, len(each) + 1)
     flops, down, up = (played.values(metric, variant="") for metric in ("flops", "bytes_down", "bytes_up"))
@@ -231,13 +233,13 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
             assert cost.naive == sum(SIZES.values()) * sum(steps[k, client] for client in CLIENTS)
         assert cost.flops == pytest.approx(sum(flops[k, client] for client in CLIENTS), rel=1e-12)
         assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
-    total = training_cost(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch or 1))
+    total = training_cost(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch_size or 1))
     assert (total.naive, total.moved) == (sum(c.naive for c in each), sum(c.moved for c in each))
     assert total.flops == pytest.approx(sum(c.flops for c in each), rel=1e-12)
 
 
 def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> None:
-    played = play(algorithm="fedavg", model="norm", rounds=1, batch=9)
+    played = play(algorithm="fedavg", model="norm", rounds=1, batch_size=9)
     assert any(n % 9 == 1 for n in TOY.weights)
     (cost,) = round_costs(played.engine.algorithm, played.engine.client_runner.workspace, TOY.shape, 9)
     trained = sum(parameter.numel() for parameter in network("norm").parameters())

@@ -122,22 +122,22 @@ def test_large_digits_are_the_digits_three_times_as_large():
 
 def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
-    assert data.at_hand("digits", "heart") == "digits"
-    assert data.at_hand("fashion_mnist", "large_digits", data_root=tmp_path) == "large_digits"
+    assert data.available_datasets("digits", "heart") == "digits"
+    assert data.available_datasets("fashion_mnist", "large_digits", data_root=tmp_path) == "large_digits"
     for names, said in (
         (("fashion_mnst", "digits"), "did you mean 'fashion_mnist'"),
         (("fashion_mnist", "mnist"), "(?s)FashionMNIST.*MNIST"),
         ((), "needs the name"),
     ):
         with pytest.raises(UsageError, match=said):
-            data.at_hand(*names, data_root=tmp_path)
+            data.available_datasets(*names, data_root=tmp_path)
 
 
 @pytest.mark.parametrize("name", data.DATASETS.inside)
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)
     losses.build(recipe.loss, **recipe.loss_options)
-    Training(recipe.epochs, recipe.batch, recipe.lr, recipe.optimizer, **recipe.optimizer_options)
+    Training(recipe.epochs, recipe.batch_size, recipe.lr, recipe.optimizer, **recipe.optimizer_options)
     assert recipe.partition in data.PARTITIONS
     assert recipe.model in models.MODELS
     assert len(recipe.mean) == len(recipe.std)
@@ -192,7 +192,7 @@ def test_a_stored_partition_is_used_again():
         ({"alpha": 0.1}, "alpha=0.1 disagrees"),
         ({"partition": "iid"}, "partition=iid disagrees"),
         ({"splits": (0.5, 0.25, 0.25)}, "splits="),
-        ({"samples": 1000}, "of 1797 samples; digits has 1000"),
+        ({"max_samples": 1000}, "of 1797 samples; digits has 1000"),
     ],
 )
 def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
@@ -216,8 +216,8 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
         ({"dataset": "heart", "clients": 3}, "has 4 natural clients"),
         ({"dataset": "heart", "scale": "standard"}, "heart is prepared by fixed numbers of its own: leave out scale"),
         ({"dataset": "digits", "clients": 2000}, "at most 1797 clients"),
-        ({"dataset": "digits", "samples": 0}, "samples=0"),
-        ({"dataset": "digits", "samples": 1798}, "ask for 1 to 1797"),
+        ({"dataset": "digits", "max_samples": 0}, "max_samples=0"),
+        ({"dataset": "digits", "max_samples": 1798}, "ask for 1 to 1797"),
         ({"dataset": "digits", "splits": (0.7, 0.3)}, "three positive shares"),
         ({"dataset": "digits", "label_column": "y"}, "has no columns"),
     ],
@@ -493,7 +493,7 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
     [
         ({3: "north,x7,1,0"}, "column 'a', line 5: 'x7' is not a number"),
         ({3: "north,,1,0"}, "column 'a', line 5: the cell is empty"),
-        ({3: "north,1,nan,0"}, "column 'b', line 5: 'nan' is no value; --impute .*--drop b"),
+        ({3: "north,1,nan,0"}, "column 'b', line 5: 'nan' is no value; --impute .*--exclude-columns b"),
         ({3: "north,1,NA,0"}, "column 'b', line 5: 'NA' is no value"),
         ({3: 'north,1,"2,5",0'}, "column 'b', line 5: '2,5' is not a number .a decimal point"),
         ({3: "north,1,1e60,0"}, "column 'b', line 5"),
@@ -646,7 +646,7 @@ def write_mnist(folder, n=200):
 def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, folder):
     x, y = write_mnist(tmp_path / folder)
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
-    federated = data.load(name, partition="iid", samples=100)
+    federated = data.load(name, partition="iid", max_samples=100)
     check_tensors(federated)
     got, label, _ = pooled(federated)
     recipe = data.recipe(name)
@@ -659,7 +659,7 @@ def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, fold
 def test_emnist_images_are_turned_upright(tmp_path):
     x, y = images(124, 28, 28, 0), labels(124, 62).astype(np.uint8)
     write_idx(tmp_path / "EMNIST" / "raw", "emnist-byclass-train", x, y)
-    federated = data.load("emnist", data_root=tmp_path, partition="iid", samples=124)
+    federated = data.load("emnist", data_root=tmp_path, partition="iid", max_samples=124)
     got, _, _ = pooled(federated)
     assert federated.n_classes == 62
     assert (federated.classes[0], federated.classes[10], federated.classes[36]) == ("0", "A", "a")
@@ -672,7 +672,7 @@ def test_a_packed_file_replaces_torchvision_s(tmp_path):
     save(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[::5], y_test=y[::5])
     whole = data.load("cifar10", data_root=tmp_path, partition="iid")
     assert whole.partition.n_samples == 120
-    assert len(np.unique(pooled(data.load("cifar10", data_root=tmp_path, partition="iid", samples=40))[1])) == 10
+    assert len(np.unique(pooled(data.load("cifar10", data_root=tmp_path, partition="iid", max_samples=40))[1])) == 10
 
 
 def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.algorithms.allocation import covering, drawn, fixed_depths, random_depth
-from fl_core.algorithms.base import Message, Problem, Update
+from fl_core.algorithms.base import Message, TaskInfo, Update
 from fl_core.algorithms.depth import Limited
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace
@@ -48,7 +48,7 @@ def made(name: str, **options: Any) -> Any:
 
 def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
     """Positions of the blocks of which a tensor is named."""
-    return [k for k, path in enumerate(found.problem.blocks) if inside(names, path)]
+    return [k for k, path in enumerate(found.task_info.blocks) if inside(names, path)]
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -56,7 +56,7 @@ def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
 def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tuple[int, ...]) -> None:
     whole, shallow = (with_optional_blocks(network(kind).eval(), X) for _ in range(2))
     shallow.blocks = nn.Sequential(*(shallow.get_submodule(f"blocks.{k}") for k in kept))
-    names = set(tree.live(whole))
+    names = set(tree.named_tensors(whole))
     gone = [f"blocks.{k}" for k in range(3) if k not in kept]
     hold(whole, names.difference(*(inside(names, path) for path in gone)))
     for path in gone:
@@ -69,7 +69,7 @@ def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tup
 
 def test_what_cannot_be_left_out_is_refused_by_name() -> None:
     model = with_optional_blocks(network("vit"), X)
-    names = set(tree.live(model))
+    names = set(tree.named_tensors(model))
     with pytest.raises(UsageError, match=r"cannot do without head\.bias"):
         hold(model, names - {"head.bias"})
     with pytest.raises(UsageError, match=r"cannot do without blocks\.1\.attn\.proj\.bias"):
@@ -77,11 +77,11 @@ def test_what_cannot_be_left_out_is_refused_by_name() -> None:
     workspace = Workspace(model)
     part = frozenset(names - inside(names, "blocks.1"))
     with pytest.raises(UsageError, match=r"only in the tree: blocks\.1"):
-        workspace.load(tree.of(model), part)
-    workspace.load(tree.pick(tree.of(model), part), part)
+        workspace.load(tree.state_dict(model), part)
+    workspace.load(tree.select(tree.state_dict(model), part), part)
     assert workspace.read().keys() == part
     with pytest.raises(UsageError, match=r"only in the model: blocks\.1"):
-        workspace.load(tree.pick(tree.of(model), part))
+        workspace.load(tree.select(tree.state_dict(model), part))
 
 
 def odd(how: str) -> Wired:
@@ -213,18 +213,18 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
             assert len(found) == len(sampled)
     missed = [k for k in range(20) if len({alone.allocated(Round(k, sampled=some[1]), c) for c in some[1]}) < 3]
     assert missed
-    server = alone.server_state(tree.of(task("fedra", **options).model))
+    server = alone.server_state(tree.state_dict(task("fedra", **options).model))
     before, rnd = tree.clone(server.trees["model"]), Round(missed[0], sampled=some[1])
     updates = []
     for client in rnd.sampled:
-        sent = tree.pick(before, alone.uploaded(rnd, client))
+        sent = tree.select(before, alone.uploaded(rnd, client))
         updates.append(Update(client, 5, Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}})))
     alone.aggregate(server, updates, rnd)
     held = {k for client in rnd.sampled for k in alone.allocated(rnd, client)}
-    for k, path in enumerate(alone.problem.blocks):
+    for k, path in enumerate(alone.task_info.blocks):
         for name in inside(before, path):
             moved = not torch.equal(server.trees["model"][name], before[name])
-            assert moved == (k in held and name not in alone.problem.frozen), name
+            assert moved == (k in held and name not in alone.task_info.frozen), name
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_clients_that_can_never_cover_the_model_are_refused() -> None:
 
 def test_a_schedule_is_not_laid_over_clients_that_hold_a_part() -> None:
     with pytest.raises(UsageError, match="vanilla over fedra: a schedule needs clients that hold the whole model"):
-        task("vanilla", over="fedra")
+        task("vanilla", base="fedra")
 
 
 TARGETS = {
@@ -284,7 +284,7 @@ def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(tar
     adapted += ["patch_embed.proj"] * ("patch_embed" in targets)
     halves = {f"{path}.lora_{half}.default.weight" for path in adapted for half in "AB"}
     assert trains == halves | {"head.weight", "head.bias"}
-    assert found.problem.frozen == found.problem.parameters - trains
+    assert found.task_info.frozen == found.task_info.parameters - trains
     assert found.model.get_submodule("blocks.0." + TARGETS[targets][0]).lora_A.default.weight.shape[0] == 2  # type: ignore[union-attr]
 
 
@@ -292,7 +292,7 @@ def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UsageError, match=r"need peft: pip install 'fedlayers\[lora\]'; lora_targets=none"):
         task("fedra")
-    assert task("fedra", lora_targets="none").problem.frozen == frozenset()
+    assert task("fedra", lora_targets="none").task_info.frozen == frozenset()
 
 
 @pytest.mark.parametrize("name", DEPTH)
@@ -300,7 +300,7 @@ def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(name: str, targets: str) -> None:
     options = {"lora_targets": targets, **(SEVERAL if name in LIMITED else {})}
     played = play(algorithm=name, model="vit", rounds=2, eval_every=2, options=options)
-    found, sizes = played.engine.algorithm, tree.of(played.task.model)
+    found, sizes = played.engine.algorithm, tree.state_dict(played.task.model)
     for index in range(2):
         rnd = Round(index, sampled=EVERYONE)
         for client in EVERYONE:
@@ -340,7 +340,7 @@ def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(t
     model = network("vit")
     engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     found, _ = runner.load_models(tmp_path / "run", which="global", data=TOY, model=model)
-    assert all(tree.digest(tree.of(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
+    assert all(tree.digest(tree.state_dict(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
     with pytest.raises(UsageError, match="client 'a' held a part of the model: it has no whole 'local' model"):
         runner.load_models(tmp_path / "run", which="local", data=TOY, model=model)
 
@@ -350,7 +350,7 @@ def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) ->
     return [
         Update(
             client,
-            found.problem.n_train[client],
+            found.task_info.n_train[client],
             Message(
                 {
                     "model": {
@@ -369,7 +369,7 @@ def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
     """Against sums written out tensor by tensor in float64."""
     depths, beta = (3, 2, 1, 1), 0.3
     found = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
-    server = found.server_state(tree.of(task("inclusivefl", lora_targets="none").model))
+    server = found.server_state(tree.state_dict(task("inclusivefl", lora_targets="none").model))
     draws, last = torch.Generator().manual_seed(1), {}
     for index, clients in enumerate(sampled):
         rnd, before = Round(index, sampled=clients), {n: t.double() for n, t in server.trees["model"].items()}
@@ -410,14 +410,14 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
         made("inclusivefl", depths=depths, momentum=momentum, own_heads=own, lora_targets="none")
         for own in (True, False)
     )
-    start = tree.of(task("inclusivefl", lora_targets="none").model)
+    start = tree.state_dict(task("inclusivefl", lora_targets="none").model)
     server, beside = ours.server_state(tree.clone(start)), common.server_state(tree.clone(start))
-    heads = {depth: tree.pick(start, ours.heads) for depth in depths}
+    heads = {depth: tree.select(start, ours.heads) for depth in depths}
     draws = torch.Generator().manual_seed(1)
     for index, clients in enumerate([(0, 1, 2, 3), (1, 3), (0, 2, 3)]):
         rnd = Round(index, sampled=clients)
         for client in range(len(depths)):
-            sent = ours.send(server, client, rnd).trees["model"]
+            sent = ours.server_message(server, client, rnd).trees["model"]
             assert sent.keys() == ours.shared(rnd, client)
             assert all(torch.allclose(sent[n], heads[depths[client]][n], atol=1e-6) for n in ours.heads)
         updates = replies(ours, server.trees["model"], rnd, draws)
@@ -439,7 +439,7 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
 
 
 def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
-    whole = made("inclusivefl").problem
+    whole = made("inclusivefl").task_info
     short = replace(whole, layers=whole.layers[:-2])
     with pytest.raises(UsageError, match=r"own_heads needs a last layer behind all blocks; blocks.1 is in one"):
         find("inclusivefl")(short, None, {"own_heads": True})
@@ -477,7 +477,7 @@ def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, 
     algorithm = found.algorithm(None)
     client_runner = runner.client_runner_of(found, {})
     held = algorithm.submodel(Round(index), 0)
-    client_runner.workspace.load(tree.pick(tree.of(found.model), held), held)
+    client_runner.workspace.load(tree.select(tree.state_dict(found.model), held), held)
     ctx = client_runner._context(algorithm, 0, index, {})
     x, y = TOY.clients[0].train.x[:6], TOY.clients[0].train.y[:6]
     params = client_runner.workspace.params
@@ -498,7 +498,7 @@ def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, 
 
 def test_an_algorithm_outside_a_task_needs_blocks() -> None:
     with pytest.raises(UsageError, match="fedra needs a model of residual blocks"):
-        find("fedra")(Problem((), frozenset(), (1,), 1, 0))
+        find("fedra")(TaskInfo((), frozenset(), (1,), 1, 0))
     assert paths_of_blocks(network("vit")) == ()
 
 
@@ -535,14 +535,14 @@ def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_avera
 def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name: str) -> None:
     """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
     options = {"lora_targets": "none", "random_depths": "true"}
-    played = play(algorithm=name, model=normalising(), bn="local", options=options, rounds=4)
-    algorithm, before = played.engine.algorithm, {client: tree.of(normalising()) for client in range(4)}
+    played = play(algorithm=name, model=normalising(), batchnorm="local", options=options, rounds=4)
+    algorithm, before = played.engine.algorithm, {client: tree.state_dict(normalising()) for client in range(4)}
     held = [[algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)]
     assert any(len(set(each)) > 1 for each in held)
     for index, checkpoint in enumerate(played.checkpoints):
         for client, state in enumerate(checkpoint.clients.values()):
             own = state.trees["model"]
-            assert own.keys() == algorithm.problem.local_only
+            assert own.keys() == algorithm.task_info.never_sent
             moved = {key for key in own if not torch.equal(own[key], before[client][key])}
             assert moved == own.keys() & held[client][index]
             before[client] = own

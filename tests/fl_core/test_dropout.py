@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from fedlayers.diagnostics.measure import instruments
 from fl_core import models, runner, tree
-from fl_core.algorithms import Problem, registry
-from fl_core.algorithms.variates import VARIATE, Corrected
-from fl_core.decision import Instruments
+from fl_core.algorithms import TaskInfo, registry
+from fl_core.algorithms.scaffold import VARIATE, Corrected
 from fl_core.dropout import REPLY_LOST, TIMEOUT, Dropout, read_trace
 from fl_core.errors import UsageError
-from fl_core.execution.home import InProcess, Reply, Request, Train
+from fl_core.execution.client_backend import ClientReply, ClientRequest, LocalClients, TrainRequest
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
 from fl_core.records import store
 from tests.conftest import CONFIG, TOY, every_other, network, play
 
 ALL = sorted(registry())
-PROBLEM = Problem(layers_of(network("plain"), models.example(TOY.shape)), frozenset(), TOY.weights, 1, 0)
-DECIDING = [name for name in ALL if registry()[name].splits and registry()[name](PROBLEM).decides]
+PROBLEM = TaskInfo(layers_of(network("plain"), models.example(TOY.shape)), frozenset(), TOY.weights, 1, 0)
+DECIDING = [name for name in ALL if registry()[name].uses_plan and registry()[name](PROBLEM).decides]
 EVERYONE = range(len(TOY.clients))
 TRACE = ((1, 1), *((2, client) for client in EVERYONE), (3, 0), (3, 2))
 
@@ -82,7 +82,7 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
     """Round 1 lacks one reply, round 2 all, round 3 two: the server and whoever is lost keep what they had."""
     played = play(algorithm=name, model="norm", trace=TRACE, keep_optimizer=True, momentum=0.9)
     states, rows = played.everything(), played.rows
-    fresh = played.engine.home.start("b")
+    fresh = played.engine.clients.start("b")
     before = {kind: tree.digest(each) for kind, each in fresh.trees.items()} | {"meta": fresh.meta}
     assert states[0]["clients"]["b"] == before
     assert states[1]["server"] == states[0]["server"]
@@ -133,7 +133,7 @@ def test_a_decision_waits_for_the_first_reply(name: str) -> None:
     models = [checkpoint.server.trees["model"] for checkpoint in played.checkpoints]
     head = played.engine.algorithm.plan.head_tensors
     assert head
-    assert tree.digest(tree.pick(models[0], head)) == tree.digest(tree.pick(models[2], head))
+    assert tree.digest(tree.select(models[0], head)) == tree.digest(tree.select(models[2], head))
 
 
 def test_a_rate_touches_no_other_draw() -> None:
@@ -170,31 +170,31 @@ def test_a_round_in_which_nobody_answers_in_time_leaves_the_server_as_it_was(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose replies are all lost: over a network it is known only when the time is over."""
-    whole = InProcess.run
+    whole = LocalClients.run
 
-    def run(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+    def run(self: LocalClients, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         for request in requests:
-            late = isinstance(request, Train) and request.rnd.index < 1
-            yield from [Reply(request.client, missing=True)] if late else whole(self, [request])
+            late = isinstance(request, TrainRequest) and request.rnd.index < 1
+            yield from [ClientReply(request.client, missing=True)] if late else whole(self, [request])
 
-    monkeypatch.setattr(InProcess, "run", run)
+    monkeypatch.setattr(LocalClients, "run", run)
     played = play(algorithm=name, rounds=2)
     first, second = played.checkpoints
     assert set(played.values(REPLY_LOST, variant=TIMEOUT)) == {(1, client) for client in "abcd"}
-    assert tree.digest(first.server.trees["model"]) == tree.digest(tree.of(network("plain")))
+    assert tree.digest(first.server.trees["model"]) == tree.digest(tree.state_dict(network("plain")))
     assert not first.server.meta
     assert tree.digest(second.server.trees["model"]) != tree.digest(first.server.trees["model"])
 
 
 def test_who_measured_and_uploaded_too_late_has_the_servers_body_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = InProcess.run
+    whole = LocalClients.run
 
-    def run(self: InProcess, requests: Iterable[Request]) -> Iterator[Reply]:
+    def run(self: LocalClients, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         for request in requests:
-            late = isinstance(request, Train) and request.rnd.exchange == "upload" and request.client == 1
-            yield from [Reply(request.client, missing=True)] if late else whole(self, [request])
+            late = isinstance(request, TrainRequest) and request.rnd.exchange == "upload" and request.client == 1
+            yield from [ClientReply(request.client, missing=True)] if late else whole(self, [request])
 
-    monkeypatch.setattr(InProcess, "run", run)
+    monkeypatch.setattr(LocalClients, "run", run)
     played = play(algorithm="playerfl", rounds=1)
     plan, server = played.engine.algorithm.plan, played.engine.server.trees["model"]
     assert plan is not None

@@ -17,10 +17,10 @@ from torch.nn import functional
 from fl_core import rows, seeds, tree
 from fl_core.algorithms import Message, Round, State, Update, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.decision import Instruments
 from fl_core.engine import Schedule, sampled_clients
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
 from fl_core.scores import CLASSIFICATION, SHOWN
 from fl_core.training.local import Context
 from tests.conftest import CONFIG, SIZES, TOY, every_other, network, play
@@ -167,7 +167,7 @@ def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
 
 def test_a_run_without_training_stays_where_it_was() -> None:
     played = play(algorithm="fedavg", epochs=0, model="norm")
-    assert set(played.server()) == {tree.digest(tree.of(network("norm")))}
+    assert set(played.server()) == {tree.digest(tree.state_dict(network("norm")))}
     assert all(value == 0 for value in played.values("steps").values())
 
 
@@ -262,7 +262,7 @@ def test_a_model_whose_scores_overflow_is_named_too() -> None:
     """One step whose weights are finite and whose logits are not: found when the model is scored."""
     where = r"^fedavg, round 1, client 'a', scoring the local model on validation: \d+ of"
     with pytest.raises(NonFiniteError, match=where):
-        play(algorithm="fedavg", lr=1e30, batch=1000, rounds=1)
+        play(algorithm="fedavg", lr=1e30, batch_size=1000, rounds=1)
 
 
 class Overflowing(FedAvg):
@@ -287,7 +287,7 @@ class Greedy(FedAvg):
                 value.fill_(7.0)
         return super().loss(params, batch, ctx)
 
-    def send(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": server.trees["model"]})
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -353,7 +353,7 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> N
     """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
     found = {}
     for weights, shares in (("samples", TOY.weights), ("uniform", (1,) * len(CLIENTS))):
-        played = play(algorithm=name, rounds=1, weights=weights)
+        played = play(algorithm=name, rounds=1, client_weights=weights)
         local = played.checkpoints[0].models["local"]
         found[weights] = played.checkpoints[0].server.trees["model"]
         for key, value in found[weights].items():

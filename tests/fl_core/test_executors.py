@@ -21,7 +21,7 @@ from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution import executors
-from fl_core.execution.client_runner import FinetuneJob, Result, ScoreJob, TrainJob
+from fl_core.execution.client_runner import FinetuneJob, JobResult, ScoreJob, TrainJob
 from fl_core.execution.executors import Serial, Workers, executor
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
@@ -49,11 +49,11 @@ class Failing(FedAvg):
     name = "failing"
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        if ctx.client >= 1 and self.problem.epochs == 2:
+        if ctx.client >= 1 and self.task_info.epochs == 2:
             raise KeyError(f"no such key at client {ctx.client_name}")
-        if ctx.client >= 1 and self.problem.epochs == 3:
+        if ctx.client >= 1 and self.task_info.epochs == 3:
             raise Tantrum("no luck", ctx.client_name)
-        if ctx.client >= 1 and self.problem.epochs == 4:
+        if ctx.client >= 1 and self.task_info.epochs == 4:
             os._exit(7)
         return super().loss(params, batch, ctx)
 
@@ -93,7 +93,7 @@ CASES += [pytest.param("fedavg", 3, "norm", "adamw kept", marks=pytest.mark.slow
 
 def like(name: str) -> str:
     """An algorithm that makes the same of a model, whose workers serve both; ``fedavg`` leaves it as it is."""
-    made = {each: getattr(kind.build, "__func__", None) for each, kind in registry().items()}
+    made = {each: getattr(kind.wrap_model, "__func__", None) for each, kind in registry().items()}
     return next(each for each in ("fedavg", *ALL) if made[each] is made[name])
 
 
@@ -131,7 +131,7 @@ def test_a_measured_plan_is_the_same_from_workers() -> None:
 
 def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
     task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
-    algorithm, initial = task.algorithm(None), tree.of(task.model)
+    algorithm, initial = task.algorithm(None), tree.state_dict(task.model)
     rnd = Round(0, "train", (0, 1, 2, 3))
     order = [2, 0, 3, 1, 1, 0, 2, 3, 0]
 
@@ -150,7 +150,7 @@ def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
     assert all(result.state.meta == {"m": [1, None]} for result in found[1])
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _plain(result: JobResult) -> dict[str, Any]:
     trees = {**result.message.trees, **{f"state {k}": t for k, t in result.state.trees.items()}}
     assert result.tree is not None
     trees["local"] = result.tree
@@ -160,7 +160,7 @@ def _plain(result: Result) -> dict[str, Any]:
 
 def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     task = runner.assemble(replace(CONFIGS["momentum"], algorithm="fedbabu"), data=TOY, model=network("drop"))
-    algorithm, initial = task.algorithm(task.plan), tree.of(task.model)
+    algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
     odd = {"mask": torch.tensor([True, False]), "half": torch.ones(2).half(), "n": torch.tensor(3), "0": torch.ones(0)}
     rnd = Round(0, "train", (0,))
     results = []
@@ -229,7 +229,7 @@ def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
 )
 def test_what_is_not_finite_is_reported_alike(entry: tuple[int, ...], value: float, said: str) -> None:
     task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
-    algorithm, start = task.algorithm(None), tree.of(task.model)
+    algorithm, start = task.algorithm(None), tree.state_dict(task.model)
     start["fc2.weight"][entry] = value
     start["fc1.bias"] += 10
     messages = []
@@ -245,7 +245,7 @@ def test_what_is_not_finite_is_reported_alike(entry: tuple[int, ...], value: flo
 
 def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> None:
     task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
-    start = tree.of(task.model)
+    start = tree.state_dict(task.model)
     broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
     workers = pool(*POOLS[0])
     workers.use(task.algorithm(None))
@@ -260,7 +260,7 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it()
     assert again == [3, 2, 1, 0, 3]
 
 
-def _each(workers: Workers, jobs: list[TrainJob]) -> Iterator[Result]:
+def _each(workers: Workers, jobs: list[TrainJob]) -> Iterator[JobResult]:
     results = workers.run(jobs)
     assert next(results).client == 0
     assert next(results).client == 1
@@ -332,7 +332,7 @@ class Link:
         self.asked.append(message[1].client)
 
     def recv(self) -> Any:
-        return "ok", Result(self.asked.pop(0))
+        return "ok", JobResult(self.asked.pop(0))
 
 
 def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:

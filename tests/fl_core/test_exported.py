@@ -113,7 +113,7 @@ KINDS = {
     "table": (table, {"client_column": "ward", "label_column": "outcome"}),
     "prepared table": (
         prepared_table,
-        {"client_column": "ward", "label_column": "outcome", "separator": ";", "drop": ["weight"]}
+        {"client_column": "ward", "label_column": "outcome", "separator": ";", "exclude_columns": ["weight"]}
         | {"scale": "standard", "impute": "median"},
     ),
     "parquet": (parquet, {"scale": "robust", "impute": "mean"}),
@@ -156,7 +156,7 @@ def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> 
     own_members(DATASETS)
     x = DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)
 
-    @fl.dataset("of_a_test", clients=2, partition="iid", model="mlp", batch=8, rounds=1, mean=(0.4,), std=(0.2,))
+    @fl.dataset("of_a_test", clients=2, partition="iid", model="mlp", batch_size=8, rounds=1, mean=(0.4,), std=(0.2,))
     def of_a_test():
         """Noise."""
         return x, Y
@@ -170,13 +170,13 @@ def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> 
     assert torch.equal(said.logits, evaluate.predict(trained[client.name], client.test.x))
 
 
-EXTENDING = [name for name, kind in registry().items() if kind.build.__func__ is not Algorithm.build.__func__]
+EXTENDING = [name for name, kind in registry().items() if kind.wrap_model.__func__ is not Algorithm.wrap_model.__func__]
 
 
 @pytest.mark.parametrize("algorithm", every_other(EXTENDING, of=3))
 def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, algorithm: str) -> None:
     model = network(kind_for(algorithm, "norm"))
-    keys = {"algorithm": algorithm, "rounds": 1, "batch": 8, "bn": "drop"}
+    keys = {"algorithm": algorithm, "rounds": 1, "batch_size": 8, "batchnorm": "drop"}
     fl.run(data=TOY, model=model, out=tmp_path / "run", progress=False, **keys)
     which = registry()[algorithm].evaluates
     made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", which=which, client="a", data=TOY, model=model)
@@ -433,12 +433,12 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     mine = "my_net_of_export:net"
     fl.run(dataset="heart", model=mine, model_options={"width": 3}, rounds=1, out="run", progress=False)
-    with pytest.raises(UsageError, match=f"names code as its model, '{mine}'.*--model-code {mine}"):
+    with pytest.raises(UsageError, match=f"names code as its model, '{mine}'.*--allow-code {mine}"):
         fl.export("run", "a", which="global")
     made = fl.export("run", "a", which="global", code=[mine])
     Path("imported").unlink()
     monkeypatch.delitem(__import__("sys").modules, "my_net_of_export")
-    with pytest.raises(UsageError, match=f"a names code as its model, '{mine}'.*--model-code {mine}"):
+    with pytest.raises(UsageError, match=f"a names code as its model, '{mine}'.*--allow-code {mine}"):
         fl.predict("a", X)
     assert not Path("imported").exists()
     assert fl.predict("a", X, code=[mine]).logits.shape == (5, 5)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlayers.diagnostics.representation.mismatch import mismatch, summary
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.contrast import Seen
+from fl_core.algorithms.contrastive import Seen
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
@@ -37,10 +37,10 @@ def client_runner(algorithm: str = "fedpft", kind: str = "norm", **options: Any)
 
 
 def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainJob:
-    algorithm, initial = where.algorithm, tree.of(where.workspace.model)
+    algorithm, initial = where.algorithm, tree.state_dict(where.workspace.model)
     assert algorithm is not None
     rnd = Round(index, "train", (client,))
-    message = algorithm.send(algorithm.server_state(tree.clone(initial)), client, rnd).clone()
+    message = algorithm.server_message(algorithm.server_state(tree.clone(initial)), client, rnd).clone()
     return TrainJob(client, rnd, message, algorithm.client_state(initial, client), keep_local=True)
 
 
@@ -75,7 +75,7 @@ def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest
             algorithm.note = note  # type: ignore[attr-defined]
             ctx = where._context(algorithm, 1, 0, {})
             ctx.trees = job(where).state.trees
-            where.phase(Part(replace(chosen, step="note"), tree.of(where.workspace.model), ctx, {}))
+            where.phase(Part(replace(chosen, step="note"), tree.state_dict(where.workspace.model), ctx, {}))
         for part, size in reached.items():
             found[part] += letter * (size > 0)
     assert found == ROUTES[phase]
@@ -87,7 +87,7 @@ def test_settings_of_the_ablation(setting: str) -> None:
     """Prompts, alternating, contrastive task, and prompts for it: FedPFT, Table 3."""
     ticks = {"I": "", "II": "p", "III": "pa", "IV": "pac", "V": "pacq", "VI": "c", "VII": "pc", "VIII": "pcq"}
     played = play(algorithm="fedpft", options=SETTINGS[setting] | {"queue": 32}, rounds=1)
-    parts = {name.partition(".")[0] for name in played.engine.problem.tensors}
+    parts = {name.partition(".")[0] for name in played.engine.task_info.tensors}
     variants = {r["variant"] for r in played.rows if r["metric"] == "train_loss"}
     found = "p" * ("prompts" in parts) + "a" * ("adapt" in variants) + "c" * ("projection" in parts)
     assert found + "q" * ("contrast_prompts" in parts) == ticks[setting]
@@ -120,7 +120,7 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
     assert algorithm is not None
     for phase in algorithm.phases(Round(0), 0):
         (group,) = phase.groups
-        assert (group.lr, group.slower) == (rate, slower)
+        assert (group.lr, group.lr_divisor) == (rate, slower)
         assert {name.partition(".")[0] for name in group.train} == {"transform"}
         assert phase.lr is None
 
@@ -220,14 +220,14 @@ def test_views_leave_running_statistics_alone_while_adapting() -> None:
     assert any(name.endswith("running_var") for name in shared)
     for name in shared:  # the contrastive task moves its prompts and nothing else
         assert torch.equal(ours[name], theirs[name])
-    start = tree.of(client_runner(queue=16).workspace.model)
+    start = tree.state_dict(client_runner(queue=16).workspace.model)
     assert not torch.equal(ours["contrast_prompts"], start["contrast_prompts"])
 
 
 @pytest.mark.parametrize("algorithm", ["fedpft", "two_stage"])
 def test_tables_have_no_contrastive_task(algorithm: str) -> None:
     table = data.load("heart")
-    config = replace(CONFIG, algorithm=algorithm, batch=16)
+    config = replace(CONFIG, algorithm=algorithm, batch_size=16)
     with pytest.raises(UsageError, match=rf"{algorithm} compares views of images .* fedpft with contrast=false"):
         runner.assemble(config, data=table)
     if algorithm == "fedpft":
@@ -253,11 +253,11 @@ def test_options_are_refused(options: dict[str, Any], message: str) -> None:
 def test_prompts_stay_with_their_client_and_begin_differently(personal_head: bool) -> None:
     options = {"queue": 32, "personal_head": personal_head}
     played = play(algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD)
-    start = tree.of(played.task.model)
+    start = tree.state_dict(played.task.model)
     stays = {"prompts", "contrast_prompts", *(("head.weight", "head.bias") if personal_head else ())}
     first = [played.engine.algorithm.client_state(start, c).trees["model"] for c in range(len(TOY.clients))]
     assert all(own.keys() == stays for own in first)
-    assert len({tree.digest(tree.pick(own, ["prompts"])) for own in first}) == len(first)
+    assert len({tree.digest(tree.select(own, ["prompts"])) for own in first}) == len(first)
     assert float(torch.stack([own["contrast_prompts"] for own in first]).std()) == pytest.approx(0.02, rel=0.1)
     for checkpoint in played.checkpoints:
         for name in stays:
@@ -270,7 +270,7 @@ def test_prompts_stay_with_their_client_and_begin_differently(personal_head: boo
 
 
 def sizes(played: Played, *parts: str) -> int:
-    model = tree.of(played.task.model)
+    model = tree.state_dict(played.task.model)
     return sum(4 * t.numel() for n, t in model.items() if n.partition(".")[0] in parts and t.is_floating_point())
 
 
@@ -292,7 +292,7 @@ def test_bytes_are_those_of_the_shared_parts(options: dict[str, Any], parts: tup
 def test_two_stages_train_and_send_their_own_parts() -> None:
     options = {"queue": 32, "stage_rounds": 2}
     played = play(algorithm="two_stage", options=options, rounds=4, participation=0.5, **HARD)
-    start = tree.of(played.task.model)
+    start = tree.state_dict(played.task.model)
     first, second = sizes(played, "body", "projection"), sizes(played, "body", "transform", "head")
     for metric in ("bytes_down", "bytes_up"):
         assert {k: v for (k, _), v in played.values(metric).items()} == {1: first, 2: first, 3: second, 4: second}
@@ -305,9 +305,9 @@ def test_two_stages_train_and_send_their_own_parts() -> None:
         for client, state in checkpoint.clients.items():
             model = played.engine.algorithm.models(checkpoint.server, state, Round(checkpoint.round))["personal"]
             shared = [name for name in model if name != "prompts"]
-            assert tree.digest(tree.pick(model, shared)) == tree.digest(tree.pick(server, shared)), client
+            assert tree.digest(tree.select(model, shared)) == tree.digest(tree.select(server, shared)), client
     last = played.checkpoints[-1].models["local"].values()
-    assert len({tree.digest(tree.pick(local, ["prompts"])) for local in last}) == len(last)
+    assert len({tree.digest(tree.select(local, ["prompts"])) for local in last}) == len(last)
     kinds = {(r["round"] > 2, r["variant"]) for r in played.rows if r["metric"] == "train_loss"}
     assert kinds == {(False, "contrast"), (False, "contrast/contrast"), (True, "train"), (True, "train/classify")}
 
@@ -323,7 +323,7 @@ def test_watching_the_contrastive_loss_changes_nothing_else() -> None:
 
 
 def test_two_stages_need_to_know_when_the_second_begins() -> None:
-    problem = replace(client_runner("two_stage").algorithm.problem, rounds=0)  # type: ignore[union-attr]
+    problem = replace(client_runner("two_stage").algorithm.task_info, rounds=0)  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="needs a number of rounds for its first stage"):
         find("two_stage")(problem)
     assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))  # type: ignore[attr-defined]
@@ -356,7 +356,7 @@ def digits() -> FederatedData:
 
 
 REAL = replace(
-    CONFIG, dataset="digits", model="mlp", algorithm="fedpft", rounds=6, epochs=3, batch=20, lr=0.1, momentum=0.9,
+    CONFIG, dataset="digits", model="mlp", algorithm="fedpft", rounds=6, epochs=3, batch_size=20, lr=0.1, momentum=0.9,
     eval_every=6, checkpoint_every=6,
 )  # fmt: skip
 

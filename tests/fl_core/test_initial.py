@@ -25,11 +25,11 @@ from fl_core.tokens import SPECIAL, TokenShape
 
 SHORT: dict[str, Any] = {
     "rounds": 2,
-    "batch": 16,
+    "batch_size": 16,
     "lr": 0.02,
     "optimizer": "sgd",
     "checkpoint_every": 1,
-    "samples": 300,
+    "max_samples": 300,
 }
 DIGITS = RunConfig(dataset="digits", partition="iid", clients=3, **SHORT)
 
@@ -56,33 +56,35 @@ def global_model(path: Path) -> dict[str, Tensor]:
 
 
 def three_config(threes: Path, init: Path, **options: Any) -> RunConfig:
-    return RunConfig(dataset=str(threes), model="mlp", init=str(init), **{**SHORT, "samples": None, **options})
+    return RunConfig(dataset=str(threes), model="mlp", init=str(init), **{**SHORT, "max_samples": None, **options})
 
 
 def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
     task = assemble(RunConfig(dataset="digits", partition="iid", clients=2, seed=9, init=str(trained), **SHORT))
     wanted = global_model(trained)
-    found = tree.of(task.model)
+    found = tree.state_dict(task.model)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not task.said
 
 
 def test_running_statistics_that_clients_kept_are_told(tmp_path: Path) -> None:
-    options = {"model_options": {"norm": True}, **SHORT, "batch": 32}
+    options = {"model_options": {"norm": True}, **SHORT, "batch_size": 32}
     for bn in ("local", "global"):
-        config = RunConfig(dataset="large_digits", model="pfedla_cnn", clients=2, partition="iid", bn=bn, **options)
-        runner.run(replace(config, samples=200), tmp_path / bn, progress=False)
-    assert not assemble(replace(config, samples=200, init=str(tmp_path / "global"))).said
-    (note,) = assemble(replace(config, samples=200, init=str(tmp_path / "local"))).said
+        config = RunConfig(
+            dataset="large_digits", model="pfedla_cnn", clients=2, partition="iid", batchnorm=bn, **options
+        )
+        runner.run(replace(config, max_samples=200), tmp_path / bn, progress=False)
+    assert not assemble(replace(config, max_samples=200, init=str(tmp_path / "global"))).said
+    (note,) = assemble(replace(config, max_samples=200, init=str(tmp_path / "local"))).said
     assert note.startswith("running statistics are those that")
     assert str(tmp_path / "local") in note
 
 
 def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained: Path, threes: Path) -> None:
     task = assemble(three_config(threes, trained))
-    fresh = tree.of(models.build("mlp", (1, 8, 8), 3, seed=0))
-    wanted, found = global_model(trained), tree.of(task.model)
+    fresh = tree.state_dict(models.build("mlp", (1, 8, 8), 3, seed=0))
+    wanted, found = global_model(trained), tree.state_dict(task.model)
     for name in found:
         assert torch.equal(found[name], (fresh if name.startswith("fc3.") else wanted)[name]), name
     assert task.said == (f"the classifier 'fc3.linear' starts fresh: {trained} is of 10 classes, the data have 3",)
@@ -111,7 +113,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
     assert kept is not None
     fresh = models.build("mlp", (1, 8, 8), 3)
     models.weights.put(fresh, kept, "the copy")
-    assert torch.equal(tree.of(fresh)["fc2.linear.weight"], global_model(trained)["fc2.linear.weight"])
+    assert torch.equal(tree.state_dict(fresh)["fc2.linear.weight"], global_model(trained)["fc2.linear.weight"])
     assert any(line.startswith("start.safetensors: ") for line in store.Run(cut).verify())
     (cut / store.START).write_bytes(b"x" + (cut / store.START).read_bytes()[1:])
     for reader in (store.Run(cut).verify, lambda: runner.resume(cut, progress=False)):
@@ -199,15 +201,15 @@ def test_words_are_looked_up_by_name(tmp_path: Path) -> None:
     assert sorted(known) == sorted(THERE)
     assert datasets.load(tmp_path / "run.jsonl", partition="iid", clients=2).words == tuple(known)
     model = models.build("text_transformer", TokenShape((64,), 3 + len(HERE)), 2, seed=2, options={"width": 4})
-    fresh, wanted = tree.of(model), tree.of(there)
+    fresh, wanted = tree.state_dict(model), tree.state_dict(there)
     notes = start(model, path, models.example(TokenShape((64,), 3 + len(HERE))), HERE)
     assert notes == [f"2 of 4 words start as {path} has them, the others fresh"]
-    table, theirs = tree.of(model)["embedding.token.weight"], wanted["embedding.token.weight"]
+    table, theirs = tree.state_dict(model)["embedding.token.weight"], wanted["embedding.token.weight"]
     assert torch.equal(table[:3], theirs[:3])
     for k, word in enumerate(HERE):
         row = theirs[3 + known.index(word)] if word in known else fresh["embedding.token.weight"][3 + k]
         assert torch.equal(table[3 + k], row), word
-    assert torch.equal(tree.of(model)["fc1.linear.weight"], wanted["fc1.linear.weight"])
+    assert torch.equal(tree.state_dict(model)["fc1.linear.weight"], wanted["fc1.linear.weight"])
 
 
 def test_tables_of_another_vocabulary_are_refused_where_words_are_not_known(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_every_tensor_is_in_exactly_one_layer(name, by):
     model = build()
     layers = layers_of(model, example, by=by)
     held = [tensor for each in layers for tensor in each.tensors]
-    assert sorted(held) == sorted(tree.live(model))
+    assert sorted(held) == sorted(tree.named_tensors(model))
     parameters = dict(model.named_parameters())
     assert {tensor for each in layers for tensor in each.parameters} == set(parameters)
     assert len(set(names(layers))) == len(layers)
@@ -213,7 +213,7 @@ def test_leaves_no_trace(name, training, fails):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     buffers = {key: (buffer, buffer.clone()) for key, buffer in model.named_buffers()}
-    before = tree.digest(tree.of(model))
+    before = tree.digest(tree.state_dict(model))
     random = torch.get_rng_state()
     if fails:
         model.fail, example = True, torch.zeros(2, 7)
@@ -221,7 +221,7 @@ def test_leaves_no_trace(name, training, fails):
             layers_of(model, example)
     else:
         layers_of(model, example)
-    assert tree.digest(tree.of(model)) == before
+    assert tree.digest(tree.state_dict(model)) == before
     assert torch.equal(torch.get_rng_state(), random)
     assert model.training == training
     assert child.training != training

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fl_core import runner, tree
-from fl_core.algorithms import Problem, find
+from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution.workspace import Workspace
@@ -25,8 +25,8 @@ from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, network
 
 CE = build("cross_entropy")
-SGD = Training(epochs=2, batch=8, lr=0.05, momentum=0.9, weight_decay=0.1)
-ADAMW = Training(epochs=2, batch=8, lr=0.01, optimizer="adamw", weight_decay=0.1)
+SGD = Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.1)
+ADAMW = Training(epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1)
 
 
 class Bench:
@@ -37,9 +37,9 @@ class Bench:
         self.task = runner.assemble(CONFIG, data=TOY, model=self.model)
         self.space = Workspace(self.task.model)
         layers = self.task.layers
-        problem = Problem(layers, frozenset(), TOY.weights, training.epochs, seed)
+        problem = TaskInfo(layers, frozenset(), TOY.weights, training.epochs, seed)
         self.algorithm = find("fedavg")(problem)
-        self.start = tree.of(self.task.model)
+        self.start = tree.state_dict(self.task.model)
 
     def context(self, client: int = 0, rnd: int = 0) -> Context:
         data = TOY.clients[client]
@@ -48,7 +48,7 @@ class Bench:
         )
 
     def phase(self, train: set[str] | None = None, **options: Any) -> Phase:
-        names = self.algorithm.problem.tensors if train is None else frozenset(train)
+        names = self.algorithm.task_info.tensors if train is None else frozenset(train)
         return Phase("train", names, self.training.epochs, **options)
 
     def run(
@@ -71,7 +71,7 @@ class Bench:
 
 
 def names_of(model: nn.Module, *prefixes: str) -> set[str]:
-    return {name for name in tree.live(model) if name.split(".")[0] in prefixes}
+    return {name for name in tree.named_tensors(model) if name.split(".")[0] in prefixes}
 
 
 @given(st.integers(0, 200), st.integers(1, 50), st.booleans())
@@ -88,7 +88,7 @@ def test_batches_cover_every_sample_once(n: int, size: int, whole: bool) -> None
 def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised() -> None:
     client = next(k for k, n in enumerate(TOY.weights) if n % 8 == 1)
     for kind, steps in (("norm", TOY.weights[client] // 8), ("plain", TOY.weights[client] // 8 + 1)):
-        bench = Bench(kind, Training(epochs=1, batch=8))
+        bench = Bench(kind, Training(epochs=1, batch_size=8))
         ctx = bench.context(client)
         bench.run(ctx=ctx)
         assert ctx.work["train/steps"] == steps
@@ -112,7 +112,7 @@ class Spy:
 def batches(kind: str = "plain", seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") -> Tensor:
     bench = Bench(kind, seed=seed)
     spy = Spy(bench)
-    bench.run(bench.phase(stream=stream), ctx=bench.context(client, rnd))
+    bench.run(bench.phase(batch_stream=stream), ctx=bench.context(client, rnd))
     return torch.cat(spy.seen)
 
 
@@ -162,7 +162,7 @@ def test_everything_moves_in_a_full_phase_and_the_result_is_a_copy() -> None:
 
 @pytest.mark.parametrize("change", [{"epochs": 0}, {"names": ()}])
 def test_a_phase_without_epochs_or_tensors_changes_nothing(change: dict[str, Any]) -> None:
-    bench = Bench("norm", Training(epochs=change.get("epochs", 1), batch=8))
+    bench = Bench("norm", Training(epochs=change.get("epochs", 1), batch_size=8))
     phase = bench.phase(set() if "names" in change else None)
     ctx = bench.context()
     result, state = bench.run(phase, ctx=ctx)
@@ -205,11 +205,11 @@ def masks(seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") ->
     drop = bench.space.model.get_submodule("drop")
     drop.register_forward_pre_hook(lambda module, args: (torch.ones(8, 8, requires_grad=True),))
     drop.register_forward_hook(lambda module, args, out: drawn.append(out.detach()))
-    size = Training(epochs=1, batch=8)
+    size = Training(epochs=1, batch_size=8)
     split = TOY.clients[client].train
     whole = Split(split.x[:8], split.y[:8])
     ctx = bench.context(client, rnd)
-    train(bench.space, bench.algorithm, bench.phase(stream=stream), bench.start, whole, size, ctx, {})
+    train(bench.space, bench.algorithm, bench.phase(batch_stream=stream), bench.start, whole, size, ctx, {})
     return drawn[0]
 
 
@@ -223,7 +223,7 @@ def test_dropout_draws_by_seed_round_client_and_stream_and_by_nothing_else() -> 
 
 def fill_with_nan(module: nn.Module) -> None:
     with torch.no_grad():
-        for tensor in tree.live(module).values():
+        for tensor in tree.named_tensors(module).values():
             if tensor.is_floating_point():
                 tensor.fill_(math.nan)
 
@@ -341,7 +341,7 @@ def test_a_kept_state_makes_two_phases_one(optimizer: str) -> None:
         optimiser.zero_grad()
         CE(model(x), y).backward()
         optimiser.step()
-    for name, value in tree.of(model).items():
+    for name, value in tree.state_dict(model).items():
         torch.testing.assert_close(twice[name], value, rtol=1e-4, atol=1e-6)
 
 
@@ -355,7 +355,7 @@ def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> Non
     grads = {name: param.grad for name, param in model.named_parameters()}
     norm = math.sqrt(sum(float((grad**2).sum()) for grad in grads.values() if grad is not None))
     lr, clip = 0.1, None if share is None else share * norm
-    bench = Bench("plain", Training(1, 64, lr=lr, clip=clip))
+    bench = Bench("plain", Training(1, 64, lr=lr, max_grad_norm=clip))
     bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(steps.gradients(batch))  # type: ignore[attr-defined]
     ctx = bench.context()
     found, _ = bench.run(bench.phase(step=step, observe=("norm",)), ctx=ctx, observers={"norm": Norm})
@@ -365,14 +365,14 @@ def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> Non
         torch.testing.assert_close(found[name].double(), wanted, rtol=1e-5, atol=1e-6)
     seen = norm * min(share or 1.0, 1.0) if step else norm  # a step of its own is watched where it is taken
     assert ctx.observed["norm"]["first"] == pytest.approx(seen, rel=1e-5)
-    own, _ = bench.run(bench.phase(step=step, clip=0.1 * norm))
+    own, _ = bench.run(bench.phase(step=step, max_grad_norm=0.1 * norm))
     way = tree.distance(own, bench.start)
     assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), "a phase's own clip takes the place of the run's"
 
 
 @pytest.mark.parametrize("step", ["", "usual"])
 def test_a_gradient_that_is_not_finite_is_named_where_it_is_with_a_clip_too(step: str) -> None:
-    bench = Bench("plain", replace(SGD, clip=1.0))
+    bench = Bench("plain", replace(SGD, max_grad_norm=1.0))
     bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(steps.gradients(batch))  # type: ignore[attr-defined]
     usual = bench.algorithm.loss
     bench.algorithm.odd = lambda params, batch, ctx: (  # type: ignore[attr-defined]
@@ -387,8 +387,8 @@ def test_a_gradient_that_is_not_finite_is_named_where_it_is_with_a_clip_too(step
 
 
 def test_a_phases_clip_is_checked_too() -> None:
-    with pytest.raises(UsageError, match="clip must be above 0, not 0"):
-        Phase("train", frozenset(), 1, clip=0)
+    with pytest.raises(UsageError, match="max_grad_norm must be above 0, not 0"):
+        Phase("train", frozenset(), 1, max_grad_norm=0)
 
 
 @pytest.mark.parametrize(
@@ -398,9 +398,9 @@ def test_a_phases_clip_is_checked_too() -> None:
         ({"lr": 0.0}, "lr must be a number above 0"),
         ({"lr": math.nan}, "lr must be a number above 0"),
         ({"lr": math.inf}, "lr must be a number above 0"),
-        ({"batch": 0}, "batch must be at least 1"),
-        ({"clip": 0.0}, "clip must be above 0"),
-        ({"clip": math.nan}, "clip must be above 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm must be above 0"),
         ({"epochs": -1}, "epochs must be at least 0"),
         ({"momentum": -0.1}, "momentum must be at least 0"),
         ({"weight_decay": math.nan}, "weight_decay must be at least 0"),

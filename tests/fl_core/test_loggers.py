@@ -183,7 +183,7 @@ def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(tmp_path: P
         "import sys; from fedlayers.cli.main import main\n"
         "main('run --rounds 1 --out a'.split())\n"
         "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mlflow', 'mine')])\n"
-        "main('run --rounds 1 --log mine:Dots --out b'.split())\n"
+        "main('run --rounds 1 --logger mine:Dots --out b'.split())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "imported []\n" in done.stdout

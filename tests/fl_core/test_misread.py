@@ -13,7 +13,7 @@ import torch
 from fedlayers.diagnostics import diagnose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
-from fl_core.data import load, of_silos
+from fl_core.data import from_clients, load
 from fl_core.data.federated import digest_of
 from fl_core.data.files import glance
 from fl_core.data.inputs import Inputs
@@ -48,17 +48,17 @@ def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
     x, y = np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2
     if shape == (4, 8, 3):  # a height of 4 with 3 channels, for 4 channels do not go with a width of 3
         with pytest.warns(UserWarning, match="turned"):
-            assert of_silos({"a": (x, y)}).shape == (3, 4, 8)
+            assert from_clients({"a": (x, y)}).shape == (3, 4, 8)
         return
     with pytest.raises(UsageError, match="silo 'a', x: float pictures must have one axis"):
-        of_silos({"a": (x, y)})
+        from_clients({"a": (x, y)})
 
 
 @pytest.mark.parametrize("shape", [(16, 8, 8), (1, 28, 28), (1, 28, 1), (64, 1, 1), (3, 4, 4)])
 def test_other_floats_stay_as_they_are(shape):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert of_silos({"a": (np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2)}).shape == shape
+        assert from_clients({"a": (np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2)}).shape == shape
 
 
 @pytest.mark.parametrize("kind", ["numbers", "words", "silos"])
@@ -67,7 +67,7 @@ def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind
         y = np.resize(values, 60)
         x = np.random.default_rng(0).normal(size=(60, 2))
         if kind == "silos":
-            return of_silos({"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}).classes
+            return from_clients({"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}).classes
         if kind == "numbers":
             return load(save(tmp_path / "n.npz", x=x, y=y), clients=1, partition="iid").classes
         pd.DataFrame({"f": x[:, 0], "g": x[:, 1], "label": y}).to_csv(tmp_path / "w.csv", index=False)
@@ -88,7 +88,7 @@ def test_a_plan_that_was_measured_on_other_data_is_noted(where):
         "run": task.data.digest,
         "tensors": digest_of({c.name: tree.digest({"x": c.train.x, "y": c.train.y}) for c in task.data.clients}),
         "seed": runner.assemble(replace(config, seed=1)).data.digest,
-        "samples": runner.assemble(replace(config, samples=400)).data.digest,
+        "samples": runner.assemble(replace(config, max_samples=400)).data.digest,
         "data": "0" * 64,
     }[where]
     plan = LayerPlan.prefix(task.layers, 1)

@@ -117,14 +117,14 @@ def test_a_layers_representation_is_behind_its_activation_and_the_last_ones_are_
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_every_tensor_is_in_exactly_one_declared_layer(name):
     model = models.build(name, fitting(name)[0], 4)
-    for tensor in tree.live(model) if hasattr(model, "layer_groups") else ():
+    for tensor in tree.named_tensors(model) if hasattr(model, "layer_groups") else ():
         assert sum(tensor.startswith(f"{path}.") for path in model.layer_groups) == 1
 
 
 @pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "isic_cnn", "heart_mlp", "mlp"])
 def test_kaiming_initialisation(name):
     shape = (1000,) if name in ("heart_mlp", "mlp") else fitting(name)[0]
-    for key, parameter in tree.of(models.build(name, shape, 100)).items():
+    for key, parameter in tree.state_dict(models.build(name, shape, 100)).items():
         if key.endswith("bias"):
             assert not parameter.any()
         else:
@@ -251,9 +251,9 @@ def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path
     name = "timm:vit_tiny_patch16_224"
     source = models.build(name, (3, 64, 64), 5, seed=3, options=small)
     path = tmp_path / f"weights.{suffix}"
-    save_file(tree.of(source), path) if suffix == "safetensors" else torch.save(source.state_dict(), path)
+    save_file(tree.state_dict(source), path) if suffix == "safetensors" else torch.save(source.state_dict(), path)
     found = models.build(name, (3, 32, 32), 3, options=small | {"pretrained": str(path)})
-    wanted, there = tree.of(source), tree.of(found)
+    wanted, there = tree.state_dict(source), tree.state_dict(found)
     assert there["pos_embed"].shape == (1, 5, 24)
     for key in there:
         if key != "pos_embed" and not key.startswith("head."):
@@ -394,9 +394,9 @@ def save(path, tensors):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_weights_are_loaded(tmp_path, suffix):
-    source = tree.of(models.build("mlp", TABLE, 3, seed=9))
+    source = tree.state_dict(models.build("mlp", TABLE, 3, seed=9))
     path = save(tmp_path / f"weights.{suffix}", source)
-    assert tree.digest(tree.of(models.build("mlp", TABLE, 3, weights=path))) == tree.digest(source)
+    assert tree.digest(tree.state_dict(models.build("mlp", TABLE, 3, weights=path))) == tree.digest(source)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -409,7 +409,7 @@ def test_weights_are_loaded(tmp_path, suffix):
     ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
-    tensors = tree.of(models.build("mlp", TABLE, 3))
+    tensors = tree.state_dict(models.build("mlp", TABLE, 3))
     change(tensors)
     path = save(tmp_path / f"weights.{suffix}", tensors)
     with pytest.raises(UsageError, match=says):

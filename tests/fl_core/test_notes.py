@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fl_core import runner
-from fl_core.data import FederatedData, load, of_silos
+from fl_core.data import FederatedData, from_clients, load
 from fl_core.data.notes import notes
 from tests.conftest import CONFIG, TOY, network
 
@@ -23,7 +23,7 @@ def table(n: int = 60, clients: tuple[str, ...] = ("north", "south"), **changed:
     if "column" in changed:
         x[:, 2] = changed["column"]
     y = changed.get("y", np.arange(len(x)) % 2)
-    return of_silos({name: (x[k * n : (k + 1) * n], y[k * n : (k + 1) * n]) for k, name in enumerate(clients)})
+    return from_clients({name: (x[k * n : (k + 1) * n], y[k * n : (k + 1) * n]) for k, name in enumerate(clients)})
 
 
 NUMBERS = np.arange(120)
@@ -78,7 +78,7 @@ def test_nothing_is_said_of_ordinary_data(name: str) -> None:
     assert notes(TOY) == []
 
 
-@pytest.mark.parametrize("options", [{}, {"over": "fedbn"}])
+@pytest.mark.parametrize("options", [{}, {"base": "fedbn"}])
 def test_keeping_normalisations_of_a_model_without_any_is_noted(options: dict[str, str]) -> None:
     config = replace(CONFIG, algorithm="vanilla" if options else "fedbn", options=options)
     plain, normalised = (runner.assemble(config, data=TOY, model=network(kind)).notes() for kind in ("plain", "norm"))
@@ -93,7 +93,7 @@ def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on() -> 
         again = x.copy()
         again[200 : 200 + copies] = x[:copies]  # at the other client
         y = np.arange(200) % 2
-        data = of_silos({"north": (again[:200], y), "south": (again[200:], y)})
+        data = from_clients({"north": (again[:200], y), "south": (again[200:], y)})
         train = {row.tobytes() for client in data.clients for row in client.train.x.numpy()}
         known = {
             split: [row.tobytes() in train for client in data.clients for row in client.split(split).x.numpy()]

@@ -47,7 +47,7 @@ def test_body_and_head_divide_the_tensors():
     assert PLAN.names == ("fc1", "fc2", "fc10", "unused")
     assert [layer.name for layer in PLAN.body] == ["fc1", "fc2"]
     assert [layer.name for layer in PLAN.head] == ["fc10", "unused"]
-    assert PLAN.body_tensors | PLAN.head_tensors == set(tree.live(net()))
+    assert PLAN.body_tensors | PLAN.head_tensors == set(tree.named_tensors(net()))
     assert not PLAN.body_tensors & PLAN.head_tensors
     assert {"norm.running_mean", "norm.num_batches_tracked", "fc1.bias"} <= PLAN.body_tensors
     assert "fc10.weight" in PLAN.head_tensors
@@ -75,7 +75,7 @@ def test_either_side_may_be_empty():
     nothing, everything = LayerPlan(LAYERS, ()), LayerPlan.everything(LAYERS)
     assert nothing.body == everything.head == ()
     assert nothing.body_tensors == everything.head_tensors == frozenset()
-    assert everything.body_tensors == nothing.head_tensors == set(tree.live(net()))
+    assert everything.body_tensors == nothing.head_tensors == set(tree.named_tensors(net()))
     for plan in (nothing, everything):
         plan.check_fits(net())
 

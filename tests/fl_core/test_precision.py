@@ -16,7 +16,7 @@ from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace
 from fl_core.training.local import Training
 
-DIGITS = RunConfig(dataset="digits", samples=120, clients=3, rounds=2, batch=16, precision="bf16")
+DIGITS = RunConfig(dataset="digits", max_samples=120, clients=3, rounds=2, batch_size=16, precision="bf16")
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
@@ -27,7 +27,7 @@ def plain() -> runner.Engine:
 
 def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(plain: runner.Engine) -> None:
     full = runner.run(replace(DIGITS, precision="float32", stack="off"), progress=False)
-    trees = [plain.server.trees["model"], *plain.home.states[plain.names[0]].trees.values()]
+    trees = [plain.server.trees["model"], *plain.clients.states[plain.names[0]].trees.values()]
     assert all(tensor.dtype in (torch.float32, torch.int64) for each in trees for tensor in each.values())
     assert tree.digest(plain.server.trees["model"]) != tree.digest(full.server.trees["model"])
     ours, theirs = (runner.frame(each).query("metric == 'train_loss'")["value"].to_numpy() for each in (plain, full))
@@ -97,7 +97,7 @@ def test_it_is_a_matter_of_when_frozen_layers_are_computed(precision: str) -> No
 def same_bits_in_any_batch(precision: str) -> bool:
     model, x = nn.Linear(64, 64), torch.randn(64, 64)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        return torch.equal(model(x), torch.cat([model(part) for part in x.split(DIGITS.batch or 1)]))
+        return torch.equal(model(x), torch.cat([model(part) for part in x.split(DIGITS.batch_size or 1)]))
 
 
 def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
@@ -105,4 +105,4 @@ def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
         runner.run(replace(DIGITS, precision="fp16"), progress=False)
     with pytest.raises(UsageError, match="precision=bf16 trains clients one by one"):
         runner.run(RunConfig(dataset="heart", precision="bf16", stack="on"), progress=False)
-    assert Training(precision="bf16").words.endswith(", passes in bf16")
+    assert Training(precision="bf16").description.endswith(", passes in bf16")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.algorithms import Problem
+from fl_core.algorithms import TaskInfo
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError
 from fl_core.execution import prefix
-from fl_core.execution.prefix import Outputs, cut
+from fl_core.execution.prefix import FrozenPrefixCache, cut
 from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of
 from fl_core.seeds import torch_seeded
@@ -26,9 +26,9 @@ from fl_core.tree import Tree
 
 CE = build("cross_entropy")
 TRAININGS = {
-    "sgd": Training(epochs=2, batch=8, lr=0.05, weight_decay=0.01),
-    "momentum": Training(epochs=2, batch=8, lr=0.05, momentum=0.9),
-    "adamw": Training(epochs=2, batch=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
+    "sgd": Training(epochs=2, batch_size=8, lr=0.05, weight_decay=0.01),
+    "momentum": Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9),
+    "adamw": Training(epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
 }
 
 
@@ -48,7 +48,7 @@ def samples(n: int = 29, seed: int = 1) -> Split:
 
 
 def starting(model: nn.Module, *prefixes: str) -> frozenset[str]:
-    return frozenset(name for name in tree.live(model) if name.startswith(prefixes))
+    return frozenset(name for name in tree.named_tensors(model) if name.startswith(prefixes))
 
 
 def run(
@@ -61,7 +61,7 @@ def run(
     client: int = 0,
 ) -> Tree:
     layers = layers_of(network(), samples().x[:2])
-    algorithm = kind(Problem(layers, frozenset(), (len(split),), training.epochs, 0))
+    algorithm = kind(TaskInfo(layers, frozenset(), (len(split),), training.epochs, 0))
     ctx = Context("fedavg", 0, client, "a", len(split), CE, space.forward, start, split.y)
     return train(space, algorithm, Phase("p", names, training.epochs), start, split, training, ctx, {})[0]
 
@@ -98,10 +98,10 @@ TRAINED = [("6.",), ("4.",), ("2.",), ("4.", "6."), ("0.",), ("0.0", "6."), ("0.
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("trained", TRAINED, ids="-".join)
 def test_training_is_that_of_the_plain_path(which: str, trained: tuple[str, ...]) -> None:
-    start = tree.of(network())
+    start = tree.state_dict(network())
     names = starting(network(), *trained)
     kept, plain = both(start, names, samples(), training=TRAININGS[which])
-    assert tree.distance(tree.pick(plain, names), tree.pick(start, names)) > 1e-3
+    assert tree.distance(tree.select(plain, names), tree.select(start, names)) > 1e-3
     assert_near(kept, plain)
 
 
@@ -109,7 +109,7 @@ def test_clients_tensors_and_samples_are_not_mixed_up() -> None:
     """One workspace, as the clients of several rounds use it: every result is that of a fresh one."""
     space = Workspace(network())
     head, splits = starting(network(), "6."), [samples(29, seed=1), samples(29, seed=2)]
-    starts = [tree.of(network(seed)) for seed in (0, 1)]
+    starts = [tree.state_dict(network(seed)) for seed in (0, 1)]
     jobs = [(k, s, n) for s in (0, 1, 0) for k in (0, 1) for n in (head, starting(network(), "4.", "6."), head)]
     for client, which, names in [*jobs, (0, 0, starting(network(), "2.")), (1, 1, starting(network(), "0."))]:
         found = run(space, starts[which], names, splits[client], client=client)
@@ -129,12 +129,12 @@ class Doubled(FedAvg):
 
 
 def test_an_algorithm_may_run_the_model_on_anything() -> None:
-    kept, plain = both(tree.of(network()), starting(network(), "6."), samples(), kind=Doubled)
+    kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples(), kind=Doubled)
     assert_near(kept, plain)
 
 
 def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
-    start = tree.of(network())
+    start = tree.state_dict(network())
     start["0.0.weight"].view(-1)[0] = torch.nan
     messages = []
     for keep in (True, False):
@@ -146,13 +146,13 @@ def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
 
 def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(monkeypatch) as seen:
-        space, split, start = Workspace(network()), samples(), tree.of(network())
+        space, split, start = Workspace(network()), samples(), tree.state_dict(network())
         head = starting(network(), "6.")
         after = run(space, start, head, split)
         assert seen == [29], "once for two epochs"
         run(space, after, head, split)
         assert seen == [29], "the head moved, what lies before it did not"
-        run(space, tree.of(network(1)), head, split)
+        run(space, tree.state_dict(network(1)), head, split)
         assert seen == [29, 29]
         run(space, start, starting(network(), "0."), split)
         run(Workspace(network(), keep_frozen=False), start, head, split)
@@ -166,7 +166,7 @@ def test_what_is_kept_has_a_bound_and_the_latest_stay(monkeypatch: pytest.Monkey
     parts = [samples(10, seed=k).x for k in range(4)]
     size = where.outputs(parts[0]).nbytes
     monkeypatch.setattr(prefix, "KEPT", 2 * size)
-    outputs = Outputs()
+    outputs = FrozenPrefixCache()
     with counted(monkeypatch) as seen:
         for client in (0, 1, 0, 1, 2, 1, 2, 0, 2):
             found = outputs.of(client, where, parts[client], parts[client])
@@ -180,7 +180,7 @@ def test_what_is_kept_has_a_bound_and_the_latest_stay(monkeypatch: pytest.Monkey
 
 def test_too_much_to_keep_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "KEPT", 100)
-    kept, plain = both(tree.of(network()), starting(network(), "6."), samples())
+    kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples())
     assert tree.digest(kept) == tree.digest(plain)
 
 
@@ -278,5 +278,5 @@ def test_a_model_with_hooks_is_not_cut(where: tuple[int, ...]) -> None:
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "CHUNK", 7)
-    kept, plain = both(tree.of(network()), starting(network(), "6."), samples())
+    kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples())
     assert_near(kept, plain)

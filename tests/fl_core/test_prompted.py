@@ -72,10 +72,10 @@ TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, proje
 def test_parts_are_as_large_as_in_the_papers_table(name: str) -> None:
     shape, kind = (3, 32, 32), find("fedpft")
     options: dict[str, Any] = {"seed": 0, "shape": shape, "n_classes": 100}
-    built: Any = kind.build(models.build(name, shape, 100), configured(kind, {}), **options)
+    built: Any = kind.wrap_model(models.build(name, shape, 100), configured(kind, {}), **options)
     *wanted, ratio = TABLE_10[name]
     counts = [
-        sum(t.numel() for t in tree.live(built.get_submodule(part)).values())
+        sum(t.numel() for t in tree.named_tensors(built.get_submodule(part)).values())
         for part in ("body", "transform", "head", "projection")
     ]
     assert counts == wanted

@@ -23,22 +23,22 @@ from fl_core import rows, runner, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
-from fl_core.decision import Instruments
 from fl_core.engine import Engine
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
 from fl_core.records import environment, store
 from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
 from tests.networks import Wired
 
 ALL = sorted(registry())
-SPLITTING = sorted(name for name, kind in registry().items() if kind.splits)
+SPLITTING = sorted(name for name, kind in registry().items() if kind.uses_plan)
 HEART = RunConfig(
     rounds=3, eval_every=1, checkpoint_every=1, optimizer="sgd", lr=0.01, momentum=0.9, keep_optimizer=True
 )
-IMAGES: dict[str, Any] = {"dataset": "digits", "samples": 200, "clients": 3, "partition": "iid", "model": "mlp"}
+IMAGES: dict[str, Any] = {"dataset": "digits", "max_samples": 200, "clients": 3, "partition": "iid", "model": "mlp"}
 
 
 def layers(kind: str = "plain") -> Any:
@@ -105,7 +105,7 @@ def test_your_own_model_must_fit_the_data(model: nn.Module, message: str) -> Non
 def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
     path = tmp_path / "wards.csv"
     path.write_text("ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120)))
-    config = RunConfig(dataset=str(path), rounds=1, batch=8)
+    config = RunConfig(dataset=str(path), rounds=1, batch_size=8)
     (note,) = (note for note in runner.assemble(config).notes() if "made-up" in note)
     assert "wards.csv names no clients (--client-column" in note
     assert "dealt to 5 made-up ones by 'dirichlet'" in note
@@ -137,9 +137,9 @@ def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [
-        ({"batch": 1}, (30, 30), "normalises over batches: batch must be at least 2, not 1"),
+        ({"batch_size": 1}, (30, 30), "normalises over batches: batch_size must be at least 2, not 1"),
         ({}, (30, 3), "client 'b' has 1 training|client 'b' has 1 train sample"),
-        ({"bn": "drop"}, (30, 5), "client 'b' has 1 (validation|test) sample"),
+        ({"batchnorm": "drop"}, (30, 5), "client 'b' has 1 (validation|test) sample"),
     ],
 )
 def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: tuple[int, ...], message: str) -> None:
@@ -163,26 +163,26 @@ def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 def test_what_becomes_of_running_statistics(bn: str) -> None:
-    task = runner.assemble(replace(CONFIG, bn=bn), data=TOY, model=network("norm"))
+    task = runner.assemble(replace(CONFIG, batchnorm=bn), data=TOY, model=network("norm"))
     buffers = {f"{m}.{k}" for m in ("bn1", "bn2") for k in ("running_mean", "running_var", "num_batches_tracked")}
-    assert task.problem.local_only == (buffers if bn == "local" else frozenset())
-    assert buffers & task.problem.tensors == (set() if bn == "drop" else buffers)
+    assert task.task_info.never_sent == (buffers if bn == "local" else frozenset())
+    assert buffers & task.task_info.tensors == (set() if bn == "drop" else buffers)
 
 
 def test_a_layer_is_what_by_says() -> None:
     for by, names in (("block", ["conv", "fc1", "fc2"]), ("module", ["conv", "bn1", "fc1", "bn2", "fc2"])):
-        task = runner.assemble(replace(CONFIG, by=by), data=TOY, model=network("norm"))
+        task = runner.assemble(replace(CONFIG, layer_granularity=by), data=TOY, model=network("norm"))
         assert [layer.name for layer in task.layers] == names
 
 
 @pytest.mark.parametrize("bn", ["global", "drop"])
 def test_your_own_model_is_left_as_it_was(bn: str) -> None:
     model = network("norm")
-    before = tree.digest(tree.of(model))
+    before = tree.digest(tree.state_dict(model))
     first, second = (
-        runner.run(replace(CONFIG, bn=bn, rounds=1), data=TOY, model=model, progress=False) for _ in range(2)
+        runner.run(replace(CONFIG, batchnorm=bn, rounds=1), data=TOY, model=model, progress=False) for _ in range(2)
     )
-    assert tree.digest(tree.of(model)) == before
+    assert tree.digest(tree.state_dict(model)) == before
     assert tree.digest(first.server.trees["model"]) == tree.digest(second.server.trees["model"])
 
 
@@ -198,7 +198,7 @@ def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
 
 
 SMALL = {"depth": 3, "width": 8, "heads": 2, "patch": 4}
-DEEP: dict[str, Any] = {"dataset": "digits", "samples": 400, "model": "vit", "model_options": SMALL}
+DEEP: dict[str, Any] = {"dataset": "digits", "max_samples": 400, "model": "vit", "model_options": SMALL}
 RARE: dict[str, Any] = {"optimizer": "adamw", "momentum": 0.0, "eval_every": 2, "checkpoint_every": 2}
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": name, **(DEEP if find(name).needs_blocks else {})} for name in ALL},
@@ -381,7 +381,7 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed:
     path = undisturbed(case)
     checkpoint = store.Run(path).checkpoint(2)
     local, task = runner.load_models(path, 2, "local")
-    assert {k: tree.digest(tree.of(m)) for k, m in local.items()} == {
+    assert {k: tree.digest(tree.state_dict(m)) for k, m in local.items()} == {
         k: tree.digest(t) for k, t in checkpoint.models["local"].items()
     }
     engine = runner.resume(path, instruments=instruments(), progress=False)  # it is done: this only reads
@@ -390,12 +390,12 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed:
     found, _ = runner.load_models(path, 2, which)
     for name, model in found.items():
         wanted = algorithm.models(checkpoint.server, checkpoint.clients[name], Round(2))[which]
-        assert tree.digest(tree.of(model)) == tree.digest(wanted)
+        assert tree.digest(tree.state_dict(model)) == tree.digest(wanted)
     assert list(found) == [client.name for client in task.data.clients]
     assert task.data.digest == engine.data.digest
     if algorithm.finetuning(3, 0):
         tuned, _ = runner.load_models(path, "last", "personal")
-        assert {k: tree.digest(tree.of(m)) for k, m in tuned.items()} == {
+        assert {k: tree.digest(tree.state_dict(m)) for k, m in tuned.items()} == {
             k: tree.digest(t) for k, t in store.Run(path).checkpoint().models["personal"].items()
         }
 
@@ -409,12 +409,14 @@ def test_models_that_are_not_there_are_refused(undisturbed: Callable[[str], Path
 
 def test_the_first_epoch_is_the_one_that_playerfl_decides_on(undisturbed: Callable[[str], Path]) -> None:
     task = runner.assemble(replace(HEART, algorithm="playerfl"))
-    before = tree.digest(tree.of(task.model))
-    trained, measured = runner.first_epoch(task, instruments().observers)
-    assert tree.digest(tree.of(task.model)) == before
+    before = tree.digest(tree.state_dict(task.model))
+    trained, measured = runner.train_first_round(task, instruments().observers)
+    assert tree.digest(tree.state_dict(task.model)) == before
     path = undisturbed("playerfl")
     local = store.Run(path).checkpoint(1).models["local"]
-    assert {k: tree.digest(tree.of(m)) for k, m in trained.items()} == {k: tree.digest(t) for k, t in local.items()}
+    assert {k: tree.digest(tree.state_dict(m)) for k, m in trained.items()} == {
+        k: tree.digest(t) for k, t in local.items()
+    }
     why = LayerPlan.load(path / "plan.json").why
     for client, values in why.clients.items():
         importance = torch.tensor(measured[client]["importance"], dtype=torch.float64)
@@ -426,7 +428,7 @@ def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -
     header, _ = rows.read(path / "rows.jsonl")
     task = runner.assemble(replace(HEART, algorithm="playerfl"))
     assert header["data"] == task.data.digest
-    assert header["checkpoint"] == tree.digest(tree.of(task.model))
+    assert header["checkpoint"] == tree.digest(tree.state_dict(task.model))
     assert [layer["name"] for layer in header["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
     environment = json.loads((path / "environment.json").read_text())
     assert environment["versions"]["torch"] == version("torch")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fl_core import models, runner, tree
-from fl_core.algorithms import Problem, Round, find, registry
+from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
 from fl_core.costs import TrainingCost, training_cost, training_flops
 from fl_core.errors import UsageError
@@ -36,7 +36,7 @@ def layers() -> Any:
 
 
 def algorithm(name: str, plan: LayerPlan | None = None, rounds: int = 300, **options: Any) -> Scheduled:
-    made = find(name)(Problem(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options)
+    made = find(name)(TaskInfo(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options)
     assert isinstance(made, Scheduled)
     return made
 
@@ -47,8 +47,8 @@ def everything() -> LayerPlan:
 
 def frozen_layers(made: Scheduled, index: int) -> set[str]:
     frozen = made.frozen(Round(index))
-    found = {layer.name for layer in made.problem.layers if set(layer.tensors) <= frozen}
-    assert frozen == {n for layer in made.problem.layers if layer.name in found for n in layer.tensors}
+    found = {layer.name for layer in made.task_info.layers if set(layer.tensors) <= frozen}
+    assert frozen == {n for layer in made.task_info.layers if layer.name in found for n in layer.tensors}
     return found
 
 
@@ -80,9 +80,9 @@ def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
         ({"unfreeze": "0,1,x"}, "vanilla: unfreeze must be int, not 'x'"),
         ({"unfreeze": "0,1,-2"}, "vanilla: unfreeze must be at least 0"),
         ({"unfreeze": 3}, "vanilla: unfreeze must be a list of int, not 3"),
-        ({"over": "fedbaby"}, "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
-        ({"over": "anti"}, "vanilla over anti: one schedule cannot be laid over another"),
-        ({"over": "fedprox", "nu": 1}, "unknown configuration key of vanilla 'nu': did you mean 'mu'"),
+        ({"base": "fedbaby"}, "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
+        ({"base": "anti"}, "vanilla over anti: one schedule cannot be laid over another"),
+        ({"base": "fedprox", "nu": 1}, "unknown configuration key of vanilla 'nu': did you mean 'mu'"),
         ({"mu": 1}, "unknown configuration key of vanilla 'mu'"),
     ],
 )
@@ -94,11 +94,11 @@ def test_schedules_without_meaning_are_refused(options: dict[str, Any], message:
 @pytest.mark.parametrize("below", ["fedamp", "heurfedamp", "fedfomo", "pfedla", "heurpfedla", "pfedhn"])
 def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(below: str) -> None:
     with pytest.raises(UsageError, match=f"anti over {below}: a schedule needs one model at the server, not one for"):
-        runner.assemble(replace(CONFIG, algorithm="anti", options={"over": below}), data=TOY, model=network("plain"))
+        runner.assemble(replace(CONFIG, algorithm="anti", options={"base": below}), data=TOY, model=network("plain"))
 
 
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
-    below = {"over": "playerfl"}
+    below = {"base": "playerfl"}
     with pytest.raises(UsageError, match="vanilla over playerfl needs a plan; fedper with plan=auto makes its own"):
         runner.assemble(replace(CONFIG, algorithm="vanilla", options=below), data=TOY, model=network("plain"))
     play(algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1)
@@ -106,7 +106,7 @@ def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() 
 
 @pytest.mark.parametrize("over", ["fedbabu", "fedprox", "ditto"])
 def test_a_schedule_crosses_to_a_worker(over: str) -> None:
-    made = algorithm("anti", everything(), unfreeze="0,2,4", over=over)
+    made = algorithm("anti", everything(), unfreeze="0,2,4", base=over)
     again = pickle.loads(pickle.dumps(made))
     assert isinstance(again.inner, find(over))
     assert type(again) is type(made)
@@ -123,7 +123,7 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(name: str, ki
     played = play(
         algorithm=name, model=kind, rounds=4, participation=participation, options={"unfreeze": "1,2"}, **HARD
     )
-    made, start = played.engine.algorithm, tree.of(network(kind))
+    made, start = played.engine.algorithm, tree.state_dict(network(kind))
     assert isinstance(made, Scheduled)
     assert made.plan is not None
     previous = start
@@ -141,7 +141,7 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(name: str, ki
             assert all(torch.equal(local[n], start[n]) for n in still)
         previous = server
     tuned = played.checkpoints[-1].models["personal"].values()
-    assert all(not torch.equal(t[n], start[n]) for t in tuned for n in made.problem.parameters)
+    assert all(not torch.equal(t[n], start[n]) for t in tuned for n in made.task_info.parameters)
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -185,10 +185,10 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below
     common: dict[str, Any] = {"model": "norm", "rounds": 2, "eval_every": 2, "participation": 0.5, **HARD}
     wanted = play(algorithm=below, **common)
     plan = runner.assemble(
-        replace(CONFIG, algorithm=name, options={"over": below}), data=TOY, model=network("norm")
+        replace(CONFIG, algorithm=name, options={"base": below}), data=TOY, model=network("norm")
     ).plan
     assert plan is not None
-    found = play(algorithm=name, options={"over": below, "unfreeze": (0,) * len(plan.body)}, **common)
+    found = play(algorithm=name, options={"base": below, "unfreeze": (0,) * len(plan.body)}, **common)
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()
     told = [r | {"algorithm": ""} for r in found.rows if r["metric"] != "trained"]
@@ -200,9 +200,9 @@ SHARING = ("fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto",
 
 @pytest.mark.parametrize(("name", "below"), over(2, [*SHARING, "fedlama", "local", "local_adaptation"]))
 def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
-    options = {"over": below, "unfreeze": "0,2"}
+    options = {"base": below, "unfreeze": "0,2"}
     played = play(algorithm=name, rounds=4, participation=0.5, options=options, eval_every=4, **HARD)
-    made, start = played.engine.algorithm, tree.of(network("plain"))
+    made, start = played.engine.algorithm, tree.state_dict(network("plain"))
     assert isinstance(made, Scheduled)
     late = {"fc2.weight", "fc2.bias"} if name == "vanilla" else {"fc1.weight", "fc1.bias"}
     assert made.frozen(Round(1)) == late
@@ -217,9 +217,9 @@ def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
 
 
 def test_a_schedule_takes_the_keys_of_what_is_below() -> None:
-    strong, weak = (play(algorithm="vanilla", options={"over": "fedprox", "mu": mu}).server() for mu in ("2", 0))
+    strong, weak = (play(algorithm="vanilla", options={"base": "fedprox", "mu": mu}).server() for mu in ("2", 0))
     assert strong != weak
-    assert play(algorithm="vanilla", options={"over": "fedavg"}).server() == weak
+    assert play(algorithm="vanilla", options={"base": "fedavg"}).server() == weak
 
 
 def paper_cnn() -> tuple[torch.nn.Module, Any]:
@@ -231,7 +231,7 @@ def paper_cnn() -> tuple[torch.nn.Module, Any]:
 def cost(name: str) -> TrainingCost:
     """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
     model, found = paper_cnn()
-    problem = Problem(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
+    problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
     made = find(name)(problem, LayerPlan.all_but_last(found) if name != "fedavg" else None)
     return training_cost(made, Workspace(model), (1, 28, 28), 10)
 
@@ -262,7 +262,7 @@ def test_cost_counts_short_batches_and_phases_that_stop_early(monkeypatch: pytes
     """FedAvg: clients of 7 and 10 samples take 2 batches of 5 each, in 3 epochs of 2 rounds."""
     model, found = paper_cnn()
     space = Workspace(model)
-    made = find("fedavg")(Problem(found, frozenset(), (7, 10), 3, 0, rounds=2))
+    made = find("fedavg")(TaskInfo(found, frozenset(), (7, 10), 3, 0, rounds=2))
     each = training_flops(space, (1, 28, 28), frozenset(space.live))
     found_cost = training_cost(made, space, (1, 28, 28), 5)
     assert found_cost.naive == 582_026 * 2 * 3 * (2 + 2)

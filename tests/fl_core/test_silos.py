@@ -10,7 +10,7 @@ import torch
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.data import of_silos
+from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
 
@@ -28,7 +28,7 @@ def silos(sizes: dict[str, int] | None = None) -> dict[str, tuple[torch.Tensor, 
 
 def test_every_sample_is_once_with_its_silo_and_its_label() -> None:
     given = silos()
-    data = of_silos(given, name="pumps")
+    data = from_clients(given, name="pumps")
     assert (data.name, data.shape, data.classes) == ("pumps", (2, 5), ("4", "7"))
     assert [client.name for client in data.clients] == ["north", "south"]
     for client in data.clients:
@@ -42,22 +42,24 @@ def test_every_sample_is_once_with_its_silo_and_its_label() -> None:
 
 def test_the_order_given_stays_and_so_does_the_digest() -> None:
     given = silos({"z": 20, "a": 20})
-    assert [client.name for client in of_silos(given).clients] == ["z", "a"]
-    assert of_silos(given).digest == of_silos(given).digest
-    assert of_silos(given).digest != of_silos(given, seed=1).digest
-    assert of_silos(given, splits=(0.5, 0.25, 0.25)).weights == (10, 10)
+    assert [client.name for client in from_clients(given).clients] == ["z", "a"]
+    assert from_clients(given).digest == from_clients(given).digest
+    assert from_clients(given).digest != from_clients(given, seed=1).digest
+    assert from_clients(given, splits=(0.5, 0.25, 0.25)).weights == (10, 10)
 
 
 def test_arrays_images_and_names_of_classes() -> None:
     images = {name: (np.full((30, 6, 6), k * 255, np.uint8), np.arange(30) % 2) for k, name in enumerate("ab")}
-    data = of_silos(images, classes=("calm", "fault"))
+    data = from_clients(images, classes=("calm", "fault"))
     assert data.shape == (1, 6, 6)
     assert data.classes == ("calm", "fault")
     assert [float(client.train.x.mean()) for client in data.clients] == [0.0, 1.0]
 
 
 def test_a_run_takes_it() -> None:
-    engine = runner.run(RunConfig(algorithm="fedper", rounds=2, batch=8), data=of_silos(silos()), progress=False)
+    engine = runner.run(
+        RunConfig(algorithm="fedper", rounds=2, batch_size=8), data=from_clients(silos()), progress=False
+    )
     frame = runner.frame(engine)
     assert set(frame["client"]) >= {"north", "south"}
 
@@ -98,4 +100,4 @@ def with_hole() -> dict[str, Any]:
 )
 def test_what_does_not_fit_is_named(given: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        of_silos(given, **options)
+        from_clients(given, **options)

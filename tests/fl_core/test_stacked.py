@@ -17,9 +17,9 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution import stacked
-from fl_core.execution.client_runner import ClientRunner, FinetuneJob, Result, ScoreJob, TrainJob
+from fl_core.execution.client_runner import ClientRunner, FinetuneJob, JobResult, ScoreJob, TrainJob
 from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.stacked import Stacked, stacks
+from fl_core.execution.stacked import BatchedClients, stacks
 from fl_core.records.store import Checkpoint
 from fl_core.training.local import Context
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
@@ -27,7 +27,7 @@ from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, 
 TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {"weight_decay": 0.01},
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
-    "clipped": {"momentum": 0.9, "clip": 0.6},
+    "clipped": {"momentum": 0.9, "max_grad_norm": 0.6},
     "weighted": {"class_weights": "1,2,0.5"},
     "adam": {"optimizer": "adam", "lr": 0.01, "amsgrad": True},
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
@@ -42,12 +42,14 @@ def fine(data: FederatedData) -> FederatedData:
     return replace(data, clients=tuple(clients))
 
 
-def sites(algorithm: str = "fedavg", model: nn.Module | None = None, **changes: Any) -> tuple[Serial, Stacked, Any]:
+def sites(
+    algorithm: str = "fedavg", model: nn.Module | None = None, **changes: Any
+) -> tuple[Serial, BatchedClients, Any]:
     """One by one and together, in float64, with the algorithm loaded."""
     config = replace(CONFIG, epochs=2, algorithm=algorithm, **changes)
     task = runner.assemble(config, data=TOY, model=model or network("plain"))
     runs = []
-    for kind in (Serial, Stacked):
+    for kind in (Serial, BatchedClients):
         client_runner = ClientRunner(
             task.model.double(), fine(TOY), task.config.training, task.criterion, task.layers, {}, keep_frozen=False
         )
@@ -59,15 +61,15 @@ def sites(algorithm: str = "fedavg", model: nn.Module | None = None, **changes: 
 def jobs(
     task: Any, order: tuple[int, ...] = (0, 1, 2, 3), index: int = 0, states: Mapping[int, State] | None = None
 ) -> Iterator[TrainJob]:
-    algorithm, initial = task.algorithm(task.plan), tree.of(task.model)
+    algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
     rnd = Round(index, "train", order)
     for client in order:
-        message = algorithm.send(State({"model": initial}), client, rnd).clone()
+        message = algorithm.server_message(State({"model": initial}), client, rnd).clone()
         state = (states or {}).get(client) or algorithm.client_state(initial, client)
         yield TrainJob(client, rnd, message, state, ("test",), keep_local=True)
 
 
-def assert_alike(ours: Result, theirs: Result) -> None:
+def assert_alike(ours: JobResult, theirs: JobResult) -> None:
     assert ours.client == theirs.client
     assert ours.tree is not None
     assert theirs.tree is not None
@@ -102,7 +104,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("batch", [8, 7, 1000])
 def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> None:
     """Clients of 18 to 27 samples: unequal numbers of steps, and short last batches."""
-    serial, together, task = sites(batch=batch, **TRAININGS[which])
+    serial, together, task = sites(batch_size=batch, **TRAININGS[which])
     assert len({len(client.train) for client in TOY.clients}) == 4
     wanted = list(serial.run(jobs(task)))
     assert alone == [0, 1, 2, 3]
@@ -111,7 +113,7 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
     for ours, theirs in zip(found, wanted, strict=True):
         assert_alike(ours, theirs)
         assert theirs.tree is not None
-        assert tree.distance(theirs.tree, tree.of(task.model)) > 0.01
+        assert tree.distance(theirs.tree, tree.state_dict(task.model)) > 0.01
 
 
 @pytest.mark.parametrize("which", TRAININGS)
@@ -119,7 +121,7 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
 def test_kept_states_go_on_though_clients_differ_in_steps(algorithm: str, which: str, alone: list[int]) -> None:
     """Sampled unequally often, with unequal numbers of batches; Vanilla's layers begin to train one after another."""
     options = {"unfreeze": (0, 2)} if algorithm == "vanilla" else {}
-    changes = {"batch": 5, "rounds": 4, "options": options, "keep_optimizer": True, **TRAININGS[which]}
+    changes = {"batch_size": 5, "rounds": 4, "options": options, "keep_optimizer": True, **TRAININGS[which]}
     serial, together, task = sites(algorithm, **changes)
     ours, theirs = dict[int, State](), dict[int, State]()
     for index, order in enumerate([(0, 1, 2), (1, 2), (3, 2, 0, 1), (0, 1, 2, 3)]):
@@ -140,11 +142,13 @@ def test_kept_states_go_on_though_clients_differ_in_steps(algorithm: str, which:
 
 def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients clip as the run does, two each by a number of their own."""
-    serial, together, task = sites(batch=8, momentum=0.9, clip=0.6)
+    serial, together, task = sites(batch_size=8, momentum=0.9, max_grad_norm=0.6)
     kind, clips = type(task.algorithm(None)), {0: None, 1: 0.2, 2: None, 3: 0.2}
     usual = kind.phases
     monkeypatch.setattr(
-        kind, "phases", lambda self, rnd, c: tuple(replace(each, clip=clips[c]) for each in usual(self, rnd, c))
+        kind,
+        "phases",
+        lambda self, rnd, c: tuple(replace(each, max_grad_norm=clips[c]) for each in usual(self, rnd, c)),
     )
     wanted, found = list(serial.run(jobs(task))), list(together.run(jobs(task)))
     assert alone == [0, 1, 2, 3], "nobody is trained alone in the stack"
@@ -152,7 +156,7 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
     for ours, theirs in zip(found, wanted, strict=True):
         assert_alike(ours, theirs)
         assert ours.tree is not None
-        ways.append(tree.distance(ours.tree, tree.of(task.model)))
+        ways.append(tree.distance(ours.tree, tree.state_dict(task.model)))
     assert min(ways[0], ways[2]) > max(ways[1], ways[3]) > 0
 
 
@@ -164,7 +168,7 @@ def test_every_algorithm_gives_the_same(name: str) -> None:
     serial = play(algorithm=name, **least)
     config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
     task = runner.assemble(config, data=TOY, model=network("plain"))
-    found = play(algorithm=name, executor=Stacked(client_runner_of(task)), **least)
+    found = play(algorithm=name, executor=BatchedClients(client_runner_of(task)), **least)
     for ours, theirs in zip(found.checkpoints, serial.checkpoints, strict=True):
         held, wanted = everything(ours), everything(theirs)
         assert held.keys() == wanted.keys()
@@ -209,7 +213,7 @@ def test_stacks_of_any_size_give_results_in_order(limit: int, monkeypatch: pytes
 
 def test_other_jobs_are_done_too() -> None:
     serial, together, task = sites("local_adaptation")
-    start = tree.of(task.model)
+    start = tree.state_dict(task.model)
     asked = [FinetuneJob(0, 3, start), ScoreJob(1, start, ("train",)), FinetuneJob(2, 3, start)]
     for ours, theirs in zip(together.run(asked), serial.run(asked), strict=True):
         assert ours.scores == theirs.scores
@@ -230,7 +234,7 @@ class Own(FedAvg):
 def test_an_objective_of_its_own_is_not_stacked(alone: list[int]) -> None:
     serial, together, task = sites()
     for runs in (serial, together):
-        runs.use(Own(task.problem))
+        runs.use(Own(task.task_info))
     found = list(together.run(jobs(task)))
     assert alone == [0, 1, 2, 3]
     for ours, theirs in zip(found, serial.run(jobs(task)), strict=True):
@@ -248,7 +252,7 @@ def test_other_models_are_not_stacked(model: str, alone: list[int]) -> None:
 
 def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone: list[int]) -> None:
     _, together, task = sites()
-    broken = {name: torch.full_like(value, torch.nan) for name, value in tree.of(task.model).items()}
+    broken = {name: torch.full_like(value, torch.nan) for name, value in tree.state_dict(task.model).items()}
     asked = list(jobs(task))
     asked[2].message = Message({"model": broken})
     results = together.run(asked)
@@ -282,7 +286,7 @@ def test_which_models_are_stacked(which: str) -> None:
 
 
 def test_the_choice_is_recorded_and_obeyed() -> None:
-    for wanted, kind, found in (("auto", Stacked, "on"), ("off", Serial, "off")):
+    for wanted, kind, found in (("auto", BatchedClients, "on"), ("off", Serial, "off")):
         task = runner.assemble(replace(CONFIG, stack=wanted), data=TOY, model=network("plain"))
         assert task.config.stack == found
         assert type(executor(client_runner_of(task), 0, task.config.stack == "on")) is kind

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fl_core import seeds, tree
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.base import Problem, Round, State
+from fl_core.algorithms.base import Round, State, TaskInfo
 from fl_core.errors import NonFiniteError
-from fl_core.execution.client_runner import ClientRunner, Result, TrainJob
+from fl_core.execution.client_runner import ClientRunner, JobResult, TrainJob
 from fl_core.training.local import Context, Group, Phase, Training
 from fl_core.training.losses import build
 from fl_core.training.steps import Batch, Steps
@@ -29,8 +29,8 @@ HEAD = frozenset(LAYERS[-1].tensors)
 class Stepping(FedAvg):
     """FedAvg in whatever phases a test gives it."""
 
-    def __init__(self, *phases: Phase, problem: Problem | None = None) -> None:
-        super().__init__(problem or Problem(LAYERS, frozenset(), TOY.weights, 2, 0))
+    def __init__(self, *phases: Phase, task_info: TaskInfo | None = None) -> None:
+        super().__init__(task_info or TaskInfo(LAYERS, frozenset(), TOY.weights, 2, 0))
         self.given = phases
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
@@ -55,13 +55,13 @@ class Stepping(FedAvg):
     seen = 0
 
 
-def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> Result:
+def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> JobResult:
     algorithm = Stepping(*phases)
     client_runner = ClientRunner(network("plain"), TOY, training, build("cross_entropy"), LAYERS, {})
     client_runner.algorithm = algorithm
-    initial = tree.of(network("plain"))
+    initial = tree.state_dict(network("plain"))
     rnd = Round(0, "train", (client,))
-    message = algorithm.send(State({"model": initial}), client, rnd)
+    message = algorithm.server_message(State({"model": initial}), client, rnd)
     return client_runner.run(
         TrainJob(client, rnd, message, state or algorithm.client_state(initial, client), keep_local=True)
     )
@@ -102,7 +102,7 @@ def test_a_group_trains_at_its_own_rates() -> None:
 @pytest.mark.parametrize("lr", [None, 0.6])
 def test_a_slower_group_has_a_part_of_the_phases_rate(lr: float | None) -> None:
     usual = HARD.lr if lr is None else lr
-    found = model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, slower=10),)))
+    found = model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr_divisor=10),)))
     assert same(found, model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr=usual / 10),))))
     assert not same(found, model(Phase("train", ALL, 2, lr=lr)))
 
@@ -125,13 +125,13 @@ def test_state_of_a_kept_optimiser_survives_groups(keep: bool) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
 def test_a_phase_stops_after_its_steps(steps: int) -> None:
     found = trained(Phase("train", ALL, 2, steps=steps))
-    n, per_epoch = len(TOY.clients[1].train), -(-len(TOY.clients[1].train) // HARD.batch)
+    n, per_epoch = len(TOY.clients[1].train), -(-len(TOY.clients[1].train) // HARD.batch_size)
     taken = min(steps, 2 * per_epoch)
     assert found.work["train/steps"] == taken
     epochs, rest = divmod(taken, per_epoch)
-    assert found.work["train/samples"] == epochs * n + rest * HARD.batch
+    assert found.work["train/samples"] == epochs * n + rest * HARD.batch_size
     assert found.tree is not None
-    assert same(found.tree, tree.of(network("plain"))) == (steps == 0)
+    assert same(found.tree, tree.state_dict(network("plain"))) == (steps == 0)
     whole = trained(Phase("train", ALL, 2))
     assert whole.tree is not None
     assert same(found.tree, whole.tree) == (steps >= 2 * per_epoch)
@@ -169,20 +169,20 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
             seen["phase"].append(batch[0])
             for stream in ("a", "b"):
                 x, y = steps.draw(stream)
-                assert len(x) == len(y) == HARD.batch
+                assert len(x) == len(y) == HARD.batch_size
                 seen[stream].append(x)
 
     client_runner = ClientRunner(network("plain"), TOY, HARD, build("cross_entropy"), LAYERS, {})
     client_runner.algorithm = algorithm = Drawing(Phase("train", ALL, 2, step="draws"))
-    initial = tree.of(network("plain"))
+    initial = tree.state_dict(network("plain"))
     rnd, job_state = Round(3, "train", (1,)), State({"model": {}})
-    client_runner.run(TrainJob(1, rnd, algorithm.send(State({"model": initial}), 1, rnd), job_state))
+    client_runner.run(TrainJob(1, rnd, algorithm.server_message(State({"model": initial}), 1, rnd), job_state))
     every = [x for batches in seen.values() for x in batches]
     assert not any(torch.equal(every[i], every[j]) for i in range(len(every)) for j in range(i))
     x = TOY.clients[1].train.x
     draws = seeds.torch_generator(0, "batches", 3, 1, "main/a")
     for batch in seen["a"]:
-        assert torch.equal(batch, x[torch.randperm(len(x), generator=draws)[: HARD.batch]])
+        assert torch.equal(batch, x[torch.randperm(len(x), generator=draws)[: HARD.batch_size]])
 
 
 def test_a_loss_that_is_not_finite_is_refused_in_a_step_of_ones_own() -> None:

@@ -56,7 +56,7 @@ def samples(federated: FederatedData, *splits: str) -> np.ndarray:
     return x[np.argsort(indices)]
 
 
-@pytest.mark.parametrize("how", [{"columns": ["one", "age"]}, {"drop": ["dose"]}])
+@pytest.mark.parametrize("how", [{"columns": ["one", "age"]}, {"exclude_columns": ["dose"]}])
 def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[str, Any]) -> None:
     path = written(tmp_path / "t.csv", frame())
     federated = data.load(path, **how)
@@ -70,13 +70,13 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"drop": ["doze"]}, r"\(drop\) 'doze': did you mean 'dose'"),
+        ({"exclude_columns": ["doze"]}, r"\(exclude_columns\) 'doze': did you mean 'dose'"),
         ({"columns": ["label"]}, "column 'label' is the label and no feature"),
-        ({"drop": ["client"]}, "column 'client' is the client"),
-        ({"columns": ["age"], "drop": ["one"]}, "give one of them"),
+        ({"exclude_columns": ["client"]}, "column 'client' is the client"),
+        ({"columns": ["age"], "exclude_columns": ["one"]}, "give one of them"),
         ({"columns": ["age", "age"]}, "names 'age' twice"),
         ({"columns": "age"}, "must be names of columns"),
-        ({"drop": ["age", "dose", "one"]}, "no column of features"),
+        ({"exclude_columns": ["age", "dose", "one"]}, "no column of features"),
         ({"separator": ""}, "separator must be one character"),
         ({"encoding": "utf-7000"}, "unknown encoding 'utf-7000'"),
         ({"scale": "standrad"}, "did you mean 'standard'"),
@@ -95,7 +95,9 @@ def test_a_label_that_is_not_there_is_named_among_words(tmp_path: Path) -> None:
         data.load(tmp_path / "t.csv")
 
 
-@pytest.mark.parametrize("how", [{"columns": ["a"]}, {"drop": ["a"]}, {"separator": ";"}, {"encoding": "latin-1"}])
+@pytest.mark.parametrize(
+    "how", [{"columns": ["a"]}, {"exclude_columns": ["a"]}, {"separator": ";"}, {"encoding": "latin-1"}]
+)
 def test_data_without_columns_refuse_to_choose_them(tmp_path: Path, how: dict[str, Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
     for named in ("digits", tmp_path / "a.npz"):
@@ -160,7 +162,7 @@ def test_labels_of_arrays_can_be_words(tmp_path: Path, kind: str, classes: tuple
     x, y = np.arange(60.0)[:, None], np.array(["ill", "well", "so so"] * 20)
     named = {} if classes is None else {"classes": np.array(classes)}
     if kind == "silos":
-        federated = data.of_silos({"a": (x, y), "b": (x, pd.Series(y, dtype=object))}, classes=classes)
+        federated = data.from_clients({"a": (x, y), "b": (x, pd.Series(y, dtype=object))}, classes=classes)
     elif kind == "one":
         np.savez(tmp_path / "a.npz", x=x, y=y, **named)
         federated = data.load(tmp_path / "a.npz", partition="iid", clients=2)
@@ -230,9 +232,11 @@ def test_tables_are_taken_as_they_are_unless_asked(tmp_path: Path) -> None:
 
 def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", frame(holes=True))
-    with pytest.raises(UsageError, match=r"column 'dose', line 2: the cell is empty; --impute .* --drop dose leaves"):
+    with pytest.raises(
+        UsageError, match=r"column 'dose', line 2: the cell is empty; --impute .* --exclude-columns dose leaves"
+    ):
         data.load(path)
-    assert data.load(path, drop=["dose"]).shape == (2,)
+    assert data.load(path, exclude_columns=["dose"]).shape == (2,)
     table = frame()
     table["dose"] = np.nan
     with pytest.raises(UsageError, match=r"no training sample has a value in column dose.*drop it"):
@@ -243,7 +247,7 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_p
         data.load(tmp_path / "a.npz")
     assert (samples(data.load(tmp_path / "a.npz", impute="mean"), *SPLITS) == 1).all()
     silos = {"a": (x, np.arange(60) % 2)}
-    assert (samples(data.of_silos(silos, impute="median"), *SPLITS) == 1).all()
+    assert (samples(data.from_clients(silos, impute="median"), *SPLITS) == 1).all()
 
 
 @pytest.mark.parametrize("how", [{"scale": "standard"}, {"impute": "mean"}])
@@ -267,10 +271,12 @@ def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
 
 def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "t.csv", frame(holes=True))
-    config = RunConfig(dataset=str(path), rounds=2, batch=8, drop=["one"], scale="standard", impute="median")
+    config = RunConfig(
+        dataset=str(path), rounds=2, batch_size=8, exclude_columns=["one"], scale="standard", impute="median"
+    )
     runner.run(config, tmp_path / "run", progress=False, until=1)
     stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
-    assert stored == data.load(path, drop=["one"], scale="standard", impute="median").preprocessing
+    assert stored == data.load(path, exclude_columns=["one"], scale="standard", impute="median").preprocessing
     assert stored.columns == ("age", "dose")
 
     def again(*_: Any) -> None:

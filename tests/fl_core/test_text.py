@@ -162,7 +162,7 @@ def test_a_shape_of_tokens_survives_copies():
 
 def by_hand(model, ids):
     """The architecture in numpy's terms, one sample at a time and without padding."""
-    own = {name: tensor.double() for name, tensor in tree.of(model).items()}
+    own = {name: tensor.double() for name, tensor in tree.state_dict(model).items()}
     found = []
     for row in ids:
         row = row[row != PAD]
@@ -232,7 +232,13 @@ def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
 def test_a_run_on_texts_learns_and_is_read_back(tmp_path, algorithm):
     path = write(tmp_path / "t.jsonl")
     config = RunConfig(
-        dataset=str(path), algorithm=algorithm, rounds=4, batch=8, lr=1e-2, model_options={"width": 16}, eval_every=1
+        dataset=str(path),
+        algorithm=algorithm,
+        rounds=4,
+        batch_size=8,
+        lr=1e-2,
+        model_options={"width": 16},
+        eval_every=1,
     )
     runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
     _, rows = store.Run(tmp_path / "run").rows()

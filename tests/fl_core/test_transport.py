@@ -11,7 +11,7 @@ import torch
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.execution.client_runner import FinetuneJob, Result, ScoreJob, TrainJob
+from fl_core.execution.client_runner import FinetuneJob, JobResult, ScoreJob, TrainJob
 from fl_core.execution.transport import ALLOCATOR, Channel, Slot, allocator_settings
 from fl_core.tree import Tree
 
@@ -34,8 +34,8 @@ def messages() -> list[Any]:
         TrainJob(3, Round(1, "train", (3, 4)), message, state, ("test",), keep_local=True),
         FinetuneJob(1, 2, ODD),
         ScoreJob(0, ODD, ("test",), "personal", 4),
-        Result(2, message, state, ODD, {"test": {"loss": 0.5}}, {"train/steps": 3}),
-        Result(2),
+        JobResult(2, message, state, ODD, {"test": {"loss": 0.5}}, {"train/steps": 3}),
+        JobResult(2),
     ]
 
 

@@ -38,26 +38,26 @@ def network() -> nn.Module:
 
 def test_of_holds_each_tensor_once_and_copies():
     net = network()
-    found = tree.of(net)
+    found = tree.state_dict(net)
     norm = {f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
     assert set(found) == {"embedding.weight", "out.bias", "mask"} | norm
-    tree.check_unaliased({**found, **{f"net.{name}": tensor for name, tensor in tree.live(net).items()}})
+    tree.check_unaliased({**found, **{f"net.{name}": tensor for name, tensor in tree.named_tensors(net).items()}})
     assert not any(tensor.requires_grad for tensor in found.values())
 
 
 def test_load_is_the_inverse_of_of_and_keeps_ties():
     source, target = network(), network()
     source.norm.num_batches_tracked += 3
-    tree.load(target, tree.of(source))
-    assert tree.digest(tree.of(target)) == tree.digest(tree.of(source))
+    tree.load(target, tree.state_dict(source))
+    assert tree.digest(tree.state_dict(target)) == tree.digest(tree.state_dict(source))
     assert target.out.weight is target.embedding.weight
     assert target.out.weight.requires_grad
 
 
 def test_load_is_strict_and_does_nothing_when_it_refuses():
     net = network()
-    before = tree.digest(tree.of(net))
-    full = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in tree.of(net).items()}
+    before = tree.digest(tree.state_dict(net))
+    full = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in tree.state_dict(net).items()}
     lacking = {name: tensor for name, tensor in full.items() if name != "out.bias"}
     with pytest.raises(UsageError, match=r"only in the model: out\.bias"):
         tree.load(net, lacking)
@@ -65,7 +65,7 @@ def test_load_is_strict_and_does_nothing_when_it_refuses():
         tree.load(net, {**full, "extra": torch.zeros(1)})
     with pytest.raises(UsageError, match=r"'out\.bias'.*\(5,\) in the model, \(1,\) in the tree"):
         tree.load(net, {**full, "out.bias": torch.zeros(1)})
-    assert tree.digest(tree.of(net)) == before
+    assert tree.digest(tree.state_dict(net)) == before
 
 
 def test_clone_shares_nothing_and_is_contiguous():
@@ -78,17 +78,17 @@ def test_clone_shares_nothing_and_is_contiguous():
 
 def test_pick_keeps_order_and_identity():
     full = {name: torch.zeros(1) for name in ("fc2", "fc1", "fc10")}
-    picked = tree.pick(full, ["fc1", "fc2"])
+    picked = tree.select(full, ["fc1", "fc2"])
     assert list(picked) == ["fc2", "fc1"]
     assert picked["fc1"] is full["fc1"]
     with pytest.raises(KeyError, match="fc"):
-        tree.pick(full, ["fc"])
+        tree.select(full, ["fc"])
 
 
 def test_sub_and_distance_against_numpy():
     a, b = random_tree(0), random_tree(1)
     steps = {"n": torch.tensor(3)}
-    difference = tree.sub({**a, **steps}, {**b, **steps})
+    difference = tree.subtract({**a, **steps}, {**b, **steps})
     assert list(difference) == list(a)
     for name in a:
         np.testing.assert_array_equal(difference[name].numpy(), a[name].numpy() - b[name].numpy())
@@ -102,7 +102,7 @@ def test_distance_of_small_steps_does_not_vanish():
     assert tree.distance(a, {"w": torch.zeros(1000)}) == pytest.approx(1e-25 * math.sqrt(1000), rel=1e-6)
 
 
-@pytest.mark.parametrize("function", [tree.sub, tree.distance, tree.check_same])
+@pytest.mark.parametrize("function", [tree.subtract, tree.distance, tree.check_same])
 def test_trees_of_different_models(function):
     with pytest.raises(UsageError, match=r"only in one: fc1; only in the other: fc10"):
         function({"fc1": torch.zeros(1)}, {"fc10": torch.zeros(1)})

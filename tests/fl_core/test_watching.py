@@ -18,7 +18,7 @@ from fl_core.algorithms.averaging import LocalAdaptation
 from fl_core.errors import NonFiniteError
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, ScoreJob, TrainJob
 from fl_core.execution.prefix import hooked
-from fl_core.execution.stacked import Stacked
+from fl_core.execution.stacked import BatchedClients
 from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, play
@@ -153,8 +153,8 @@ def client_runner_for(cause: Cause, step: str | None = "") -> tuple[ClientRunner
     task = runner.assemble(config, data=replace(TOY, clients=clients), model=network(cause.between))
     made = {"objective": staticmethod(cause.loss) if cause.loss else None, "step": step}
     client_runner = client_runner_of(task)
-    client_runner.use(task.algorithm(None) if step is None else type("Own", (Own,), made)(task.problem))
-    start = tree.of(task.model)
+    client_runner.use(task.algorithm(None) if step is None else type("Own", (Own,), made)(task.task_info))
+    start = tree.state_dict(task.model)
     cause.start(start)
     return client_runner, start
 
@@ -178,7 +178,7 @@ def test_the_error_says_who_and_when_and_what_was_not_finite_first(name: str, st
 def test_it_does_so_of_clients_that_are_trained_together(name: str) -> None:
     client_runner, start = client_runner_for(CAUSES[name], None)
     with pytest.raises(NonFiniteError) as caught:
-        list(Stacked(client_runner).run([job(start), job(start, 3)]))
+        list(BatchedClients(client_runner).run([job(start), job(start, 3)]))
     assert str(caught.value).startswith("local_adaptation, round 5, client 'c', phase 'train': ")
     assert CAUSES[name].said in str(caught.value)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, runner, seeds, tree
-from fl_core.algorithms import Problem, find
+from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace, memory_format, pool_first
@@ -24,9 +24,9 @@ from tests.networks import Wired
 
 CE = build("cross_entropy")
 TRAININGS = {
-    "sgd": Training(epochs=2, batch=8, lr=0.05, weight_decay=0.01),
-    "momentum": Training(epochs=2, batch=8, lr=0.05, momentum=0.9),
-    "adamw": Training(epochs=2, batch=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
+    "sgd": Training(epochs=2, batch_size=8, lr=0.05, weight_decay=0.01),
+    "momentum": Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9),
+    "adamw": Training(epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
 }
 
 
@@ -50,8 +50,8 @@ def trained(
     model: nn.Module, training: Training, split: Split, memory: str = "auto", kept: Tree | None = None
 ) -> tuple[Tree, Tree]:
     space = Workspace(model, memory=memory)
-    start = tree.of(model)
-    algorithm = find("fedavg")(Problem((), frozenset(), (len(split),), training.epochs, 0))
+    start = tree.state_dict(model)
+    algorithm = find("fedavg")(TaskInfo((), frozenset(), (len(split),), training.epochs, 0))
     ctx = Context("fedavg", 0, 0, "a", len(split), CE, space.forward, start, split.y)
     phase = Phase("train", frozenset(start), training.epochs)
     return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
@@ -70,11 +70,11 @@ def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
     draws = seeds.torch_generator(0, "batches", 0, 0, "main")
     for _ in range(training.epochs):
         order = torch.randperm(len(split), generator=draws)
-        for part in batch_slices(len(split), training.batch, whole=True):
+        for part in batch_slices(len(split), training.batch_size, whole=True):
             optimizer.zero_grad()
             CE(model(split.x[order[part]]), split.y[order[part]]).backward()
             optimizer.step()
-    return tree.of(model)
+    return tree.state_dict(model)
 
 
 def assert_near(found: Tree, wanted: Tree, within: float = 1e-10) -> None:
@@ -126,10 +126,10 @@ def test_the_format_is_recorded_and_obeyed(kind: str, wanted: str) -> None:
 
 def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
     model = colours()
-    before, strides = tree.digest(tree.of(model)), [p.stride() for p in model.parameters()]
+    before, strides = tree.digest(tree.state_dict(model)), [p.stride() for p in model.parameters()]
     space = Workspace(model)
-    space.load({name: torch.zeros_like(value) for name, value in tree.of(model).items()})
-    assert tree.digest(tree.of(model)) == before
+    space.load({name: torch.zeros_like(value) for name, value in tree.state_dict(model).items()})
+    assert tree.digest(tree.state_dict(model)) == before
     assert [p.stride() for p in model.parameters()] == strides
     inner = space.params["4.weight"]
     assert inner.is_contiguous(memory_format=torch.channels_last)
@@ -143,7 +143,7 @@ def test_training_is_the_plain_loop(which: str, memory: str) -> None:
     model, split = colours(), samples()
     found, _ = trained(model, TRAININGS[which], split, memory)
     wanted = by_hand(model, TRAININGS[which], split)
-    assert tree.distance(wanted, tree.of(model)) > 0.1
+    assert tree.distance(wanted, tree.state_dict(model)) > 0.1
     assert_near(found, wanted)
 
 

@@ -56,7 +56,7 @@ def test_the_limit_holds_with_default_flags(limit: str) -> None:
     which = {"ditto": "personal" if other == "local" else "global", "per_fedavg": "global"}.get(algorithm, "")
     found = models(played(algorithm, shared, options), which)
     assert found == models(played(other, shared if other == "fedper" else None))
-    assert tree.digest(tree.of(TASK.model)) not in found, "the models must move"
+    assert tree.digest(tree.state_dict(TASK.model)) not in found, "the models must move"
 
 
 def test_these_runs_take_the_faster_path() -> None:

@@ -108,9 +108,9 @@ class Summed(AllLarge):
     """AllLarge with DepthFL's model and the sum of its classifiers' losses."""
 
     name = "summed"
-    adds = DepthFL.adds
+    added_modules = DepthFL.added_modules
     Config = _Config
-    build = DepthFL.build
+    wrap_model = DepthFL.wrap_model
     loss = DepthFL.loss  # type: ignore[assignment]
 
 

@@ -13,7 +13,7 @@ from fedlayers.remote import federation
 from fl_core import runner
 from fl_core.algorithms import registry
 from tests.conftest import TOY, every_other
-from tests.federation.test_loopback import link
+from tests.federation.test_in_memory import link
 from tests.identities.digests import TABLE, TEN, config_for, digests, machine
 
 STORED = json.loads(TABLE.read_text(encoding="utf-8"))

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fl_core import models, tree
-from fl_core.algorithms import Problem, Round, State, Update, base, find
+from fl_core.algorithms import Round, State, TaskInfo, Update, base, find
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.algorithms.options import configured
-from fl_core.built import Built, Plain
 from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
+from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import layers_of
 from fl_core.training.local import Group, Phase, Training
 from fl_core.training.losses import build
@@ -30,12 +30,12 @@ class OnTheModule(FedAvg):
     """FedAvg with a rate of its own for one part of the model."""
 
     name = "on_the_module"
-    adds = FedPFT.adds
+    added_modules = FedPFT.added_modules
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        part = frozenset(name for name in self.problem.tensors if name.startswith("transform."))
-        every = self.problem.tensors
-        return (Phase("train", every, self.problem.epochs, groups=(Group(part, lr=BARE["transform_lr"]),)),)
+        part = frozenset(name for name in self.task_info.tensors if name.startswith("transform."))
+        every = self.task_info.tensors
+        return (Phase("train", every, self.task_info.epochs, groups=(Group(part, lr=BARE["transform_lr"]),)),)
 
 
 @pytest.fixture(autouse=True)
@@ -47,23 +47,25 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def servers(algorithm: str, options: dict[str, Any], kind: str, training: Training) -> list[tree.Tree]:
     """The server's model after each of three rounds with all clients, in float64."""
     plain, x = network(kind), models.example(TOY.shape)
-    before, old = Plain(plain), layers_of(plain, x)
+    before, old = BaseModel(plain), layers_of(plain, x)
     chosen = find("fedpft")
-    model = chosen.build(plain, configured(chosen, BARE | options), shape=TOY.shape, n_classes=TOY.n_classes, seed=3)
-    built = Built(before, model, FedPFT.adds, x, "block")
+    model = chosen.wrap_model(
+        plain, configured(chosen, BARE | options), shape=TOY.shape, n_classes=TOY.n_classes, seed=3
+    )
+    built = ExtendedModel(before, model, FedPFT.added_modules, x, "block")
     model = model.double()
-    problem = Problem(built.layers(old), built.personal, DATA.weights, training.epochs, 3)
+    problem = TaskInfo(built.layers(old), built.personal, DATA.weights, training.epochs, 3)
     made = find(algorithm)(problem, None, BARE | options if algorithm == "fedpft" else None)
     serial = Serial(ClientRunner(model, DATA, training, build("cross_entropy"), problem.layers, {}))
     serial.use(made)
-    start = tree.of(model)
+    start = tree.state_dict(model)
     server = made.server_state(tree.clone(start))
     states: list[State] = [made.client_state(tree.clone(start), c) for c in range(len(DATA.clients))]
     found = []
     for index in range(3):
         rnd = Round(index, "train", tuple(range(len(states))))
         updates = []
-        jobs = [TrainJob(c, rnd, made.send(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
+        jobs = [TrainJob(c, rnd, made.server_message(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
         for result in serial.run(jobs):
             states[result.client] = result.state
             updates.append(Update(result.client, DATA.weights[result.client], result.message))

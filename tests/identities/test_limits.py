@@ -38,8 +38,8 @@ SETTINGS = [
     Setting("dropout", "drop", SGD),
     Setting("unused layer with decay", "unused", SGD),
     Setting("batch norm global", "norm", SGD),
-    Setting("batch norm local", "norm", ADAMW | {"bn": "local"}),
-    Setting("batch norm drop", "norm", SGD | {"bn": "drop"}),
+    Setting("batch norm local", "norm", ADAMW | {"batchnorm": "local"}),
+    Setting("batch norm drop", "norm", SGD | {"batchnorm": "drop"}),
     Setting("two of four clients", options=SGD | {"participation": 0.5}),
     Setting("dropout, optimiser kept, two of four", "drop", ADAMW | {"keep_optimizer": True, "participation": 0.5}),
 ]
@@ -206,10 +206,10 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
         assemble(replace(CONFIG, algorithm=each, options=given), data=TOY, model=network(kind))
         for each, given in (("fedavg", {}), (name, options))
     )
-    algorithm, start = found.algorithm(found.plan), tree.of(found.model)
-    assert all(torch.equal(start[n], t) for n, t in tree.of(plain.model).items() if n in start)
+    algorithm, start = found.algorithm(found.plan), tree.state_dict(found.model)
+    assert all(torch.equal(start[n], t) for n, t in tree.state_dict(plain.model).items() if n in start)
     server = algorithm.server_state(tree.clone(start))
-    common = start.keys() - found.problem.local_only
+    common = start.keys() - found.task_info.never_sent
     assert common
     for client in range(len(TOY.clients)):
         state = algorithm.client_state(tree.clone(start), client)

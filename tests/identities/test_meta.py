@@ -46,7 +46,7 @@ def epochs(client: int, count: int, take: Callable[[Tensor, Tensor], None]) -> N
 def test_a_client_receives_and_sends_one_model(name: str) -> None:
     """Of as many parameters as FedAvg's, and the floating statistics; what it keeps to itself never travels."""
     played = play(algorithm=name, model="norm", rounds=2, participation=0.5)
-    floats = sum(t.numel() for t in tree.of(network("norm")).values() if t.is_floating_point())
+    floats = sum(t.numel() for t in tree.state_dict(network("norm")).values() if t.is_floating_point())
     for metric in ("bytes_down", "bytes_up"):
         found = played.values(metric, variant="")
         assert len(found) == 4
@@ -89,14 +89,14 @@ def test_one_inner_and_one_outer_step_of_pfedme_are_a_step_of_fedavg() -> None:
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_pfedme_without_a_pull_never_moves_the_global_model(beta: float) -> None:
     played = play(algorithm="pfedme", options={"lam": 0, "beta": beta})
-    assert set(played.server()) == {tree.digest(tree.of(network("plain")))}
+    assert set(played.server()) == {tree.digest(tree.state_dict(network("plain")))}
     personal = played.models("personal")[-1]
     assert len(set(personal)) == len(personal), "while the personal models learn"
 
 
 def test_beta_mixes_parameters_and_never_running_statistics() -> None:
     """With beta = 0 the parameters stay, with 2 they go twice as far; statistics are the clients' mean throughout."""
-    start = tree.of(network("norm"))
+    start = tree.state_dict(network("norm"))
     found = {
         beta: play(algorithm="pfedme", model="norm", options={"beta": beta}, rounds=1).checkpoints[0].server.trees
         for beta in (0.0, 1.0, 2.0)
@@ -233,7 +233,7 @@ def losses(model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = Non
     )
     client_runner, algorithm = client_runner_of(task), task.algorithm(None)
     client_runner.algorithm = algorithm
-    tree.load(client_runner.workspace.model, tree.of(model))
+    tree.load(client_runner.workspace.model, tree.state_dict(model))
     ctx = client_runner._context(algorithm, 0, 0, {})
     ctx.labels = labels
     x, y = TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8] if y is None else y
@@ -321,7 +321,10 @@ def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
     assert torch.equal(found.model.eval()(x), plain.model.eval()(x))
     assert [layer.name for layer in found.layers] == [*(layer.name for layer in plain.layers), "personal"]
     assert all(layer.output in dict(found.model.named_modules()) for layer in found.layers)
-    sent = [t.algorithm(None).send(State({"model": tree.of(t.model)}), 0, Round(0)).bytes for t in (plain, found)]
+    sent = [
+        t.algorithm(None).server_message(State({"model": tree.state_dict(t.model)}), 0, Round(0)).bytes
+        for t in (plain, found)
+    ]
     assert sent[0] == sent[1]
 
 
@@ -338,7 +341,7 @@ def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:
 def test_variants_are_checked() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
     with pytest.raises(UsageError, match="unknown variant of per_fedavg 'fho'"):
-        find("per_fedavg")(task.problem, None, {"variant": "fho"})
+        find("per_fedavg")(task.task_info, None, {"variant": "fho"})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_core import models, tree
-from fl_core.algorithms import Problem, Round, State, Update, find
+from fl_core.algorithms import Round, State, TaskInfo, Update, find
 from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
 from fl_core.layers import layers_of
@@ -19,7 +19,7 @@ from tests.conftest import TOY, network
 from tests.identities.test_limits import Setting, local, run, settings
 from tests.identities.test_references import DATA, check_close, initial, plain_training
 
-SGD: dict[str, Any] = {"epochs": 2, "batch": 8, "lr": 0.05}
+SGD: dict[str, Any] = {"epochs": 2, "batch_size": 8, "lr": 0.05}
 
 
 def rounds(
@@ -29,10 +29,10 @@ def rounds(
     model, data = network(kind).double(), DATA
     layers = layers_of(model, models.example(TOY.shape).double())
     buffers = frozenset(name for layer in layers for name in layer.buffers)
-    chosen = find(algorithm)(Problem(layers, buffers, data.weights, training.epochs, 3), None, options)
+    chosen = find(algorithm)(TaskInfo(layers, buffers, data.weights, training.epochs, 3), None, options)
     serial = Serial(ClientRunner(model, data, training, build("cross_entropy"), layers, {}))
     serial.use(chosen)
-    start = tree.of(model)
+    start = tree.state_dict(model)
     server, states = (
         chosen.server_state(tree.clone(start)),
         [chosen.client_state(tree.clone(start), c) for c in range(len(data.clients))],
@@ -40,7 +40,7 @@ def rounds(
     after = []
     for index in range(count):
         rnd = Round(index, "train", tuple(range(len(states))))
-        jobs = [TrainJob(c, rnd, chosen.send(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
+        jobs = [TrainJob(c, rnd, chosen.server_message(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
         updates = []
         for result in serial.run(jobs):
             states[result.client] = result.state
@@ -115,7 +115,7 @@ def test_fedamps_pull_is_to_the_clients_own_mixture(name: str) -> None:
     model = network("plain").double()
     layers = layers_of(model, models.example(TOY.shape).double())
     options = {"lam": 0.7, "alpha": 2.0, "sigma": 50.0, "start": "own"}
-    chosen = find(name)(Problem(layers, frozenset(), DATA.weights, 2, 3), None, options)
+    chosen = find(name)(TaskInfo(layers, frozenset(), DATA.weights, 2, 3), None, options)
     draw = torch.Generator().manual_seed(5)
     uploads = [
         {n: t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in initial().items()}
@@ -126,7 +126,10 @@ def test_fedamps_pull_is_to_the_clients_own_mixture(name: str) -> None:
     serial = Serial(ClientRunner(model, DATA, Training(**SGD), build("cross_entropy"), layers, {}))
     serial.use(chosen)
     rnd = Round(0, "train", tuple(range(len(uploads))))
-    jobs = [TrainJob(c, rnd, chosen.send(server, c, rnd).clone(), State({"model": uploads[c]})) for c in rnd.sampled]
+    jobs = [
+        TrainJob(c, rnd, chosen.server_message(server, c, rnd).clone(), State({"model": uploads[c]}))
+        for c in rnd.sampled
+    ]
     for result in serial.run(jobs):
         client = result.client
         weights = chosen.weights(server, client, rnd)[0]  # type: ignore[attr-defined]

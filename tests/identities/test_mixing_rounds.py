@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_core import models
-from fl_core.algorithms import Problem, find
+from fl_core.algorithms import TaskInfo, find
 from fl_core.algorithms.hypernetworks import PFedLA
 from fl_core.layers import layers_of
 from fl_core.training.local import Training
@@ -22,7 +22,7 @@ from tests.conftest import TOY, network
 from tests.identities.test_variates import LR, SEED, UNEVEN, Run, check_close, initial, plain_steps
 
 Tree = dict[str, Tensor]
-TRAINING, ROUNDS, N = Training(epochs=2, batch=8, lr=LR), 5, len(UNEVEN.clients)
+TRAINING, ROUNDS, N = Training(epochs=2, batch_size=8, lr=LR), 5, len(UNEVEN.clients)
 EVERYONE = range(N)
 
 
@@ -109,7 +109,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
     options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
     run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
     layers = layers_of(network("plain").double(), models.example(TOY.shape).double())
-    drawn = find(name)(Problem(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED), None, options)
+    drawn = find(name)(TaskInfo(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED), None, options)
     assert isinstance(drawn, PFedLA)
     server = drawn.server_state(initial())
     nets = [{n: t.double() for n, t in drawn.network(server, i).items()} for i in EVERYONE]

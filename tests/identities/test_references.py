@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fl_core import models, seeds, tree
-from fl_core.algorithms import Problem, Round, State, Update, find
+from fl_core.algorithms import Round, State, TaskInfo, Update, find
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
@@ -46,16 +46,16 @@ def one_round(
     """The server and the clients after a round of the real thing, in float64."""
     model = network("plain").double()
     layers = layers_of(model, models.example(TOY.shape).double())
-    problem = Problem(layers, frozenset(), DATA.weights, training.epochs, SEED)
+    problem = TaskInfo(layers, frozenset(), DATA.weights, training.epochs, SEED)
     plan = None if plan_cut is None else LayerPlan.prefix(layers, plan_cut)
     chosen = find(algorithm)(problem, plan, options)
     serial = Serial(ClientRunner(model, DATA, training, build("cross_entropy"), layers, {}))
     serial.use(chosen)
-    initial = tree.of(model)
+    initial = tree.state_dict(model)
     server = State({"model": tree.clone(initial)})
     clients = [chosen.client_state(tree.clone(initial), c) for c in range(len(DATA.clients))]
     rnd = Round(0, "train", tuple(range(len(clients))))
-    jobs = (TrainJob(c, rnd, chosen.send(server, c, rnd), clients[c]) for c in rnd.sampled)
+    jobs = (TrainJob(c, rnd, chosen.server_message(server, c, rnd), clients[c]) for c in rnd.sampled)
     updates = []
     for result in serial.run(jobs):
         clients[result.client] = result.state
@@ -114,7 +114,7 @@ def check_close(found: Tree, wanted: Tree) -> None:
 
 
 def initial() -> Tree:
-    return tree.of(network("plain").double())
+    return tree.state_dict(network("plain").double())
 
 
 def moved(found: Tree) -> bool:
@@ -200,5 +200,5 @@ def test_the_weighted_mean_is_numpys(drawn: tuple[list[int], int, int]) -> None:
 
 
 def test_the_mean_of_one_tree_is_that_tree_bit_for_bit() -> None:
-    one = tree.of(nn.Linear(7, 5))
+    one = tree.state_dict(nn.Linear(7, 5))
     assert tree.digest(tree.mean([one], [12_345])) == tree.digest(one)

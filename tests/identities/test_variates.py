@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_core import models, seeds, tree
-from fl_core.algorithms import Problem, Round, State, Update, find
+from fl_core.algorithms import Round, State, TaskInfo, Update, find
 from fl_core.data import FederatedData
 from fl_core.engine import sampled_clients
 from fl_core.errors import UsageError
@@ -45,7 +45,7 @@ class Run:
         model = network("plain").double()
         layers = layers_of(model, models.example(TOY.shape).double())
         self.data, self.participation = data, participation
-        chosen = find(algorithm)(Problem(layers, frozenset(), data.weights, training.epochs, SEED), None, options)
+        chosen = find(algorithm)(TaskInfo(layers, frozenset(), data.weights, training.epochs, SEED), None, options)
         serial = Serial(ClientRunner(model, data, training, build("cross_entropy"), layers, {}))
         serial.use(chosen)
         server = chosen.server_state(initial())
@@ -53,7 +53,10 @@ class Run:
         self.servers, self.clients, self.local = [_copy(server)], [[_copy(c) for c in clients]], [{}]
         for index in range(rounds):
             rnd = Round(index, "train", self.sampled(index))
-            jobs = (TrainJob(c, rnd, chosen.send(server, c, rnd), clients[c], keep_local=True) for c in rnd.sampled)
+            jobs = (
+                TrainJob(c, rnd, chosen.server_message(server, c, rnd), clients[c], keep_local=True)
+                for c in rnd.sampled
+            )
             updates = []
             self.local.append({})
             for result in serial.run(jobs):
@@ -77,7 +80,7 @@ def _copy(state: State) -> State:
 
 
 def initial() -> Tree:
-    return tree.of(network("plain").double())
+    return tree.state_dict(network("plain").double())
 
 
 def plain_steps(
@@ -88,7 +91,7 @@ def plain_steps(
     x, y = data.clients[client].train.x, data.clients[client].train.y
     draws = seeds.torch_generator(SEED, "batches", index, client, "main")
     for _ in range(training.epochs):
-        for chosen in torch.randperm(len(y), generator=draws).split(training.batch):
+        for chosen in torch.randperm(len(y), generator=draws).split(training.batch_size):
             leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
             hidden = x[chosen].flatten(1)
             for fc in ("fc1", "fc2", "fc3"):
@@ -116,7 +119,7 @@ def zeros() -> Tree:
     return {name: torch.zeros_like(value) for name, value in initial().items()}
 
 
-TRAINING = Training(epochs=2, batch=8, lr=LR)
+TRAINING = Training(epochs=2, batch_size=8, lr=LR)
 
 
 @pytest.mark.parametrize(("participation", "rate"), [(1.0, 1.0), (0.5, 1.0), (0.5, 0.7)])
@@ -147,7 +150,7 @@ def test_scaffold_is_the_papers_option_two(participation: float, rate: float) ->
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_scaffold_with_one_step_of_equal_clients_is_fedavg(optimizer: str) -> None:
     """With everyone taking part the corrections of one gradient cancel in the mean; adaptive steps are not linear."""
-    training = Training(epochs=1, batch=64, lr=LR, optimizer=optimizer)
+    training = Training(epochs=1, batch_size=64, lr=LR, optimizer=optimizer)
     found, wanted = Run("scaffold", EQUAL, training), Run("fedavg", EQUAL, training)
     check_close(found.model(1), wanted.model(1), 1e-10)
     apart = tree.distance(found.model(3), wanted.model(3))

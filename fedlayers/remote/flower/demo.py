@@ -18,7 +18,7 @@ import pandas as pd
 from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.remote.flower.local import FEDLAYERS, Local
 from fedlayers.remote.report import NEVER, add_left
-from fedlayers.studies.compare import Comparison, pretty
+from fedlayers.studies.compare import Comparison, display_name
 from fedlayers.studies.pictures import of_comparison
 from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS
 from fl_core import __version__, interrupts
@@ -115,7 +115,7 @@ class Demo:
         for name, figure in of_comparison(result).items():
             write_atomically(self.out / f"{name}.png", page.figure(figure, CAPTIONS[name]))
             plt.close(figure)
-        page.table(pretty(result.table), result.legend)
+        page.table(display_name(result.table), result.legend)
         page.text("## How it was made")
         rounds = runs["fedavg"].config["rounds"]
         page.text(

@@ -25,7 +25,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.date import now
 
 from fedlayers.remote.flower import environment, keys, wire
-from fedlayers.remote.link import Answers
+from fedlayers.remote.link import RequestHandler
 from fl_core.errors import UsageError, check_known
 
 POLL = 0.3
@@ -197,7 +197,7 @@ def reason_of(log: str) -> str:
     return re.sub(r"^[A-Z]+ *: *", "", said[-1]) if said else ""
 
 
-def serve(answers: Answers, connection: Connection, home: Path, say: Callable[[str], None] = print) -> None:
+def serve(answers: RequestHandler, connection: Connection, home: Path, say: Callable[[str], None] = print) -> None:
     """Answer the server's requests until this process is ended; a supernode that ends is started again.
 
     Args:
@@ -244,7 +244,7 @@ def _clock(connection: Connection) -> str:
         return ""
 
 
-def _attend(answers: Answers, node: Supernode, connected: Callable[[], None]) -> str:
+def _attend(answers: RequestHandler, node: Supernode, connected: Callable[[], None]) -> str:
     """Carry out the supernode's tasks until it ends; why it has."""
     while not node.connected():
         if reason := node.ended():
@@ -267,7 +267,7 @@ def _attend(answers: Answers, node: Supernode, connected: Callable[[], None]) ->
     return reason
 
 
-def carry_out(answers: Answers, task: wire.Task) -> None:
+def carry_out(answers: RequestHandler, task: wire.Task) -> None:
     """Take a task's request, answer it and send the reply.
 
     What goes wrong on the way is left undone: without signs of life the supernode gives the task up after a minute and

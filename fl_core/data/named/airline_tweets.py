@@ -18,7 +18,7 @@ from fl_core.errors import UsageError, listing
     partition="natural",
     model="text_transformer",
     model_options={"width": 128},
-    batch=64,
+    batch_size=64,
     lr=1e-3,
     rounds=20,
     note="no published recipe; values of the nearest dataset that has one: Sent-140's, at a smaller width",

@@ -15,7 +15,7 @@ CODES = ("k", "9 - k", "k + 3")
     "digits",
     partition="iid",
     model="mlp",
-    batch=32,
+    batch_size=32,
     rounds=20,
     lr=1e-2,
     note="chosen to train well within seconds",
@@ -35,7 +35,7 @@ def digits() -> Source:
 @dataset(
     "large_digits",
     model="pfedla_cnn",
-    batch=32,
+    batch_size=32,
     rounds=30,
     note="chosen to train well within a minute",
 )
@@ -54,7 +54,7 @@ def large_digits() -> Source:
     clients=None,
     partition="natural",
     model="mlp",
-    batch=16,
+    batch_size=16,
     rounds=20,
     lr=1e-2,
     note="chosen for the demonstration",

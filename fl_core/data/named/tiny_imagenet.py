@@ -9,7 +9,7 @@ from fl_core.data.sources import Source
 
 @dataset(
     "tiny_imagenet",
-    samples=100_000,
+    max_samples=100_000,
     mean=(0.4802, 0.4481, 0.3975),
     std=(0.2770, 0.2691, 0.2821),
     note="no published recipe; values of the nearest dataset that has one",
@@ -21,7 +21,7 @@ def tiny_imagenet(data_root: Location | None) -> Source:
 
 @dataset(
     "tiny_imagenet32",
-    samples=50_000,
+    max_samples=50_000,
     mean=(0.4802, 0.4481, 0.3975),
     std=(0.2770, 0.2691, 0.2821),
     note="no published recipe; values of the nearest dataset that has one",

@@ -12,7 +12,7 @@ from fl_core.data.sources import Source
 
 @dataset(
     "mnist",
-    samples=10_000,
+    max_samples=10_000,
     model="fmnist_cnn",
     mean=(0.1307,),
     std=(0.3081,),
@@ -25,7 +25,7 @@ def mnist(data_root: Location | None, download: bool) -> Source:
 
 @dataset(
     "fashion_mnist",
-    samples=10_000,
+    max_samples=10_000,
     model="fmnist_cnn",
     mean=(0.2860,),
     std=(0.3530,),
@@ -38,7 +38,7 @@ def fashion_mnist(data_root: Location | None, download: bool) -> Source:
 
 @dataset(
     "emnist",
-    samples=15_000,
+    max_samples=15_000,
     model="fmnist_cnn",
     rounds=75,
     mean=(0.1736,),
@@ -52,7 +52,7 @@ def emnist(data_root: Location | None, download: bool) -> Source:
 
 @dataset(
     "cifar10",
-    samples=50_000,
+    max_samples=50_000,
     mean=(0.5071, 0.4867, 0.4408),
     std=(0.2675, 0.2565, 0.2761),
     note="PLayer-FL, Table A.4 and released code, with CIFAR-100's statistics",
@@ -64,7 +64,7 @@ def cifar10(data_root: Location | None, download: bool) -> Source:
 
 @dataset(
     "cifar100",
-    samples=50_000,
+    max_samples=50_000,
     mean=(0.5071, 0.4867, 0.4408),
     std=(0.2675, 0.2565, 0.2761),
     note="no published recipe; values of the nearest dataset that has one",

@@ -16,7 +16,7 @@ from fl_core.data.partitions.registry import PARTITIONS
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 from fl_core.limits import parsed_json
-from fl_core.records.forms import COUNT, misfit
+from fl_core.records.schema import COUNT, validate
 from fl_core.tree import Tree
 
 META = {"kind": str, "params": dict, "seed": int, "names": [str], "n_samples": COUNT, "source_digest": str}
@@ -83,7 +83,7 @@ class Partition:
         """
         try:
             meta = parsed_json(tree["meta"].cpu().numpy().tobytes())
-            if wrong := misfit(meta, META):
+            if wrong := validate(meta, META):
                 raise ValueError(wrong)
             names = meta.pop("names")
             indices = {

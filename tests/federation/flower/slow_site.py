@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedlayers.remote.codec import decode
 from fedlayers.remote.flower.site import Connection, serve
-from fedlayers.remote.sitefile import SiteFile
+from fedlayers.remote.site_config import SiteFile
 
 WAIT = 3.0
 

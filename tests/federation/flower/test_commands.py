@@ -15,7 +15,7 @@ from fedlayers.remote import flower
 from fedlayers.remote.flower import keys
 from fedlayers.remote.flower.local import Local
 from fedlayers.remote.flower.site import Connection, checked_address
-from fedlayers.remote.sitefile import SiteFile
+from fedlayers.remote.site_config import SiteFile
 from fl_core.errors import UsageError
 
 
@@ -56,7 +56,7 @@ def free_port():
         ("superlink keys/server --port 70000", "--port 70000"),
         ("federate --keys nowhere", "no ca.crt in nowhere"),
         ("federate --superlink https://x", "expected host:port"),
-        ("federate --least 2", "--timeout"),
+        ("federate --min-sites 2", "--timeout"),
         ("federate --algorithm fedavgg", "did you mean 'fedavg'"),
         ("federate --workers 2", "--workers"),
         ("federate --out keys", "keys"),

@@ -21,7 +21,7 @@ from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
 from fedlayers.remote.flower.local import Local
 from fedlayers.remote.flower.server import FlowerLink
-from fedlayers.remote.sites import left
+from fedlayers.remote.remote_clients import left
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.records.store import Run
@@ -47,7 +47,7 @@ def ended(local: Local, name: str, patience: float = 900) -> str:
 
 def run(local: Local, name: str, algorithm: str, out: Path, rounds: int = 2) -> str:
     """``fedlayers federate`` from its start to its end."""
-    options = [f"--set={key}={json.dumps(value)}" for key, value in OPTIONS.get(algorithm, {}).items()]
+    options = [f"--option={key}={json.dumps(value)}" for key, value in OPTIONS.get(algorithm, {}).items()]
     flags = ["--dataset", "heart", "--algorithm", algorithm, "--rounds", str(rounds), "--out", str(out)]
     local.start(name, heart.server(local, *flags, *options))
     return ended(local, name)

@@ -1,0 +1,123 @@
+"""Collects every picture that can be drawn from given rows, by name, for ``fedlayers plot`` and the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.names import in_file_name
+from fl_core.scores import SCORES, SHOWN
+
+from ..metrics.base import known
+from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
+from .costs import costs
+from .layers import cka_matrices, metric
+from .runs import clients, learning
+from .spectrum import has_density, spectral_density
+
+Drawn = Axes | list[Axes]
+Draw = Callable[[pd.DataFrame], Drawn]
+
+
+@dataclass(frozen=True)
+class Further:
+    """A further picture of a metric, in addition to its curve.
+
+    Attributes:
+        title: its name in the album. In it, ``{metric}`` stands for the metric's name.
+        there: whether the metric's rows hold what it needs.
+        draw: (frame, metric's name) -> the picture.
+    """
+
+    title: str
+    there: Callable[[pd.DataFrame], bool]
+    draw: Callable[..., Drawn]
+
+
+OWN: dict[str, dict[str, Draw]] = {
+    "aggregation_weight": {
+        "aggregation_weights": aggregation_weights,
+        "aggregation_history": aggregation_history,
+    },
+    "prompt_attention": {"prompt_attention": prompt_attention},
+    "trained": {"unfreezing": unfreezing},
+    "retained": {"retained": partial(unfreezing, metric="retained")},
+    "held": {"allocation": allocation},
+}
+"""The pictures of metrics that are no curve over the layers."""
+FURTHER: dict[str, Further] = {
+    "matrices": Further(
+        "{metric}_matrices",
+        lambda rows: bool(rows["value"].notna().any()),
+        lambda frame, metric: cka_matrices(frame, metric=metric),
+    ),
+    "spectral_density": Further("spectral_density", has_density, lambda frame, metric: spectral_density(frame)),
+    "costs": Further("costs", lambda rows: bool((rows["value"] > 0).any()), lambda frame, metric: costs(frame)),
+}
+"""Pictures beside a metric's curve, by the name under which its look asks for them."""
+
+
+def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
+    """Return all pictures of the named metrics: scores over rounds and by client, curves over layers, internal state.
+
+    By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
+    picture is drawn when it is called, so that not all need be open at once.
+
+    Their names are names of files. A metric's curve shows what was seen in training if the rows have that. Else it
+    shows the metric's default variant. Of several rounds it shows the last.
+
+    Raises:
+        UsageError: the rows do not have a metric, or it has no picture. When drawn: several values for one place.
+    """
+    present = list(frame["metric"].unique())
+    if not present:
+        raise UsageError("there are no rows to draw")
+    usual = {name for names in SHOWN.values() for name in names}
+    wanted = metrics or [name for name in present if name in usual or name not in SCORES]
+    pictures: dict[str, Callable[[], Figure]] = {}
+    for name in dict.fromkeys(check_known("metric among the rows", name, present) for name in wanted):
+        for title, draw in _pictures(frame[frame["metric"] == name], name).items():
+            pictures[in_file_name(title)] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
+    if not pictures:
+        raise UsageError(f"there is no picture of {listing(metrics or present)}")
+    return pictures
+
+
+def figure_of(drawn: Drawn) -> Figure:
+    """Return the matplotlib figure to which the axes belong."""
+    figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
+    if figure is None:
+        raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
+    return figure
+
+
+def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
+    if name == "prompt_attention" and (rows[["client", "layer"]].nunique() > 1).any():
+        first, layers = rows["client"].iloc[0], list(rows["layer"].unique())  # of one client, for each set of prompts
+        titles = [name if len(layers) == 1 else f"{name}_{layer}" for layer in layers]
+        return {
+            title: partial(prompt_attention, client=first, layer=layer)
+            for title, layer in zip(titles, layers, strict=True)
+        }
+    if name in OWN:
+        return OWN[name]
+    pictures: dict[str, Draw] = {}
+    if name in SCORES and (rows["layer"] == "").any():
+        pictures[name] = lambda frame: learning(frame, name)
+        pictures[f"{name}_clients"] = lambda frame: clients(frame, name)
+    elif (rows["layer"] != "").any():
+        variants = set(rows["variant"])
+        kind = known(name)
+        variant = next((usual for usual in (kind.default_variant, kind.variant) if usual and usual in variants), None)
+        last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
+        pictures[name] = lambda frame: metric(last, name, variant=variant)
+        for further in (FURTHER[beside] for beside in kind.look.beside):
+            if further.there(rows):
+                pictures[further.title.format(metric=name)] = partial(further.draw, metric=name)
+    return pictures

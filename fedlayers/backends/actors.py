@@ -1,0 +1,170 @@
+"""The clients of one run on the nodes of a Ray cluster: for models so large that a round is worth several machines."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from fedlayers.backends.base import RAY, check_backend
+from fedlayers.backends.cluster import connected, reachable
+from fl_core import __version__
+from fl_core.algorithms.base import Algorithm
+from fl_core.errors import RunError, UsageError, WorkerError
+from fl_core.execution.client_runner import ClientRunner, Job, JobResult
+from fl_core.execution.executors import MakesExecutor, answer_of
+
+AHEAD = 4
+"""Jobs for each actor that are begun before the result of the oldest has come."""
+
+
+class Actors:
+    """One actor for each free CPU (each GPU, where the run is on one) of a cluster, but no more than there are clients.
+
+    Each gets the model and all clients' data once, and then a client's message and state with each job. Results are the
+    same bits as in one process. An actor that is lost with its node is noted, and its client is trained by another.
+
+    Args:
+        client_runner: what each of them is a copy of.
+        address: of the cluster, HOST:PORT; empty for this machine's.
+
+    Raises:
+        UsageError: Ray is not installed, no cluster answers, or a node has another version of this package.
+        RunError: an actor cannot begin, for what its node lacks. WorkerError: every actor is lost.
+    """
+
+    def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
+        self.moved = 0.0
+        self._ray, self._ours = connected(address)
+        try:
+            gpu = client_runner.workspace.device.type != "cpu"
+            free = self._ray.available_resources().get("GPU" if gpu else "CPU", 0)
+            count = max(1, min(int(free), len(client_runner.data.clients)))
+            kind = self._ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0)(_Actor)
+            packed = self._ray.put(pickle.dumps(client_runner.made_of()))
+            self._actors = [kind.remote(packed) for _ in range(count)]
+            self._names = dict(zip(self._actors, self._hello(), strict=True))
+        except BaseException:
+            self.close()
+            raise
+
+    def _hello(self) -> list[str]:
+        try:
+            said = self._ray.get([actor.hello.remote() for actor in self._actors])
+        except self._ray.exceptions.RayActorError as error:  # such as a node that lacks the model's code
+            words = next(iter(str(error).strip().splitlines()[-1:]), "it ended")
+            raise RunError(f"an actor could not begin: {words}; each node needs what this machine has") from error
+        names = []
+        for name, version in said:
+            if version != __version__:
+                raise UsageError(f"node {name} has fedlayers {version}, this machine {__version__}")
+            names.append(f"node {name}")
+        return names
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm in every actor; each does what it is sent in order."""
+        packed = self._ray.put(pickle.dumps(algorithm))
+        for actor in self._actors:
+            actor.use.remote(packed)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
+        """Yield results in the jobs' order; a free actor takes the next job."""
+        queue, again = enumerate(jobs), deque[tuple[int, Job]]()
+        idle, busy = deque(self._actors), dict[Any, tuple[Any, int, Job]]()
+        done: dict[int, tuple[str, Any]] = {}
+        begun = yielded = 0
+        exhausted = False
+        while True:
+            while idle and (again or (not exhausted and begun - yielded < AHEAD * len(self._actors))):
+                given = again.popleft() if again else next(queue, None)
+                if given is None:
+                    exhausted = True
+                    break
+                position, job = given
+                actor, began = idle.popleft(), time.perf_counter()
+                busy[actor.run.remote(pickle.dumps(job))] = actor, position, job
+                self.moved += time.perf_counter() - began
+                begun = max(begun, position + 1)
+            while yielded in done:
+                kind, value = done.pop(yielded)
+                yielded += 1
+                if kind == "error":
+                    raise value
+                yield value
+            if exhausted and not busy and not again:
+                return
+            if not busy:
+                continue
+            for reference in self._ray.wait(list(busy))[0]:
+                actor, position, job = busy.pop(reference)
+                began = time.perf_counter()
+                try:
+                    done[position] = pickle.loads(self._ray.get(reference))
+                    idle.append(actor)
+                except self._ray.exceptions.RayActorError:
+                    self._lost(actor)
+                    again.append((position, job))
+                self.moved += time.perf_counter() - began
+
+    def _lost(self, actor: Any) -> None:
+        self._actors.remove(actor)
+        if not self._actors:
+            raise WorkerError(f"{self._names[actor]} is lost, and with it the last one that trained clients")
+        warnings.warn(f"{self._names[actor]} is lost: its client is trained elsewhere", stacklevel=4)
+
+    def close(self) -> None:
+        """End the actors, and the cluster if it was started here."""
+        for actor in getattr(self, "_actors", ()):
+            self._ray.kill(actor)
+        if self._ours:
+            self._ray.shutdown()
+
+
+class _Actor:
+    """What trains clients on a node, one at a time and in one thread."""
+
+    def __init__(self, packed: bytes) -> None:
+        torch.set_num_threads(1)
+        self._client_runner = ClientRunner(**pickle.loads(packed))
+
+    def hello(self) -> tuple[str, str]:
+        """The node's name, and its version of this package."""
+        return socket.gethostname(), __version__
+
+    def use(self, packed: bytes) -> None:
+        """Load an algorithm."""
+        self._client_runner.use(pickle.loads(packed))
+
+    def run(self, packed: bytes) -> bytes:
+        """Run a job; the answer as a process sends it."""
+        return pickle.dumps(answer_of(self._client_runner, pickle.loads(packed)))
+
+
+def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor | None:
+    """What trains the clients of one run at a place: ``ray`` or ``ray:HOST:PORT``; None where no place is named.
+
+    Args:
+        stacked: the run's clients are trained together in one process. workers: so many processes were asked for.
+
+    Raises:
+        UsageError: another place, one beside workers or a stack, Ray is not installed, or nobody answers there.
+    """
+    if not place:
+        return None
+    check_backend(place)
+    kind, _, address = place.partition(":")
+    if kind != RAY:
+        raise UsageError(
+            f"{place!r} is for many runs; the clients of one are trained by --workers N, or --backend {RAY}"
+        )
+    if workers > 1 or stacked:
+        words = "clients that are trained together (--stack on)" if stacked else f"--workers {workers}"
+        raise UsageError(f"--backend {place} trains clients one by one on a cluster, which does not go with {words}")
+    reachable(address)
+    return lambda client_runner: Actors(client_runner, address)

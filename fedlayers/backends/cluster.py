@@ -1,0 +1,195 @@
+"""Whole runs on the nodes of a Ray cluster, which need not share a file system; the only place that imports Ray.
+
+A run that is begun sends its files back after every checkpoint, and goes on from there on another node if its own is
+lost. Data are named and not sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answered
+from fl_core import __version__
+from fl_core.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from fl_core.records.sync import FileBatch, Sent
+
+PERIOD = 1.0
+"""Seconds between looks at what has come about, at a node and here."""
+REACHED = 10.0
+"""Seconds within which a cluster's address answers."""
+AHEAD = 4
+"""How many parcels a node has ready that this machine has not taken."""
+
+
+class Hello(tuple[str, str, str]):
+    """What a node says first: its name, its id in the cluster, and its version of this package."""
+
+
+class Cluster(WorkerPool[int]):
+    """The cluster at an address, or the one that this machine belongs to, or one that is started here.
+
+    Raises:
+        UsageError: Ray is not installed, or no cluster answers.
+    """
+
+    here = False
+
+    def __init__(self, address: str = "") -> None:
+        self._ray, self._ours = connected(address)
+        self.side_by_side = self._cpus()
+        self._begun = 0
+        self._items: dict[int, Any] = {}  # what comes of a work, by its handle
+        self._held: dict[int, ExitStack] = {}
+        self._nodes: dict[int, Hello] = {}
+
+    def _cpus(self) -> int:
+        return max(1, int(self._ray.cluster_resources().get("CPU", 0)))
+
+    def has_room(self, running: int) -> bool:
+        self.side_by_side = self._cpus()
+        return running < self.side_by_side + 1  # one that waits for the next node that is free
+
+    def begin(self, work: Job) -> int:
+        sent: dict[str, str] = {}
+        with ExitStack() as held:
+            held.enter_context(work.held())
+            parcels = list(work.outgoing(sent))
+            task = self._ray.remote(num_cpus=1, num_gpus=work.gpus, max_retries=0)(_on_node)
+            self._begun += 1
+            self._items[self._begun] = task.options(_generator_backpressure_num_objects=AHEAD).remote(
+                work.sent_to(None), parcels, sent
+            )
+            self._held[self._begun] = held.pop_all()
+        return self._begun
+
+    def events(self, running: dict[int, Job]) -> Sequence[Event]:
+        items = [self._items[handle] for handle in running]
+        ready, _ = self._ray.wait(items, num_returns=1, timeout=PERIOD, fetch_local=False)
+        first = [handle for handle in running if any(self._items[handle] is each for each in ready)]
+        return [event for handle in first for event in self._next(handle)]
+
+    def _next(self, handle: int) -> Iterator[Event]:
+        errors = self._ray.exceptions
+        try:
+            item = self._ray.get(next(self._items[handle]))
+        except errors.RayTaskError as error:  # it could not begin, for what is on that node
+            cause = f"{type(error.cause).__name__}: {_first(error.cause)}"
+            words = f"{self._name(handle)} cannot train: {cause}; each node needs fedlayers {__version__}"
+            yield Event(handle, Answer(None, RunError(words), []))
+        except (errors.RayError, StopIteration):
+            yield Event(handle, lost=self._name(handle))
+        else:
+            if isinstance(item, Hello):
+                self._nodes[handle] = item
+                if item[2] != __version__:
+                    words = f"node {item[0]} has fedlayers {item[2]}, this machine {__version__}"
+                    yield Event(handle, Answer(None, UsageError(words), []))
+            elif isinstance(item, Answer):
+                yield Event(handle, item)
+            else:
+                yield Event(handle, parcel=item)
+
+    def _name(self, handle: int) -> str:
+        return f"node {self._nodes[handle][0]}" if handle in self._nodes else "a node"
+
+    def words(self, running: dict[int, Job]) -> str:
+        nodes = [self._nodes[handle][1] for handle in running if handle in self._nodes]
+        return f"{len(nodes)} running on {len(set(nodes))} of {sum(node['Alive'] for node in self._ray.nodes())} nodes"
+
+    def end(self, handle: int) -> None:
+        self._ray.cancel(self._items.pop(handle), force=True)
+        self._held.pop(handle).close()
+        self._nodes.pop(handle, None)
+
+    def stop(self, running: dict[int, Job]) -> None:
+        for handle in running:
+            self.end(handle)
+
+    def close(self) -> None:
+        if self._ours:
+            self._ray.shutdown()
+
+
+def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello | FileBatch | Answer]:
+    """Carry out a work in a folder of this node, and tell what comes of it: files as they are written, and the end."""
+    import ray
+
+    yield Hello((socket.gethostname(), ray.get_runtime_context().get_node_id(), __version__))
+    with TemporaryDirectory(prefix="fedlayers-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / work.path.name
+        path.mkdir()
+        mine = work.sent_to(path)
+        for parcel in parcels:
+            mine.accept(parcel)
+        found: list[Answer] = []
+        trains = threading.Thread(target=lambda: found.append(answered(mine)), daemon=True)
+        trains.start()
+        while trains.is_alive():
+            trains.join(PERIOD)
+            yield from mine.incoming(sent, over=False)
+        yield from mine.incoming(sent, over=True)
+    yield found[0]
+
+
+def connected(address: str) -> tuple[Any, bool]:
+    """Ray's module, connected to a cluster, and whether it was not so before: then it is ours to end.
+
+    Raises:
+        UsageError: Ray is not installed, or no cluster answers.
+    """
+    ray = reachable(address)
+    ours = not ray.is_initialized()
+    if ours:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            ray.init(address=address or None, include_dashboard=False, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:  # such as another version of Ray or Python
+            raise UsageError(f"no Ray cluster at {address or 'this machine'}: {_first(error)}") from error
+    return ray, ours
+
+
+def reachable(address: str) -> Any:
+    """Ray's module; where an address is given, somebody listens there.
+
+    Raises:
+        UsageError: Ray is not installed, or nobody does.
+    """
+    ray = _imported()
+    if address:
+        _reach(address)
+    return ray
+
+
+def _imported() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would tell its makers of every use
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a notice on what tasks without GPUs see of them
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise UsageError("a place 'ray' needs the package ray: pip install 'fedlayers[ray]'") from error
+    return ray
+
+
+def _reach(address: str) -> None:
+    """Refuse an address at which nobody listens, which Ray would ask for much longer."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
+            pass
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"no Ray cluster answers at {address}: {_first(error)}") from error
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,107 @@
+"""The sites of a federation as a place: whole runs are federations over the same sites, one after another."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from fedlayers.backends.base import Backend, Job, Result, Results, Watch, nobody
+from fedlayers.remote import federation, protocol
+from fedlayers.remote.codec import Packet, PacketError, fields
+from fedlayers.remote.link import SiteLink
+from fedlayers.remote.remote_clients import RpcClient, TimeoutPolicy
+from fl_core.algorithms.base import Round
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
+from fl_core.plan import LayerPlan
+from fl_core.restore import allowed_by
+from fl_core.task import Task
+
+if TYPE_CHECKING:
+    from fedlayers.studies.training_job import TrainingJob
+
+
+class Federations(Backend):
+    """Where a run's clients are the sites of a link, and its directory is here.
+
+    Args:
+        patience: how long sites are waited for in each run's exchanges; by default for ever.
+    """
+
+    def __init__(self, link: SiteLink, patience: TimeoutPolicy | None = None) -> None:
+        self.link, self.patience = link, patience
+        self._line = RpcClient(link)
+
+    @cached_property
+    def facts(self) -> list[dict[str, Any]]:
+        """What the sites said of themselves at first, which they have to go on saying.
+
+        Raises:
+            UsageError, RefusedError: as of :func:`fedlayers.remote.federation.greet`.
+        """
+        return federation.greet(self._line)
+
+    def task(self, config: RunConfig, *, plan: LayerPlan | None = None, loaded: FederatedData | None = None) -> Task:
+        """What a run would train over these sites, as the server knows it; ``loaded``: the data of another such task.
+
+        Raises:
+            UsageError: as of :func:`fedlayers.remote.federation.task_of`.
+        """
+        return federation.task_of(config, loaded or federation.data_of(self.facts, config.dataset), plan)
+
+    def guesses(self, tasks: Sequence[Task]) -> dict[str, float]:
+        """Have the sites agree to some runs of one seed, before any of them is begun, and tell what guessing reaches.
+
+        Returns:
+            As :func:`fedlayers.studies.above_chance.guessing`, from how many classes each site's validation samples
+            have.
+
+        Raises:
+            RefusedError: a site does not allow an algorithm, or never sends a layer that a run would share.
+            PacketError: what it tells is no such number.
+        """
+        seed, classes = tasks[0].config.seed, len(tasks[0].data.classes)
+        packets = {}
+        for number, name in enumerate(self._line.names):
+            head = {"kind": "race", "number": number, "seed": seed, "arms": [_arm(task, number) for task in tasks]}
+            packets[name] = Packet(head)
+        counts = {}
+        for site, packet in self._line.ask(packets, federation.HELLO_BYTES):
+            counts[site] = fields(federation.answered(site, packet).head, protocol.COUNTED)["classes"]
+            if not bool(classes) <= counts[site] <= classes:
+                raise PacketError(f"site {site!r} has validation samples of {counts[site]} of {classes} classes")
+        return {name: 1 / counts[name] for name in self._line.names if counts[name] > 1}
+
+    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
+        for work in works:
+            watch(work.name)
+            try:
+                self._federate(cast("TrainingJob", work))
+                yield Result(work)
+            except Exception as error:  # the caller's to judge
+                yield Result(work, error=error)
+
+    def _federate(self, run: TrainingJob) -> None:
+        """Begin a run over the sites, or go on from where it stopped; nothing is done where that is its end."""
+        with warnings.catch_warnings() if run.quiet else nullcontext():
+            if run.quiet:
+                warnings.simplefilter("ignore")
+            options: dict[str, Any] = {"patience": self.patience, "progress": False, "until": run.until}
+            if run.instruments is not None:
+                options["instruments"] = run.instruments
+            if not run.begun:
+                options |= {"plan": run.plan, "command": run.command, "known": self.facts}
+                federation.federate(run.config, self.link, run.path, **options)
+            elif not run.over:
+                federation.resume(run.path, self.link, code=allowed_by(run.config), **options)
+
+
+def _arm(task: Task, client: int) -> Mapping[str, Any]:
+    """What a site is to allow: an algorithm, and the layers of which it would send something in the first round."""
+    algorithm = task.algorithm(task.plan)
+    sent = set(algorithm.uploaded(Round(0), client))
+    layers = [layer.name for layer in task.layers if sent & set(layer.tensors)]
+    return {"algorithm": algorithm.name, "options": dict(algorithm.options), "layers": layers}

@@ -1,0 +1,134 @@
+"""Whole runs side by side in processes of this machine, one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answered
+from fl_core.errors import RunError
+from fl_core.interrupts import held_back
+
+PERIOD = 1.0
+"""Seconds after which is looked whether anything else is to be done."""
+
+
+class Process(NamedTuple):
+    """A process with this end of its pipe."""
+
+    link: Connection
+    process: Any
+
+
+class Local(WorkerPool[Process]):
+    """Processes, started when the first works come, which end with this process however it ends."""
+
+    def __init__(self, count: int) -> None:
+        self.side_by_side = count
+        self._idle: list[Process] = []
+
+    def has_room(self, running: int) -> bool:
+        return running < self.side_by_side
+
+    def begin(self, work: Job) -> Process:
+        data = pickle.dumps(work)
+        while True:
+            process = self._idle.pop() if self._idle else _started()
+            try:
+                process.link.send_bytes(data)
+                return process
+            except (BrokenPipeError, ConnectionResetError):  # it ended while it was idle
+                _ended(process)
+
+    def events(self, running: dict[Process, Job]) -> Sequence[Event]:
+        by_link = {process.link: process for process in running}
+        found = []
+        for link in wait(list(by_link), timeout=PERIOD):
+            process = by_link[link]  # type: ignore[index]
+            try:
+                answer: Answer = pickle.loads(process.link.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                code = _ended(process)
+                found.append(Event(process, lost=f"a process (exit code {code})"))
+            else:
+                self._idle.append(process)
+                found.append(Event(process, answer))
+        return found
+
+    def words(self, running: dict[Process, Job]) -> str:
+        return f"{len(running)} running"
+
+    def stop(self, running: dict[Process, Job]) -> None:
+        for process in running:
+            if process in self._idle:  # its answer had come
+                self._idle.remove(process)
+            _ended(process)
+
+    def close(self) -> None:
+        for process in self._idle:
+            _ended(process)
+        self._idle.clear()
+
+
+def _started() -> Process:
+    resource_tracker.ensure_running()  # else the first process's start would do so, and let interrupts through
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
+    with held_back(), _one_thread():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
+        process.start()
+    theirs.close()
+    return Process(ours, process)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let processes that are started within compute with one thread."""
+    earlier = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+        if earlier is not None:
+            os.environ["OMP_NUM_THREADS"] = earlier
+
+
+def _ended(process: Process) -> int | None:
+    """End a process, whatever it does; a run directory is sound whenever its writer dies. Returns its exit code."""
+    process.link.close()
+    process.process.join(timeout=0.1)  # whose end was met at the pipe has a code of its own
+    process.process.kill()
+    process.process.join()
+    return process.process.exitcode
+
+
+def _serve(link: Connection) -> None:
+    """A process's main loop: carries out what comes until the link closes, and never outlives the parent."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    while True:
+        try:
+            work: Job = pickle.loads(link.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return
+        except Exception as error:  # whatever a module of the user's raises that is imported for it
+            answer = Answer(None, RunError(f"a process cannot begin: {type(error).__name__}: {error}"), [])
+        else:
+            answer = answered(work)
+        try:
+            link.send_bytes(pickle.dumps(answer))
+        except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link
+            return
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

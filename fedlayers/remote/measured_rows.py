@@ -1,0 +1,92 @@
+"""The rows of a diagnosis that leave a site: its own alone; with noise, only their values depend on its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from fedlayers.remote.privacy import Account, Privacy, noised_numbers
+from fl_core.errors import UsageError, check_known, listing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Tables = Mapping[str, list[dict[str, Any]]]
+"""Rows by what they are: measured on the data as they are, or on nulls."""
+
+
+MOST_DRAWS = 1000
+"""Draws of a null at most; each takes as long as the measurement itself."""
+
+
+def check_nulls(names: Sequence[str], draws: int = 1) -> None:
+    """Refuse nulls that take all clients' samples or labels together, and too many draws.
+
+    Raises:
+        UsageError: names them, and what there is.
+    """
+    from fedlayers.diagnostics.null import NULLS
+
+    if draws > MOST_DRAWS:
+        raise UsageError(f"null_draws must be at most {MOST_DRAWS} over sites; got {draws}. Ask for fewer.")
+    together = [name for name in names if NULLS[check_known("null", name, NULLS)].together]
+    if together:
+        alone = listing(name for name, null in NULLS.items() if not null.together)
+        raise UsageError(f"null {listing(together)} takes what all clients have together; at sites there are: {alone}")
+
+
+def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse metrics whose rows say something of the samples beside their values, to which alone noise is added."""
+    from fedlayers.diagnostics.diagnosis import chosen_metrics
+
+    for metric in chosen_metrics(names):
+        written = metric.written(metric.settings(**options.get(metric.name, {})))
+        if written:
+            raise UsageError(
+                f"the site adds noise to values alone, and {metric.name} writes {written} into its rows' names: "
+                "measure it without"
+            )
+
+
+def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
+    """A client's own rows, as JSON has them, without the variants that are made of all clients' samples together."""
+    import pandas as pd
+
+    from fedlayers.diagnostics.metrics.base import known
+
+    pairs = zip(table["metric"], table["variant"], strict=True)
+    alone = pd.Series(
+        [variant not in known(metric).pooled_variants for metric, variant in pairs], table.index, dtype=bool
+    )
+    rows = table[(table["client"] == client) & alone].astype(object)
+    found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
+    return found
+
+
+def add_noise_to_rows(measured: Tables, shown: Tables, privacy: Privacy, account: Account) -> None:
+    """Put measured values with noise, one release for all of them, into the rows that other data of the shape give.
+
+    Standard errors do not leave.
+
+    Raises:
+        UsageError: the site's data give other rows, or lack a value, which would tell of them without noise.
+    """
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for name in shown:
+        pairs += zip_longest(shown[name], measured[name], fillvalue={})
+    if any(_place(row) != _place(own) or (row["value"] is not None and own["value"] is None) for row, own in pairs):
+        raise UsageError(
+            "the site adds noise to values alone, and its data give fewer, or other, rows with a value "
+            "of these metrics than random data of their shape do: ask for fewer metrics or layers"
+        )
+    known = [(row, own["value"]) for row, own in pairs if row["value"] is not None]
+    fresh = noised_numbers([value for _, value in known], privacy)
+    epsilon, delta = account.release(bool(known)), privacy.delta
+    for (row, _), value in zip(known, fresh, strict=True):
+        how = f"noise, epsilon {epsilon:.3g} at delta {delta:g}"
+        row |= {"value": value, "stderr": None, "estimator": ", ".join(filter(None, (row["estimator"], how)))}
+
+
+def _place(row: Mapping[str, Any]) -> list[Any]:
+    return [row.get(column) for column in ("metric", "model", "variant", "layer")]

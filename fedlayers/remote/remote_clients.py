@@ -1,0 +1,335 @@
+"""The server's side: clients that live at sites, of whom messages, numbers and names come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from fedlayers.remote import protocol
+from fedlayers.remote.codec import Packet, PacketError, decode, encode, most_bytes
+from fedlayers.remote.link import SiteLink
+from fl_core.algorithms.base import Algorithm, State
+from fl_core.algorithms.model_template import StateSchema
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
+from fl_core.execution.client_backend import ClientReply, ClientRequest, TrainRequest
+from fl_core.limits import parsed_json
+from fl_core.records.files import Folder
+from fl_core.records.schema import Each, validate
+from fl_core.records.store import Checkpoint
+from fl_core.records.writing import Writer
+from fl_core.rows import dumps, row
+from fl_core.tree import Tree
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
+"""What a checkpoint has of a client whose state is at its site."""
+GRANTED = ("hello", "told", "counted", "joined", "done", "measured")
+BEGINNING = ""  # the version of a state before the client's first round
+LEFT = "left.jsonl"
+"""The file of a federation's run directory with the bytes that left each site."""
+EXTRA_TREES = 16
+"""Trees of the model's size that a reply may have besides one for each client."""
+
+
+class RefusedError(UsageError):
+    """A site refuses what it was asked; the message names the site and its reason."""
+
+
+@dataclass
+class TrafficCounter:
+    """Bytes that left each site, by site and kind of reply, and how many replies.
+
+    >>> tally = TrafficCounter()
+    >>> tally.add("north", "train", 7960)
+    >>> tally.bytes, tally.replies
+    ({('north', 'train'): 7960}, {('north', 'train'): 1})
+    >>> tally.by_site()
+    {'north': 7960}
+    """
+
+    bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    replies: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, site: str, kind: str, n_bytes: int) -> None:
+        """Count one reply."""
+        self.bytes[site, kind] = self.bytes.get((site, kind), 0) + n_bytes
+        self.replies[site, kind] = self.replies.get((site, kind), 0) + 1
+
+    def by_site(self) -> dict[str, int]:
+        """The bytes of all kinds together, by site."""
+        sites = dict.fromkeys(site for site, _ in self.bytes)
+        return {name: sum(n for (site, _), n in self.bytes.items() if site == name) for name in sites}
+
+    def write(self, writer: Writer, done: int) -> None:
+        """Append rows of what left the sites since the last time to :data:`LEFT` beside the run's rows.
+
+        They are apart, since a run that goes on after a kill has asked more than one that was left alone.
+        """
+        columns: dict[str, Any] = {"run": writer.path.name, "round": done, "unit": "byte"}
+        lines = [
+            row("bytes_left", n, client=site, variant=kind, n_samples=self.replies[site, kind], **columns)
+            for (site, kind), n in sorted(self.bytes.items())
+        ]
+        writer.folder.append(LEFT, "".join(dumps(line) + "\n" for line in lines).encode())
+        self.bytes.clear()
+        self.replies.clear()
+
+
+@dataclass(frozen=True)
+class TimeoutPolicy:
+    """How long clients are waited for.
+
+    >>> TimeoutPolicy(min_replies=0, timeout=60.0)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: at least 1 client must reply, not 0
+
+    Attributes:
+        least: so many replies of those asked are waited for in any case.
+        timeout: seconds after which the server goes on without the others; None = it waits for all, for ever.
+    """
+
+    min_replies: int = 1
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_replies < 1:
+            raise UsageError(f"at least 1 client must reply, not {self.min_replies}")
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise UsageError(f"timeout must be a number of seconds above 0, not {self.timeout}")
+
+
+class RpcClient:
+    """Asks sites, and takes their replies apart; all that crosses passes here.
+
+    Attributes:
+        session: of this process: what was asked in an earlier one is never taken for something new.
+        tally: what left the sites.
+    """
+
+    def __init__(self, link: SiteLink) -> None:
+        self.link, self.tally, self.session = link, TrafficCounter(), uuid4().hex
+        self._seq = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.link.sites)
+
+    def ask(
+        self, packets: Mapping[str, Packet], most: int | None = None, timeout: float | None = None
+    ) -> Iterator[tuple[str, Packet | None]]:
+        """Yield (site, reply) as replies come; None: it did not answer in time.
+
+        Args:
+            most: bytes of a reply at most. timeout: seconds; None = wait for ever.
+
+        Raises:
+            RefusedError: a site refuses. NonFiniteError, RunError: its work failed there.
+            PacketError: what a site sent is no reply.
+        """
+        kinds = {site: packet.head["kind"] for site, packet in packets.items()}
+        stamps, asked = {}, {}
+        for site, packet in packets.items():
+            self._seq += 1
+            stamps[site] = {"session": self.session, "seq": self._seq}
+            asked[site] = encode(Packet({**packet.head, **stamps[site]}, packet.trees))
+        for site, data in self.link.ask(asked, timeout):
+            if site not in stamps:  # nobody asked, or it has answered
+                continue
+            if data is None:
+                del stamps[site]
+                yield site, None
+                continue
+            self.tally.add(site, kinds[site], len(data))
+            packet = self._read(site, data, most)
+            if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
+                continue  # an answer to what was asked before
+            del stamps[site]
+            check_granted(site, packet)
+            yield site, packet
+        if stamps:
+            raise RunError(f"the link ended without a reply of {listing(sorted(stamps))}")
+
+    def _read(self, site: str, data: bytes, most: int | None) -> Packet:
+        try:
+            packet = decode(data, most)
+            if packet.head["kind"] not in (*GRANTED, "refused", "failed"):
+                raise PacketError(f"{packet.head['kind'][:40]!r} is no kind of reply")
+            if packet.head["kind"] in GRANTED:
+                protocol.stamp_of(Packet(dict(packet.head)))
+        except PacketError as error:
+            raise PacketError(f"the reply of site {site!r}: {error}") from error
+        return packet
+
+
+def check_granted(site: str, packet: Packet) -> None:
+    """Raise what a site says went wrong.
+
+    Raises:
+        RefusedError, NonFiniteError, RunError: as the site says.
+    """
+    kind, reason = packet.head["kind"], str(packet.head.get("reason", ""))[:2000]
+    if kind == "refused":
+        raise RefusedError(f"site {site!r} refuses: {reason}")
+    if kind == "failed":
+        raise (NonFiniteError if packet.head.get("nonfinite") is True else RunError)(f"site {site!r}: {reason}")
+
+
+class RemoteClients:
+    """A home at the sites of a link: what is here of a client is the version of its state, and names.
+
+    Args:
+        names: of the clients, in order; each is a site's. initial: the model before the first round.
+        run: what the sites know the run by. lane: which of its exchanges; those of a measurement ahead have their own.
+        patience: how long they are waited for.
+    """
+
+    moved = 0.0
+
+    def __init__(
+        self,
+        line: RpcClient,
+        names: Sequence[str],
+        initial: Tree,
+        run: str,
+        lane: str = "main",
+        patience: TimeoutPolicy | None = None,
+    ) -> None:
+        self.line, self.names, self.initial, self.run_id, self.lane = line, list(names), initial, run, lane
+        self.patience = patience or TimeoutPolicy()
+        self.versions = dict.fromkeys(self.names, BEGINNING)
+        self.saved = dict(self.versions)
+        self._outlines: dict[int, StateSchema] = {}
+        self._begun: dict[int, dict[str, Any]] = {}
+        self._beside = 0
+
+    def begin(self, algorithm: Algorithm) -> None:
+        self.use(algorithm)
+        self.versions = dict.fromkeys(self.names, BEGINNING)
+        self._outlines.clear()
+
+    def use(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self._begun.clear()
+        for client, name in enumerate(self.names):
+            if self.versions[name] == BEGINNING:
+                self._outlines.pop(client, None)
+
+    def visible_state(self, client: int) -> State:
+        if client not in self._begun:
+            self._begun[client] = self.algorithm.client_state(self.initial, client).meta
+        return self._outline(client).state(self._begun[client])
+
+    def _outline(self, client: int) -> StateSchema:
+        if client not in self._outlines:
+            begun = self.algorithm.client_state(self.initial, client)
+            self._outlines[client] = StateSchema.of(begun, begun.meta)
+        return self._outlines[client]
+
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        asked: dict[str, ClientRequest] = {}
+        packets: dict[str, Packet] = {}
+        for request in requests:  # each client is asked once
+            name = self.names[request.client]
+            where = protocol.place(self.algorithm, **self._where(name, request))
+            asked[name], packets[name] = request, protocol.request_packet(request, where)
+        coming = self._replies(packets, asked)
+        replies: dict[str, Packet | None] = {}
+        for name, request in asked.items():
+            while name not in replies:
+                site, packet = next(coming)
+                replies[site] = packet
+            yield self._taken(name, request, replies.pop(name))
+
+    def _replies(
+        self, packets: Mapping[str, Packet], asked: Mapping[str, ClientRequest]
+    ) -> Iterator[tuple[str, Packet | None]]:
+        """The replies as they come; beyond the timeout those who miss are asked again until enough have replied."""
+        most = most_bytes(self.initial, len(self.names) + EXTRA_TREES)
+        if self.patience.timeout is None:
+            yield from self.line.ask(packets, most)
+            return
+        count = {name for name, request in asked.items() if not (isinstance(request, TrainRequest) and request.lost)}
+        left = dict(packets)
+        while True:
+            for site, packet in self.line.ask(left, most, self.patience.timeout):
+                if packet is not None:
+                    del left[site]
+                    yield site, packet
+            if len(count - left.keys()) >= min(self.patience.min_replies, len(count)):
+                break
+        yield from dict.fromkeys(left).items()
+
+    def _where(self, name: str, request: ClientRequest) -> dict[str, Any]:
+        where = {"run": self.run_id, "lane": self.lane, "from": self.versions[name]}
+        if isinstance(request, TrainRequest):
+            where |= {"to": f"{request.rnd.index + 1:06d}-{request.rnd.exchange}", "saved": self.saved[name]}
+        return where
+
+    def _taken(self, name: str, request: ClientRequest, packet: Packet | None) -> ClientReply:
+        if packet is None:
+            return ClientReply(request.client, missing=True)
+        reply, outline = protocol.reply_of(packet, request, self.initial, name)
+        if isinstance(request, TrainRequest) and not request.lost:
+            self.versions[name] = f"{request.rnd.index + 1:06d}-{request.rnd.exchange}"
+            self._outlines[request.client] = outline
+        return reply
+
+    def forget(self) -> None:
+        """Nothing is kept here."""
+
+    def save(self, writer: Writer, done: int, server: State) -> None:
+        states = {}
+        for client, name in enumerate(self.names):
+            outline = self._outline(client)
+            trees = {tree: list(names) for tree, names in outline.trees.items()}
+            known = {"version": self.versions[name], "trees": trees, "changed": sorted(outline.changed)}
+            states[name] = State({}, known)
+        writer.checkpoint(Checkpoint(done, server, states, {}))
+        self.saved = dict(self.versions)
+        self.line.tally.write(writer, done)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        for client, name in enumerate(self.names):
+            known = checkpoint.clients[name].meta
+            wrong = validate(known, AT_SITE)
+            if wrong:
+                raise CorruptError(f"the checkpoint after round {checkpoint.round} is damaged: of {name!r} {wrong}")
+            self.versions[name] = known["version"]
+            trees = {tree: tuple(names) for tree, names in known["trees"].items()}
+            self._outlines[client] = StateSchema(trees, frozenset(known["changed"]))
+        self.saved = dict(self.versions)
+
+    def fork(self) -> RemoteClients:
+        self._beside += 1
+        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.patience)
+
+
+def left(*paths: Path | str) -> pd.DataFrame:
+    """The bytes that left each site of a federation in some runs together, by kind of reply: sites x kinds, and all.
+
+    Raises:
+        UsageError: a run is no federation's.
+    """
+    import pandas as pd
+
+    lines = []
+    for path in paths:
+        folder = Folder(path)
+        if not folder.has(LEFT):
+            raise UsageError(f"{path} has no {LEFT}: it is no federation's run, or has not saved yet")
+        lines += [parsed_json(line) for line in folder.read(LEFT).splitlines()]
+    frame = pd.DataFrame(lines, columns=["client", "variant", "value"])
+    table = frame.pivot_table(
+        index="client", columns="variant", values="value", aggfunc="sum", fill_value=0, sort=False
+    )
+    return table.assign(all=table.sum(axis=1)).astype(int)
+
+
+__all__ = ["RefusedError", "RemoteClients", "RpcClient", "TimeoutPolicy", "TrafficCounter", "left"]

@@ -1,0 +1,147 @@
+"""SITE.toml: a site's name, data, policy and connection; keys that are unknown are refused by name."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.privacy import Privacy
+from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import SiteDataset
+from fl_core import limits
+from fl_core.data.columns import READING
+from fl_core.data.registry import DATASETS
+from fl_core.data.text import HASHED
+from fl_core.errors import UsageError, check_known
+from fl_core.names import in_file_name
+
+TABLES = ("name", "folder", "device", "data", "policy", "privacy", "connection")
+DATA = ("dataset", "client", "classes", "data_root", "vocabulary", *READING)
+FILE_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """What a SITE.toml says. Relative paths in it are relative to the file.
+
+    >>> _ = Path("va.toml").write_text('name = "va"\\n[data]\\ndataset = "heart"\\n[policy]\\nleast_samples = 50\\n')
+    >>> found = SiteFile.read("va.toml")
+    >>> found.name, found.policy.least_samples
+    ('va', 50)
+    >>> _ = Path("va.toml").write_text('name = "va"\\n[data]\\ndataset = "heart"\\n[policy]\\nleast_sample = 50\\n')
+    >>> SiteFile.read("va.toml")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: va.toml: unknown key of [policy] 'least_sample': did you mean 'least_samples'? known: ...
+
+    Attributes:
+        name: of the site, which is its client's. folder: of its states; by default ``NAME-state`` beside the file.
+        device: where it trains.
+        data: how its data are read, as :class:`Silo` takes it.
+        policy: what it allows. privacy: how it hides its data in what it sends.
+        connection: of the transport, which checks it.
+    """
+
+    path: Path
+    name: str
+    folder: Path
+    data: Mapping[str, Any]
+    policy: Policy = field(default_factory=Policy)
+    privacy: Privacy = field(default_factory=Privacy)
+    device: str = "cpu"
+    connection: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | str) -> SiteFile:
+        """The file, its keys and types checked; its data are not yet read.
+
+        Raises:
+            UsageError: no such file, no TOML, or a key or value that cannot be; names it.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise UsageError(f"there is no site file {path}")
+        limits.check_size(path, path.stat().st_size, FILE_BYTES)
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is no TOML: {error}") from error
+        try:
+            return cls._of(path, found)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+
+    @classmethod
+    def _of(cls, path: Path, found: Mapping[str, Any]) -> SiteFile:
+        for key in found:
+            check_known("key", key, TABLES)
+        for key, kind in (("name", str), ("folder", str), ("device", str), ("data", dict)):
+            if not isinstance(found.get(key, kind()), kind):
+                raise UsageError(f"{key} must be {'a table' if kind is dict else 'text'}, not {found[key]!r}")
+        name, data = found.get("name", ""), dict(found.get("data", {}))
+        if not name or not name.strip() or "/" in name:
+            raise UsageError("name must be the site's, a text without a slash")
+        if "dataset" not in data:
+            raise UsageError("[data] needs a dataset: a name, or the path of a file")
+        for key in data:
+            check_known("key of [data]", key, DATA)
+        here = path.parent
+        if data["dataset"] not in DATASETS:
+            data["dataset"] = str(here / str(data["dataset"]))
+        if "data_root" in data:
+            data["data_root"] = str(here / str(data["data_root"]))
+        if "vocabulary" in data and not str(data["vocabulary"]).startswith(f"{HASHED}:"):
+            data["vocabulary"] = str(here / str(data["vocabulary"]))
+        policy: Policy = _table("policy", found, Policy)
+        privacy: Privacy = _table("privacy", found, Privacy)
+        connection = found.get("connection", {})
+        if not isinstance(connection, dict):
+            raise UsageError(f"connection must be a table, not {connection!r}")
+        folder = here / found.get("folder", f"{in_file_name(name)}-state")
+        return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
+
+    def site(self) -> Site:
+        """The site, its data read.
+
+        Raises:
+            UsageError: its data cannot be read, or its policy asks for more samples.
+        """
+        try:
+            made = Site(SiteDataset(self.name, **self.data), self.folder, self.policy, self.device, self.privacy)
+            made.check_samples()
+        except UsageError as error:
+            raise UsageError(f"{self.path}: {error}") from error
+        return made
+
+
+def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
+    """The policy or the privacy that a table of a site file says.
+
+    Raises:
+        UsageError: an unknown key, or a value of another type or range.
+    """
+    given = found.get(table, {})
+    if not isinstance(given, dict):
+        raise UsageError(f"{table} must be a table, not {given!r}")
+    known = {each.name: each for each in fields(made)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        check_known(f"key of [{table}]", key, known)
+        values[key] = _as(f"[{table}] {key}", value, known[key].default)
+    return made(**values)
+
+
+def _as(what: str, value: Any, default: Any) -> Any:
+    """A value of the type of a default: a list of texts for a tuple or nothing, a number, a truth, a text."""
+    if default is None or isinstance(default, tuple):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise UsageError(f"{what} must be a list of names, not {value!r}")
+        return tuple(value)
+    kinds = (int, float) if isinstance(default, float) else (type(default),)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise UsageError(f"{what} must be {type(default).__name__}, not {value!r}")
+    return value

@@ -1,0 +1,391 @@
+"""The data of a site: one client's, with what a server may know of them, and the split that belongs to its number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fl_core.data import FederatedData, files, text
+from fl_core.data.arrays import Array, Integers, MissingError
+from fl_core.data.columns import Reading
+from fl_core.data.federated import ClientData, Split
+from fl_core.data.loading import open_named
+from fl_core.data.partitions import SPLITS
+from fl_core.data.partitions.base import check_shares, split_of
+from fl_core.data.placeholder import FederationMetadata, digest_of, placeholder_data
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.recipes import SHARES
+from fl_core.data.registry import DATASETS
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.tokens import TokenShape
+
+STANDARD = "standard"
+FEWEST = 10
+"""Values of a feature below which their mean is not told: of one value it is that value."""
+
+
+class SiteData(Protocol):
+    """What one site holds.
+
+    Attributes:
+        name: of the client. sizes: samples of each split.
+        fixed: whether the split is the same for every number and seed.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    fixed: bool
+
+    def facts(self) -> dict[str, Any]:
+        """Names and numbers for a hello; no sample."""
+
+    def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
+        """The samples, split as the client of that number in a federation of that seed splits them, and scaled."""
+
+    def moments(self, number: int, seed: int) -> Moments:
+        """Of the features of the training samples in that split.
+
+        Raises:
+            UsageError: the data are not to be scaled or filled, or a feature has too few values for a mean.
+        """
+
+    def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
+        """Digests of the samples of each split, each as often as it is there, by which changed rows are counted."""
+
+    def classes(self, number: int, seed: int) -> int:
+        """How many classes the validation samples in that split have; 0 of numbers that are to be predicted."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a scaling needs of some samples: their number, and of each feature the moments of its values.
+
+    >>> one, other = Moments.of(np.array([[1.0, 5.0], [3.0, np.nan]])), Moments.of(np.array([[8.0, 5.0]]))
+    >>> both = one.with_(other)
+    >>> both.count, both.present, both.mean, [round(each, 9) for each in both.squares]
+    (3, (3, 2), (4.0, 5.0), [26.0, 0.0])
+
+    Attributes:
+        count: of the samples. present: of each feature how many samples have a value.
+        mean, squares: of these values the mean, and the sum of squared differences from it.
+    """
+
+    count: int
+    present: tuple[int, ...]
+    mean: tuple[float, ...]
+    squares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, x: Array) -> Moments:
+        """Return those of features [n, d], of which NaN are missing."""
+        values = x.astype(np.float64)
+        known = ~np.isnan(values)
+        present = known.sum(0)
+        mean = np.where(known, values, 0.0).sum(0) / np.maximum(present, 1)
+        squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
+        return cls(len(values), tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
+
+    def with_(self, other: Moments) -> Moments:
+        """Return those of both together (Chan, Golub and LeVeque 1983)."""
+        own, more = np.array(self.present), np.array(other.present)
+        present = own + more
+        gap = np.array(other.mean) - np.array(self.mean)
+        mean = np.array(self.mean) + gap * more / np.maximum(present, 1)
+        squares = np.array(self.squares) + np.array(other.squares) + gap**2 * own * more / np.maximum(present, 1)
+        count = self.count + other.count
+        return Moments(count, tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
+
+    def preprocessing(self, columns: Sequence[str], scale: str, impute: str) -> Preprocessing:
+        """Return what fills missing values with the mean, and scales to mean 0 and variance 1, where it is asked for.
+
+        A feature that does not vary is only shifted.
+
+        Raises:
+            UsageError: a column has no value that could fill it.
+        """
+        empty = [columns[k] if columns else str(k) for k, n in enumerate(self.present) if not n]
+        if empty:
+            raise UsageError(
+                f"every column must have a value at some site; got none in {listing(empty)}. "
+                "Leave it out at all sites: drop, in [data] of their files"
+            )
+        fill = () if impute == "none" else self.mean
+        if scale == "none":
+            return Preprocessing(tuple(columns), scale, impute, fill)
+        spread = np.sqrt(np.array(self.squares) / self.count)  # a filled value is the mean, and adds no square
+        spread[spread == 0] = 1.0
+        return Preprocessing(tuple(columns), scale, impute, fill, self.mean, tuple(spread.tolist()))
+
+
+class PresplitData:
+    """A client of data that are split already.
+
+    >>> import fedlayers as fl
+    >>> holding = PresplitData(fl.load("heart"), "va")
+    >>> holding.name, holding.sizes
+    ('va', {'train': 83, 'validation': 21, 'test': 26})
+    """
+
+    fixed = True
+
+    def __init__(self, data: FederatedData, client: str) -> None:
+        self.name, self._data, self._client = client, data, data.client(client)
+        self.sizes: Mapping[str, int] = {split: len(self._client.split(split)) for split in SPLITS}
+
+    def facts(self) -> dict[str, Any]:
+        return {"sizes": dict(self.sizes), "digest": digest_of(self._client), **common(self.name, self._data)}
+
+    def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
+        return self._client
+
+    def moments(self, number: int, seed: int) -> Moments:
+        raise UsageError(f"site {self.name!r} has data that are as they are to be")
+
+    def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
+        parts = {split: self._client.split(split) for split in SPLITS}
+        return {split: Counter(digests_of(part.x.numpy(), part.y.numpy())) for split, part in parts.items()}
+
+    def classes(self, number: int, seed: int) -> int:
+        return len(self._client.validation.y.unique()) if self._data.classes else 0
+
+
+def common(name: str, data: FederatedData) -> dict[str, Any]:
+    """What all sites of a federation must agree on."""
+    return {
+        "name": name,
+        "dataset": data.name if data.name in DATASETS else "",
+        "shape": list(data.shape),
+        "classes": list(data.classes),
+        "tokens": data.shape.tokens if isinstance(data.shape, TokenShape) else 0,
+        "words": digest_of_words(data.words),
+        "mean": [float(each) for each in data.mean],
+        "std": [float(each) for each in data.std],
+        "images": data.images,
+        "scale": "none",
+        "impute": "none",
+        "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
+    }
+
+
+def federation_of(
+    dataset: str, facts: Mapping[str, Any], sites: Mapping[str, Any], own: Mapping[str, ClientData]
+) -> FederatedData:
+    """The federation's data as a site has them: its own samples, and names, sizes and digests of the other sites."""
+    return placeholder_data(
+        FederationMetadata(
+            dataset,
+            tuple(facts["shape"]),
+            tuple(facts["classes"]),
+            {name: each["sizes"] for name, each in sites.items()},
+            {name: each["digest"] for name, each in sites.items()},
+            tokens=facts["tokens"],
+            mean=tuple(facts["mean"]),
+            std=tuple(facts["std"]),
+            images=facts["images"],
+        ),
+        own,
+    )
+
+
+def digests_of(x: Array, y: Array) -> list[bytes]:
+    """A digest of 16 bytes for each sample with its label."""
+    pairs = zip(np.ascontiguousarray(x), np.ascontiguousarray(y), strict=True)
+    return [hashlib.blake2b(sample.tobytes() + label.tobytes(), digest_size=16).digest() for sample, label in pairs]
+
+
+def digest_of_words(words: Sequence[str] | None) -> str | None:
+    """By which sites see that they have the same vocabulary; None = the samples are no texts."""
+    return None if words is None else hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _read(name: str, path: Path, how: Reading) -> Source:
+    """Read a site's file; what it says of missing values is what a site can do about them."""
+    try:
+        return files.read(path, how)
+    except UsageError as error:
+        if not isinstance(error.__cause__, MissingError):
+            raise
+        raise UsageError(
+            f'site {name!r}: {error.__cause__}. In [data], impute = "mean" fills what is missing with the mean over '
+            "all sites, and drop leaves columns out; all sites must say the same"
+        ) from None
+
+
+def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
+    """A site's texts in the vocabulary of the federation; anything else as it is."""
+    if source.words is None:
+        if vocabulary is not None:
+            raise UsageError(
+                f"site {name!r}: {source.name} holds no texts, and a vocabulary is for texts: leave it out"
+            )
+        return source
+    if vocabulary is None:
+        raise UsageError(
+            f"site {name!r}: a vocabulary would be fitted on all sites' texts, which no site has; name one that all "
+            'agreed on: vocabulary = "words.txt" (a word a line) or "hashed:4096"'
+        )
+    return text.agreed(source, vocabulary)
+
+
+class SiteDataset:
+    """One silo's own data, read where they are: its file, or one natural client of a dataset.
+
+    Its split is the one that it has in a run on all clients' data together, for that depends on its number alone.
+
+    >>> silo = SiteDataset("va", "heart")
+    >>> silo.sizes, len(silo.drawn(number=3, seed=0).test)
+    ({'train': 83, 'validation': 21, 'test': 26}, 26)
+
+    Args:
+        name: of the client. dataset: a name, or the path of a file as :func:`fl_core.data.files.read` takes it.
+        client: whose samples of the data they are, if those have clients; by default those of ``name``.
+        classes: all classes of the federation, of which a file may lack some; by default those that it has.
+        data_root: of named datasets.
+        vocabulary: of texts, agreed on by all sites: a file with a word a line, or ``hashed:N``, as
+            :func:`fl_core.data.text.agreed` takes it.
+        reading: how a file is read, as :class:`fl_core.data.columns.Reading` has it. ``scale="standard"`` scales by the
+            means and variances of all sites' training samples, of which each tells its own; ``impute="mean"`` fills
+            missing values by the same means.
+
+    Raises:
+        UsageError: no such data or client, or data that one silo cannot prepare alone.
+    """
+
+    fixed = False
+
+    def __init__(
+        self,
+        name: str,
+        dataset: Path | str,
+        *,
+        client: str | None = None,
+        classes: Sequence[str] | None = None,
+        data_root: Path | str | None = None,
+        vocabulary: Path | str | None = None,
+        **reading: Any,
+    ) -> None:
+        self.name = name
+        how = replace(Reading.of(reading), classes=None if classes is None else tuple(map(str, classes)))
+        if str(dataset) in DATASETS:
+            files.check_plain(str(dataset), how)
+            if classes is not None:
+                raise UsageError(f"{dataset} says its classes itself: leave classes out")
+            source = open_named(str(dataset), data_root=data_root)
+            pool = DATASETS[str(dataset)].recipe
+            source = source.first(min(pool.max_samples or len(source) if pool else len(source), len(source)))
+        else:
+            path = Path(dataset)
+            if not path.exists():
+                raise UsageError(f"site {name!r}: there is no dataset or file {str(dataset)!r}")
+            source = _read(name, path, how)
+        if source.owner is not None:
+            own = check_known(f"client of {dataset}", client or name, source.owner_names)
+            source = source.take(np.flatnonzero(source.owner == source.owner_names.index(own)))
+        elif client is not None:
+            raise UsageError(f"{dataset} names no clients, so that there is no {client!r} among them: leave client out")
+        if how.scale not in ("none", STANDARD) or how.impute not in ("none", "mean"):
+            raise UsageError(
+                f"site {name!r}: scale must be none or {STANDARD}, and impute none or mean; got {how.scale} and "
+                f"{how.impute}. Anything else would be fitted on all sites' samples, which no site has"
+            )
+        source = _agreed(name, source, vocabulary)
+        asked = source.asked(how.scale, how.impute)
+        self._scale, self._impute, self._prepares = asked.scale, asked.impute, asked.prepares
+        self._dataset = str(dataset) if str(dataset) in DATASETS else ""
+        self._source = source
+        self._shares = check_shares(SHARES)
+        self.sizes: Mapping[str, int] = {
+            split: len(each) for split, each in zip(SPLITS, self._split(0, 0), strict=True)
+        }
+
+    def facts(self) -> dict[str, Any]:
+        source = self._source
+        scale = (source.mean, source.std) if source.is_image else ((), ())
+        return {
+            "name": self.name,
+            "dataset": self._dataset,
+            "sizes": dict(self.sizes),
+            "digest": source.digest,
+            "shape": list(source.shape),
+            "classes": list(source.classes),
+            "columns": list(source.columns),
+            "tokens": source.shape.tokens if isinstance(source.shape, TokenShape) else 0,
+            "words": digest_of_words(source.words),
+            "images": source.is_image,
+            "scale": self._scale,
+            "impute": self._impute,
+            **{key: [float(each) for each in values] for key, values in zip(("mean", "std"), scale, strict=True)},
+        }
+
+    def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
+        asked = ("none", "none") if scaling is None else (scaling.scale, scaling.impute)
+        if asked != (self._scale, self._impute):
+            raise UsageError(
+                f"site {self.name!r} has scale {self._scale!r} and impute {self._impute!r}, the server does otherwise"
+            )
+        if scaling is not None:
+            self._check_scaling(scaling)
+        source = self._source if scaling is None else replace(self._source, x=scaling.transform(self._source.x))
+
+        def taken(indices: Integers) -> Split:
+            return Split(source.tensor(indices), torch.from_numpy(source.y[indices]))
+
+        parts = zip(SPLITS, self._split(number, seed), strict=True)
+        return ClientData(self.name, **{split: taken(np.sort(each).astype(np.int64)) for split, each in parts})
+
+    def _check_scaling(self, scaling: Preprocessing) -> None:
+        """Refuse a scaling of other columns, or one that nothing could be trained on.
+
+        Raises:
+            UsageError: says what it must be.
+        """
+        width = self._source.x.shape[1]
+        filled, scaled = width * (self._impute != "none"), width * (self._scale == STANDARD)
+        sizes = (len(scaling.fill), len(scaling.centre), len(scaling.spread))
+        sound = sizes == (filled, scaled, scaled) and all(each > 0 for each in scaling.spread)
+        if scaling.columns != tuple(self._source.columns) or not sound:
+            raise UsageError(
+                f"the scaling must have {filled} fills, {scaled} centres and {scaled} spreads above 0, of "
+                f"the site's {width} columns; got {str(scaling)[:80]}. Take those that moments give."
+            )
+
+    def moments(self, number: int, seed: int) -> Moments:
+        if not self._prepares:
+            raise UsageError(f"site {self.name!r} has data that are as they are to be")
+        found = Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+        names = self._source.columns or tuple(map(str, range(len(found.present))))
+        few = [name for name, n in zip(names, found.present, strict=True) if 0 < n < FEWEST]
+        if few:
+            raise UsageError(
+                f"site {self.name!r} must have {FEWEST} or more values of a column in its training samples, or none; "
+                f"got fewer of {listing(few)}, which their mean would show. Leave these columns out at all sites: drop"
+            )
+        return found if self._scale == STANDARD else replace(found, squares=(0.0,) * len(found.squares))
+
+    def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
+        parts = zip(SPLITS, self._split(number, seed), strict=True)
+        return {split: Counter(self._digests[k] for k in indices.tolist()) for split, indices in parts}
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        return digests_of(self._source.x, self._source.y)
+
+    def classes(self, number: int, seed: int) -> int:
+        validation = self._split(number, seed)[SPLITS.index("validation")]
+        return len(np.unique(self._source.y[validation])) if self._source.classes else 0
+
+    def _split(self, number: int, seed: int) -> tuple[Integers, ...]:
+        source = self._source
+        if source.is_train is None:
+            return split_of(self.name, number, np.arange(len(source)), None, self._shares, seed)
+        train, test = np.flatnonzero(source.is_train), np.flatnonzero(~source.is_train)
+        return split_of(self.name, number, train, test, self._shares, seed)

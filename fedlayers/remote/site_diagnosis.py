@@ -1,0 +1,163 @@
+"""Diagnose a federation without its data: metrics are measured at the sites, and numbers come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from fedlayers.diagnostics.gradients.sensitivity import combine
+from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
+from fedlayers.diagnostics.report import Report
+from fedlayers.remote import federation, protocol
+from fedlayers.remote.codec import Packet, PacketError, fields
+from fedlayers.remote.link import SiteLink
+from fedlayers.remote.measured_rows import check_nulls
+from fedlayers.remote.policy import check_alone
+from fedlayers.remote.remote_clients import RpcClient
+from fl_core import rows
+from fl_core.config import RunConfig
+from fl_core.task import Task
+
+MEASURED_BYTES = 2**26
+ALONE = tuple(name for name in DEFAULT if not METRICS[name].pairs)
+"""The metrics that are measured by default, without those that compare clients."""
+COMBINED = "federation_sensitivity"
+
+
+def diagnose(
+    config: RunConfig,
+    link: SiteLink,
+    metrics: Sequence[str] = ALONE,
+    *,
+    measure_batch: int = 256,
+    mode: str = "eval",
+    layers: Sequence[str] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    null: Sequence[str] = (),
+    null_draws: int = 1,
+    command: str = "",
+) -> Report:
+    """Measure at every site after its first round of local training, as :func:`diagnostics.measure.diagnose_task` does.
+
+    The rows are those of one process that has all data, but for variants that are made of all clients' samples together
+    (one probe for everybody's features); ``select`` decides on them.
+
+    Args:
+        config: of the training. metrics: names; those that compare clients are refused.
+        measure_batch, mode, layers, options, null_draws: as of ``of_task``; options are plain numbers and text.
+        null: ``labels_within``, ``fresh``, or both.
+
+    Returns:
+        The report; ``left`` of its header has the bytes that left each site.
+
+    Raises:
+        UsageError: what sites that share numbers alone cannot measure, before any is asked.
+        RefusedError: a site does not allow it. PacketError: a site sent what are no rows of its own.
+    """
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    check(names, null, null_draws)
+    line = RpcClient(link)
+    facts = federation.greet(line)
+    task = federation.task_of(config, federation.data_of(facts, config.dataset), None)
+    run = uuid4().hex
+    federation.join(line, task, facts, run)
+    head = {
+        "kind": "measure",
+        "run": run,
+        "metrics": names,
+        "measure_batch": measure_batch,
+        "mode": mode,
+        "options": {name: dict(given) for name, given in (options or {}).items()},
+        "null": list(null),
+        "layers": None if layers is None else list(layers),
+        "null_draws": null_draws,
+    }
+    packets = {name: Packet(dict(head)) for name in line.names}
+    found: dict[str, dict[str, Any]] = {}
+    for site, packet in line.ask(packets, MEASURED_BYTES):
+        found[site] = _checked(site, federation.answered(site, packet), task, names)
+    report = _report([found[name] for name in line.names], task, command or "diagnose")
+    return replace(report, header={**report.header, "left": line.tally.by_site()})
+
+
+def check(metrics: Sequence[str], null: Sequence[str] = (), null_draws: int = 1) -> None:
+    """Refuse what sites that share numbers alone cannot measure.
+
+    Raises:
+        UsageError: names the metrics that compare clients or the nulls that take all clients' samples together, and
+            what there is.
+    """
+    check_alone(metrics)
+    check_nulls(null, null_draws)
+
+
+def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:
+    """The rows that a site measured, of itself alone and with nothing in them but numbers and known names."""
+    values = fields(packet.head, protocol.MEASURED)
+    layers, names = {"", *(layer.name for layer in task.layers)}, {METRICS[name].name for name in metrics}
+    for row in (*values["rows"], *values["nulls"]):
+        if set(row) != set(rows.COLUMNS):
+            raise PacketError(f"site {site!r} sent rows of other columns")
+        if row["client"] != site or row["client_b"] or row["metric"] not in names or row["layer"] not in layers:
+            what = [row[name] for name in ("metric", "client", "client_b", "layer")]
+            raise PacketError(f"site {site!r} sent a row of {str(what)[:200]}, which was not asked for")
+        number = row["value"]
+        known = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+        if known != (row["status"] == "ok") or (number is not None and not known):
+            raise PacketError(
+                f"site {site!r} sent a value of {str(number)[:40]!r} with status {str(row['status'])[:40]!r}"
+            )
+    return values
+
+
+def _report(found: Sequence[Mapping[str, Any]], task: Task, command: str) -> Report:
+    own = [row for values in found for row in values["rows"]]
+    nulls = [row for values in found for row in values["nulls"]]
+    header = dict(found[0]["header"])
+    wanted = [asdict(layer) for layer in task.layers]
+    if [layer["name"] for layer in header["layers"]] != [layer["name"] for layer in wanted]:
+        raise PacketError("a site measured other layers than those of the model")
+    header = {**task.header(command), **header, "schema": rows.SCHEMA, "absent": []}
+    frames = (rows.frame(_with_combined(part)) for part in (own, nulls))
+    frame, of_nulls = frames
+    return replace(Report(frame, header), nulls=of_nulls)
+
+
+def _with_combined(found: Sequence[rows.Row]) -> list[rows.Row]:
+    """Rows by metric, with the weighted mean over clients where the metric has one."""
+    made: list[rows.Row] = []
+    for metric in dict.fromkeys(row["metric"] for row in found):
+        own = [row for row in found if row["metric"] == metric]
+        made += own
+        if metric == COMBINED:
+            groups: dict[tuple[str, str], list[rows.Row]] = {}
+            for row in own:
+                if row["variant"] != "importance":
+                    groups.setdefault((row["model"], row["variant"]), []).append(row)
+            made += [row for group in groups.values() for row in _combined(group)]
+    return made
+
+
+def _combined(group: Sequence[rows.Row]) -> list[rows.Row]:
+    """Each layer's weighted mean over clients, or why it has none."""
+    clients, layers = (list(dict.fromkeys(row[name] for row in group)) for name in ("client", "layer"))
+    at = {(row["client"], row["layer"]): row for row in group}
+    if len(at) < len(group) or len(at) < len(clients) * len(layers):
+        raise PacketError(f"sites measured {COMBINED} of other layers than each other, or twice")
+    values = np.array([[at[c, layer]["value"] for layer in layers] for c in clients], dtype=np.float64)
+    means = combine(values, [at[c, layers[0]]["n_train"] for c in clients])
+    made = []
+    for layer, mean in zip(layers, means.tolist(), strict=True):
+        own = [at[client, layer] for client in clients]
+        lacking = next((row for row in own if row["status"] != "ok"), None)
+        totals = {name: sum(row[name] for row in own) for name in ("n_samples", "n_train")}
+        told = {"value": mean, "status": "ok"}
+        if lacking is not None:
+            told = {"value": None, "status": f"client {lacking['client']!r}: {lacking['status']}"}
+        made.append({**own[0], "client": "", **told, **totals})
+    return made

@@ -1,0 +1,122 @@
+"""A site's states on disk, by version: what a client was before an exchange and after it, and the reply it gave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from fedlayers.remote.codec import Packet, PacketError, decode, encode
+from fl_core.algorithms.base import State
+from fl_core.errors import CorruptError
+from fl_core.records.files import Folder
+from fl_core.tree import Tree
+
+STATE = "state/"
+LOCAL = "local"
+VOLATILE = ("session", "seq", "saved")
+"""What two requests for the same work may differ in."""
+_VERSION = re.compile(r"[0-9]{6,12}-[\w.-]{1,60}", re.ASCII)
+
+
+class StateStore:
+    """The versions of one client's state in one run; each is a file, written whole or not at all.
+
+    >>> import torch
+    >>> versions = StateStore(Path("of_an_example"))
+    >>> state = State({"model": {"head.weight": torch.ones(2)}}, {"rounds": 1})
+    >>> versions.commit("000001-train", state, {}, "b5bb", b"the reply")
+    >>> versions.state("000001-train").meta, versions.reply("000001-train", "b5bb")
+    ({'rounds': 1}, b'the reply')
+    >>> versions.keep({"000002-train"})
+    >>> versions.names
+    []
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.folder = path, Folder(path)
+
+    @property
+    def names(self) -> list[str]:
+        """The versions that are whole: those with a reply."""
+        found = (name.removesuffix(".reply") for name in self.folder.names() if name.endswith(".reply"))
+        return [name for name in found if self.folder.has(f"{name}.state")]
+
+    def commit(self, version: str, state: State, kept: dict[str, Tree], key: str, reply: bytes) -> None:
+        """Store a state with the models kept beside it, and then the reply to the work of that :func:`key`."""
+        check_version(version)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.folder.remove(f"{version}.reply")
+        head = {"kind": "state", "meta": state.meta, "kept": list(kept)}
+        trees = {STATE + name: each for name, each in state.trees.items()} | kept
+        self.folder.write(f"{version}.state", encode(Packet(head, trees)))
+        self.folder.write(f"{version}.reply", key.encode() + b"\n" + reply)
+
+    def state(self, version: str) -> State:
+        """The state of a version.
+
+        Raises:
+            PacketError: there is none. CorruptError: it is damaged.
+        """
+        packet = self._packet(version)
+        trees = {name: each for name, each in packet.trees.items() if name.startswith(STATE)}
+        return State({name.removeprefix(STATE): each for name, each in trees.items()}, packet.head["meta"])
+
+    def kept(self, version: str) -> dict[str, Tree]:
+        """The models that were kept with a version; errors as of :meth:`state`."""
+        return {name: each for name, each in self._packet(version).trees.items() if not name.startswith(STATE)}
+
+    def reply(self, version: str, key: str) -> bytes | None:
+        """The reply that this version's work gave, if it was work of that key."""
+        if not _VERSION.fullmatch(version) or version not in self.names:
+            return None
+        stored, _, reply = self.folder.read(f"{version}.reply").partition(b"\n")
+        return reply if stored == key.encode() else None
+
+    def keep(self, versions: set[str]) -> None:
+        """Remove all others."""
+        for name in self.folder.names():
+            if Path(name).stem not in versions:
+                self.folder.remove(name)
+
+    def put_tuned(self, version: str, done: int, model: Tree) -> None:
+        """Store the model that was fine-tuned from a version, or from the beginning, after so many rounds."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.folder.write(_tuned(version, done), encode(Packet({"kind": "tuned"}, {"model": model})))
+
+    def tuned(self, version: str, done: int) -> Tree | None:
+        """The model that :meth:`put_tuned` stored, if it did."""
+        name = _tuned(version, done)
+        return decode(self.folder.read(name)).trees["model"] if self.folder.has(name) else None
+
+    def _packet(self, version: str) -> Packet:
+        if not _VERSION.fullmatch(version) or version not in self.names:
+            raise PacketError(f"there is no version {version!r} of the state here; there are: {', '.join(self.names)}")
+        try:
+            return decode(self.folder.read(f"{version}.state"))
+        except PacketError as error:
+            raise CorruptError(f"{self.path / version}.state is damaged: {error}") from error
+
+
+def _tuned(version: str, done: int) -> str:
+    return f"{version or 'beginning'}-{done}.tuned"
+
+
+def check_version(version: str) -> None:
+    """Refuse what cannot be a version's name.
+
+    Raises:
+        PacketError: shows it.
+    """
+    if not _VERSION.fullmatch(version):
+        raise PacketError(f"{version[:80]!r} is no version")
+
+
+def key(head: dict[str, object], request: bytes) -> str:
+    """What two requests for the same work have in common: a digest over all but :data:`VOLATILE`."""
+    lasting = {name: value for name, value in head.items() if name not in VOLATILE}
+    size = int.from_bytes(request[8:16], "little")
+    sha = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode())
+    sha.update(request[16 + size :])
+    return sha.hexdigest()

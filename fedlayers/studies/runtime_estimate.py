@@ -1,0 +1,198 @@
+"""What a race costs: foreseen before it starts, and measured on its runs."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedlayers.studies.race import Entry
+from fl_core import runner, tree
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.base import Round
+from fl_core.data.placeholder import placeholder_client
+from fl_core.execution.client_runner import TrainJob
+from fl_core.records import store, timing
+from fl_core.task import Task
+from fl_core.training.local import Phase
+
+STEPS = 16
+"""Of local training that are timed, at most."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a choice, foreseen or measured.
+
+    Attributes:
+        runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
+        full_runs: the same in runs of full length.
+        n_bytes: what all clients together send and receive; foreseen: at most.
+        seconds: of local training on this machine with the given workers; foreseen: as many steps as the algorithms
+            make, each as long as FedAvg's, which are timed at one client.
+    """
+
+    runs: int
+    rounds: int
+    full_runs: float
+    n_bytes: float
+    seconds: float
+
+    def text(self) -> str:
+        """The foreseen cost in one line."""
+        took = timed(self.seconds)
+        runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
+        return (
+            f"{runs}, {rounds} in all ({self.full_runs:.1f} full runs), "
+            f"up to {sized(self.n_bytes)} sent and received, {'' if took[0] == '<' else 'about '}{took} of training"
+        )
+
+    def beside(self, measured: Cost) -> str:
+        """The foreseen cost beside the measured one, in one line."""
+        return (
+            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, "
+            f"{sized(self.n_bytes)} / {sized(measured.n_bytes)} sent and received, "
+            f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
+        )
+
+
+def foreseen(
+    tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, finished: int, workers: int, *, apart: bool = False
+) -> Cost:
+    """Estimate the cost of a race before it starts.
+
+    Args:
+        tasks: what each arm's runs train, by its name.
+        until: the round in which the race ends.
+        finished: how many of the runs then go on to the end.
+        workers: how many runs are trained side by side.
+        apart: whether each client trains on a machine of its own, all at once; they count as fast as this one.
+    """
+    task = tasks[entries[0].arm.name]
+    full = int(task.config.rounds or 1)
+    rest = (full - until) * finished
+    rounds = until * len(entries) + rest
+    moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
+    steps = [round_steps(tasks[entry.arm.name], apart) for entry in entries]
+    seconds = _seconds_a_step(task) * (
+        until * sum(steps) / _side_by_side(len(entries), workers) + rest * max(steps) / _side_by_side(finished, workers)
+    )
+    return Cost(len(entries), rounds, rounds / full, until * sum(moved) + rest * max(moved), seconds)
+
+
+def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+    """What the runs of a race have cost, by their own rows and clocks; what was trained earlier counts as well.
+
+    Arguments as of :func:`foreseen`.
+    """
+    rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
+    for entry in entries:
+        if not (entry.path / "timing.jsonl").is_file():  # it failed before its first round
+            continue
+        frame = store.Run(entry.path).rows()[1]
+        sent += float(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum())
+        by_round = {done: each["train"] for done, each in timing.by_round(entry.path / "timing.jsonl").items()}
+        rounds += max(by_round, default=0)
+        race_seconds += math.fsum(seconds for done, seconds in by_round.items() if done <= until)
+        rest_seconds += math.fsum(seconds for done, seconds in by_round.items() if done > until)
+    seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds / _side_by_side(finished, workers)
+    return Cost(len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds)
+
+
+def bytes_a_round(task: Task) -> float:
+    """Bytes that all sampled clients send and receive in a round; where the run itself decides on that, at most."""
+    algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
+    clients, rnd = range(len(task.data.clients)), Round(0)
+    if not algorithm.static_traffic or algorithm.decides:
+        return 2.0 * tree.n_bytes(live) * len(clients) * task.config.participation
+    sent = (names for c in clients for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c)))
+    return task.config.participation * sum(tree.n_bytes(tree.select(live, names)) for names in sent)
+
+
+def round_seconds(task: Task) -> float:
+    """Seconds of a round's local training on this machine in one process, from one client's timed steps of FedAvg."""
+    return round_steps(task) * _seconds_a_step(task)
+
+
+def round_steps(task: Task, apart: bool = False) -> float:
+    """Steps of the sampled clients in the first round, over all phases of local training.
+
+    Where the run itself decides on its layers, they are those of FedAvg.
+
+    Args:
+        apart: as of :func:`foreseen`: those of the client with the most.
+    """
+    asked = task.algorithm(task.plan)
+    algorithm = FedAvg(task.task_info) if asked.decides else asked
+    everyone = tuple(range(len(task.data.weights)))
+    steps = []
+    for client, n in enumerate(task.data.weights):
+        batches = math.ceil(n / task.config.training.batch_size)
+        steps.append(sum(phase.length(batches) for phase in algorithm.phases(Round(0, sampled=everyone), client)))
+    return max(steps) if apart else sum(steps) * task.config.participation
+
+
+def _side_by_side(runs: int, workers: int) -> int:
+    return max(1, min(workers, runs))
+
+
+class _Short(FedAvg):
+    """FedAvg whose clients make no more than :data:`STEPS` steps in a round."""
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return tuple(replace(phase, steps=STEPS) for phase in super().phases(rnd, client))
+
+
+def _seconds_a_step(task: Task) -> float:
+    """Seconds of one step in a client's round, with its share of the batches, the optimiser and the messages.
+
+    The client of middling size trains as with FedAvg, no more than :data:`STEPS` steps, on a copy of the model and on
+    random samples, for those of sites are not here; once before without being timed. The rate is so small that nothing
+    diverges.
+    """
+    weights = task.data.weights
+    client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
+    data = placeholder_client(task.data, task.data.clients[client].name, seed=0)
+    copied = replace(task, data=data, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
+    client_runner, algorithm = runner.client_runner_of(copied, {}), _Short(task.task_info)
+    client_runner.use(algorithm)
+    initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))
+    seconds = steps = 0.0
+    with torch.random.fork_rng():
+        for _ in range(2):
+            began = time.perf_counter()
+            message = algorithm.server_message(algorithm.server_state(initial), client, rnd).clone()
+            state = algorithm.client_state(initial, client).clone()
+            steps = client_runner.run(TrainJob(client, rnd, message, state)).work["train/steps"]
+            seconds = time.perf_counter() - began
+    return seconds / max(1.0, steps)
+
+
+def sized(n_bytes: float) -> str:
+    """A number of bytes in words.
+
+    >>> sized(5_440_000)
+    '5.44 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.3g} TB"
+
+
+def timed(seconds: float) -> str:
+    """A time in words.
+
+    >>> timed(0.04), timed(1.04), timed(48), timed(600)
+    ('< 0.1 s', '1.0 s', '48 s', '10 min')
+    """
+    if seconds < 0.1:
+        return "< 0.1 s"
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,129 @@
+"""What a study comes to, in words: what to do, what that gains or costs, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedlayers.studies.answers import NO, OPEN, YES, Answers
+from fedlayers.studies.compare import Comparison
+from fl_core import statistics
+from fl_core.errors import check_known
+from fl_core.scores import SCORES, in_points, label_of
+
+AGAINST = {
+    "fedavg": "sharing every layer",
+    "local": "sharing nothing",
+    "majority": "each client's majority class",
+}
+"""What a choice of layers is held against, by its name among a comparison's algorithms."""
+ACCURACY = "accuracy"
+SAME, LEVEL = "the same", "no significant difference"
+COLUMNS = ["against", "metric", "value", "low", "high", "sign", "better"]
+NOTHING = pd.DataFrame(columns=COLUMNS)
+
+
+def gains(result: Comparison, chosen: str) -> pd.DataFrame:
+    """What the chosen layers gain on test samples over sharing all, sharing nothing and the majority class.
+
+    Each gain is judged by the comparison's score, by default macro-F1. Accuracy against the majority class is a line of
+    its own, by which nothing is judged: it is hard to beat where classes are rare. Differences are paired by seed. The
+    intervals hold together with 95 % (Student's t with Bonferroni's correction), and so depend on how many there are.
+
+    Args:
+        result: in which ``chosen`` and some of :data:`AGAINST` are.
+
+    Returns:
+        Columns ``against`` and ``metric`` (names), ``value``, ``low``, ``high`` (0 to 1; no ends with one seed),
+        ``sign`` (``higher``, ``lower``, ``the same`` in every seed, or ``no significant difference``) and ``better``:
+        yes, no, or open.
+
+    Raises:
+        UsageError: the chosen one is not in this comparison.
+    """
+    scores = result.scores.pivot(index=["metric", "algorithm"], columns="seed", values="value")
+    present = set(result.table["algorithm"])
+    check_known("algorithm of this comparison", chosen, present)
+    pairs = [(result.score, name) for name in AGAINST if name in present - {chosen}]
+    pairs += [(ACCURACY, "majority")] if "majority" in present and result.score != ACCURACY else []
+    lines = []
+    for metric, name in pairs:
+        differences = scores.loc[(metric, chosen)] - scores.loc[(metric, name)]
+        value, low, high = statistics.mean_interval(differences, comparisons=len(pairs))
+        sign = "higher" if low > 0 else "lower" if high < 0 else LEVEL
+        sign = SAME if (differences == 0).all() else sign
+        better = OPEN if sign in (SAME, LEVEL) else YES if (sign == "higher") == SCORES[metric] else NO
+        lines.append([name, metric, value, low, high, sign, better])
+    return pd.DataFrame(lines, columns=COLUMNS)
+
+
+class Headline(NamedTuple):
+    """What a report begins with.
+
+    Attributes:
+        head: what to use, or that nothing is shown to have been learned.
+        answers: the answers in words, a line each.
+        gains: a line for each comparison on test samples, and what their intervals are in ``how``.
+        codes: the answers without words: ``split``, ``which`` and ``guessing`` (:mod:`fedlayers.studies.answers`).
+    """
+
+    head: str
+    answers: tuple[str, ...]
+    gains: tuple[str, ...]
+    how: str
+    codes: dict[str, str]
+
+    def plain(self) -> str:
+        """All of it for a terminal."""
+        gains = ["On test samples:", *(f"  {gain}" for gain in self.gains), f"  ({self.how})"] if self.gains else []
+        return "\n".join([self.head, *(f"- {line}" for line in self.answers), *gains])
+
+
+def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Headline:
+    """The answers of a race or a rule, with what test samples say against them.
+
+    Args:
+        found: what the race answers, or :func:`of_rule`.
+        table: as :func:`worth` gives it.
+        seeds: how many repetitions.
+    """
+    better = _by_score(table)
+    lines = [f"On test samples {AGAINST[name]} is better." for name in ("fedavg", "local") if better.get(name) == NO]
+    head, codes = found.head, dict(found.codes)
+    of_majority = better.get("majority", codes["guessing"])
+    answers = found.lines
+    if of_majority == NO:
+        head, answers = "Always answering each client's majority class is better on test samples.", (head, *answers)
+    elif of_majority == OPEN and seeds > 1:
+        lines.append(f"On test samples there is no significant difference from {AGAINST['majority']}.")
+    codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
+    together = f"differences paired over {seeds} seeds; the 95 % intervals hold together (Student's t, Bonferroni)"
+    how = together if seeds > 1 else "one seed supports no interval"
+    return Headline(head, (*answers, *lines), tuple(_gain(line) for line in table.itertuples()), how, codes)
+
+
+def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:
+    """The answers where a rule has decided: which split is not asked, and test samples answer the rest.
+
+    Args:
+        do: what the rule says, such as ``federate conv1; keep fc local``.
+    """
+    better = [code for name, code in _by_score(table).items() if name != "majority"]
+    split = "" if not better else NO if NO in better else OPEN if OPEN in better else YES
+    basis = "A rule decided that from one local epoch. It says nothing of its uncertainty."
+    alone = "One seed, so no uncertainty can be given."
+    return Answers(f"{do[0].upper()}{do[1:]}.", (basis, alone) if seeds < 2 else (basis,), split, "", OPEN)
+
+
+def _by_score(table: pd.DataFrame) -> dict[str, str]:
+    """Whether the choice is better than each of what it is held against, by the score and not by accuracy beside it."""
+    first = table.drop_duplicates("against")
+    return dict(zip(first["against"], first["better"], strict=True))
+
+
+def _gain(line: Any) -> str:
+    by = f"{'+' if line.value >= 0 else ''}{in_points(line.metric, line.value)} of {label_of(line.metric)}"
+    interval = "" if math.isnan(line.low) else f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {line.sign}"
+    return f"against {AGAINST[line.against]}: {by}{interval}"

@@ -1,0 +1,164 @@
+"""A whole run as the work of a place: a study's runs are made of these, wherever they are trained."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from fedlayers.backends.base import Backend, Result, WorkerPool, carry_out
+from fedlayers.backends.remote_errors import remote_errors
+from fedlayers.runs import of_diagnostics
+from fl_core import data as datasets
+from fl_core import runner
+from fl_core.config import DEALING, READING, RunConfig, resolved
+from fl_core.data import FederatedData
+from fl_core.models.options import wants_weights
+from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
+from fl_core.records import store, sync
+from fl_core.records.files import Folder
+from fl_core.restore import allowed_by
+from fl_core.tree import Tree
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One run: its directory, its configuration, the plan that it obeys, and how far it is to go.
+
+    Attributes:
+        until: the round after which it stops, with a checkpoint; None = its last.
+        name: for messages; by default that of its directory.
+        quiet: whether what the run would note of its data has been noted before.
+        away: whether it is on another machine than the one that asked for it.
+        start: the pretrained weights that its configuration asks for, so that no worker loads them.
+    """
+
+    path: Path
+    config: RunConfig
+    plan: LayerPlan | None = None
+    until: int | None = None
+    command: str = ""
+    instruments: Instruments | None = None
+    quiet: bool = False
+    away: bool = False
+    start: Tree | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def gpus(self) -> int:
+        return int(self.config.device != "cpu")
+
+    @property
+    def begun(self) -> bool:
+        """Whether its directory is there."""
+        return (self.path / "config.json").exists()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has nothing left to do."""
+        return self.begun and store.Run(self.path).rounds[-1:] >= [self.last]
+
+    @property
+    def last(self) -> int:
+        """The round after which it is done."""
+        return self.until or int(self.config.rounds or resolved(self.config).rounds or 1)
+
+    def carry_out(self) -> None:
+        """Begin the run, or go on from where it stopped; nothing is done where that is its end.
+
+        Raises:
+            UsageError, RunError: as of :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
+        """
+        with warnings.catch_warnings() if self.quiet else nullcontext(), remote_errors(self.away):
+            if self.quiet:
+                warnings.simplefilter("ignore")
+            self._train()
+
+    def _train(self) -> None:
+        instruments = self.instruments or of_diagnostics()
+        if not self.begun:
+            runner.run(
+                self.config,
+                self.path,
+                instruments=instruments,
+                loaded=self._data(),
+                initial=self.start,
+                plan=self.plan,
+                command=self.command,
+                progress=False,
+                until=self.until,
+            )
+        elif not self.over:
+            code = allowed_by(self.config)  # what the very command names
+            runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
+
+    def with_weights(self) -> TrainingJob:
+        """Return the run with the pretrained weights that it begins with, if its configuration asks for any."""
+        if self.begun or not wants_weights(self.config.model, self.config.model_options):
+            return self
+        return replace(self, start=runner.assemble(self.config, plan=self.plan, loaded=self._data()).start)
+
+    def _data(self) -> FederatedData:
+        return _data(json.dumps({key: getattr(self.config, key) for key in _OF_DATA}))
+
+    def sent_to(self, path: Path | None) -> TrainingJob:
+        if path is not None:
+            return replace(self, path=path)
+        return replace(self, config=resolved(self.config), away=True)  # its paths do not depend on the folder one is in
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with Folder(self.path).locked():
+            yield
+
+    def outgoing(self, sent: sync.Sent) -> Iterator[sync.FileBatch]:
+        return sync.files_to_resume(self.path, sent)
+
+    def incoming(self, sent: sync.Sent, over: bool) -> Iterator[sync.FileBatch]:
+        return sync.changed_files(self.path, sent, over)
+
+    def accept(self, parcel: sync.FileBatch) -> None:
+        sync.write_files(self.path, parcel)
+
+
+_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
+
+
+@lru_cache(maxsize=1)
+def _data(keys: str) -> FederatedData:
+    """The data that the keys of a configuration name; the last ones are kept, for runs that have them in common."""
+    named = json.loads(keys)
+    return datasets.load(named.pop("dataset"), **named)
+
+
+def train(
+    runs: Sequence[TrainingJob],
+    place: Backend,
+    done: Callable[[Result, int], None] | None = None,
+    *,
+    progress: bool = True,
+) -> None:
+    """Have runs trained.
+
+    Args:
+        done: hears each result; by default an error in one ends the others and is raised.
+    """
+
+    def strict(result: Result, count: int) -> None:
+        if result.error is not None:
+            raise result.error
+
+    works = (run.with_weights() for run in runs) if isinstance(place, WorkerPool) else runs
+    try:
+        carry_out(works, place, done or strict, total=len(runs), progress=progress)
+    finally:
+        _data.cache_clear()

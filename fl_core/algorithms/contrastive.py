@@ -1,0 +1,96 @@
+"""MoCo's contrastive learning beside classification, as a client trains it: views, key branch, queue and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fl_core import seeds, tree
+from fl_core.algorithms.base import Algorithm, Message, Round, State
+from fl_core.data.augment import MoCoViews
+from fl_core.models.prompted import CONTRAST_WIDTH
+from fl_core.training.local import Context
+from fl_core.training.steps import Batch, Steps
+from fl_core.tree import Tree
+
+QUEUE, KEY = "queue", "key"
+
+
+class Seen(NamedTuple):
+    """A batch as both tasks see it: samples and labels, a view of each sample, and another view's key [b, 128]."""
+
+    x: Tensor
+    y: Tensor
+    view: Tensor
+    keys: Tensor
+    buffers: Tree  # copies, for a pass that leaves the model's running statistics alone
+
+
+class Contrasting(Algorithm):
+    """MoCo between a client's training steps (He et al. 2020, version 1): the queue, the key branch, the loss."""
+
+    views: MoCoViews
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        size = self.config.queue
+        like = next(initial[name] for name in sorted(initial) if initial[name].is_floating_point())
+        draw = seeds.torch_generator(self.task_info.seed, QUEUE, client)
+        keys = normalize(torch.randn(size, CONTRAST_WIDTH, generator=draw)).to(like)
+        state.trees[QUEUE] = {"keys": keys, "at": torch.tensor(0), "filled": torch.tensor(0)}
+        return state
+
+    def seen(self, steps: Steps, batch: Batch, ctx: Context) -> Seen:
+        """Draw two views of a batch's images; before that the key branch moves towards the query branch, as in MoCo."""
+        key = ctx.scratch.get(KEY)
+        if key is None:
+            key = ctx.scratch[KEY] = tree.clone(steps.live)
+        ctx.scratch.setdefault(QUEUE, tree.clone(ctx.trees[QUEUE]))
+        config, draw = self.config, steps.generator("views")
+        x, y = batch
+        view, other = (self.views(x, draw) for _ in range(2))
+        with torch.no_grad():
+            for name in self.task_info.parameters:
+                key[name].lerp_(steps.live[name], 1 - config.momentum)
+            keys = ctx.forward(key, other, task="contrast")
+        buffers = {name: t.clone() for name, t in steps.live.items() if name not in self.task_info.parameters}
+        return Seen(x, y, view, keys, buffers)
+
+    def enqueue(self, seen: Seen, ctx: Context) -> None:
+        """Replace the oldest keys in the queue by the batch's."""
+        queue = ctx.scratch[QUEUE]
+        size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
+        places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
+        queue["keys"][places] = keys
+        queue["at"].copy_((queue["at"] + len(keys)) % size)
+        queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
+
+    def contrast(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
+        """-log softmax of the other view's key among the queue's, for unit vectors at a temperature (FedPFT, Eq. 4)."""
+        queue, config = ctx.scratch[QUEUE], self.config
+        others = queue["keys"][: int(queue["filled"])] if config.mask_unfilled else queue["keys"]
+        queries = ctx.forward(params, seen.view, task="contrast")
+        scores = torch.cat([(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1) / config.temperature
+        return (scores.logsumexp(1) - scores[:, 0]).mean()
+
+    def contrast_loss(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
+        """The contrastive loss of a batch, as the loss of a phase."""
+        return ctx.part("contrast", self.contrast(params, seen, ctx), len(seen.y))
+
+    def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """One optimiser step on a batch together with its views."""
+        seen = self.seen(steps, batch, ctx)
+        steps.descend(steps.gradients(seen))
+        self.enqueue(seen, ctx)
+
+    def aside(self, params: Mapping[str, Tensor], seen: Seen, live: Iterable[str] = ()) -> Tree:
+        """Weights for a pass in which only ``live`` get gradients and the model's running statistics stay untouched."""
+        return {name: p if name in live else p.detach() for name, p in params.items()} | seen.buffers
+
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        trained.pop(KEY, None)  # built anew from what is received next
+        return super().client_update(state, trained, ctx, rnd, client)

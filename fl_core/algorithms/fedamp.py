@@ -1,0 +1,339 @@
+"""Personal models that are mixtures of the clients' models: each client has its own aggregation weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_core import seeds, tree
+from fl_core.algorithms.averaging import half_pull, with_term
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.plan import LayerPlan
+from fl_core.training.local import Context, Phase
+from fl_core.tree import Tree
+
+AGGREGATION_WEIGHT = "aggregation_weight"
+PAIRS = 50_000
+"""Most aggregation weights that an evaluation records; above it only each client's weight on itself is."""
+NORMS = {"l2": 2, "l1": 1}
+
+
+class Mixing(Algorithm):
+    """The server keeps every client's last upload and mixes a model for each client from all of them.
+
+    A client that has not replied yet counts with the common initial model. An algorithm says what its units are (by
+    default the whole model is one) and which :meth:`weights` each client puts on all clients, unit by unit.
+    """
+
+    evaluates = "personal"
+
+    @property
+    def units(self) -> tuple[Layer, ...]:
+        """The groups of tensors that each have their own aggregation weights. Default: one, the whole model."""
+        names = [(layer.parameters, layer.buffers) for layer in self.task_info.layers]
+        parameters, buffers = (tuple(n for group in kind for n in group) for kind in zip(*names, strict=True))
+        return (Layer("", parameters, buffers),)
+
+    def trained(self, server: State, client: int, unit: Layer) -> Tree:
+        """What a client has trained of a unit; frozen parameters are the same everywhere and tell nobody apart."""
+        return tree.select(self.last(server, client), set(unit.parameters) - self.task_info.frozen)
+
+    def weights(self, server: State, client: int, rnd: Round) -> Tensor:
+        """A client's aggregation weights over all clients, [units, clients]: at least 0, each row sums to 1."""
+        raise NotImplementedError
+
+    def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
+        """The present aggregation weights: ``client`` receives, ``client_b`` is the one whose model is weighted.
+
+        All pairs while they are at most :data:`PAIRS`; of larger federations each client's weight on itself.
+        """
+        everyone = range(len(self.task_info.n_train))
+        whole = len(self.units) * len(everyone) ** 2 <= PAIRS
+        for client in everyone:
+            for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
+                for other in everyone if whole else (client,):
+                    yield Observation(AGGREGATION_WEIGHT, row[other], client, other, unit.name)
+
+    def heard(self, server: State, client: int) -> bool:
+        """Whether the server has an upload of this client yet."""
+        return _slot(client) in server.trees
+
+    def last(self, server: State, client: int) -> Tree:
+        """The last upload of a client, or the common initial model."""
+        return server.trees[_slot(client)] if self.heard(server, client) else server.trees["model"]
+
+    def mixture(self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()) -> Tree:
+        """The model that a client receives: sum_j weight_j theta_j of every unit that is not skipped, in float64."""
+        travels = self.shared(rnd, client)
+        with tree.one_thread():
+            mixed: Tree = {}
+            for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
+                if unit.name not in skip:
+                    mixed |= self._mixed(server, [name for name in unit.tensors if name in travels], row)
+        return {name: mixed[name] for name in server.trees["model"] if name in mixed}
+
+    def _mixed(self, server: State, names: list[str], row: list[float]) -> Tree:
+        mean = tree.Mean()
+        unheard = sum(weight for other, weight in enumerate(row) if not self.heard(server, other))
+        if unheard > 0:
+            mean.add(tree.select(server.trees["model"], names), unheard)
+        for other, weight in enumerate(row):
+            if weight > 0 and self.heard(server, other):
+                mean.add(tree.select(self.last(server, other), names), weight)
+        return mean.result()
+
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+        return Message({"model": self.mixture(server, client, rnd)})
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.meta["client"] = client
+        return state
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        # what is sent depends on all uploads of the round before: none changes until every client has been served
+        server.trees |= {_slot(update.client): update.message.trees["model"] for update in list(updates)}
+
+
+def _slot(client: int) -> str:
+    return f"client/{client}"
+
+
+class Keeping(Mixing):
+    """Base of mixtures of whole models whose clients also keep their own model between rounds."""
+
+    travels, keeps = "a mixture down, its model up", "its model"
+
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.task_info.tensors
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {self.evaluates: client.trees["model"]}
+
+
+@register
+class FedAMP(Keeping):
+    """Every client is pulled to a cloud model of its own, a mixture by the similarity of models (Huang et al. 2021).
+
+    Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j and, for j other than i,
+    xi_ij = (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma), the derivative of A(d) = 1 - exp(-d / sigma) at the
+    squared distance of the parameters; xi_ii is the rest to 1. In round k from 0 alpha_k is
+    alpha * decay^(k // decay_every), but at most sigma / (N - 1) with N clients: no weight can be negative then. Public
+    code has no limit; its pull starts at lam / 10^4, which is no federation.
+
+    ``start``: ``own`` (default, as in most public code) trains from the client's last model, ``cloud`` from u_i. The
+    evaluated model is w_i after local training. The penalty is the squared norm with a gradient: a penalty
+    on detached weights, met in public code, is training without federation. The pull grows as alpha_k falls, and
+    gradient steps diverge once lr lam / alpha_k is above 2: with lr 0.1 and these defaults from round 180 on;
+    ``decay=1`` leaves alpha_k as it is.
+
+    Raises:
+        UsageError: alpha, decay or sigma is 0, decay_every is 0, or an unknown start.
+    """
+
+    name = "fedamp"
+    paper = "Huang et al. 2021"
+    trains = "all, with a pull to the mixture"
+
+    @dataclass(frozen=True)
+    class Config:
+        lam: float = 1.0
+        alpha: float = 1e4
+        decay: float = 0.1
+        decay_every: int = 30
+        sigma: float = 100.0
+        start: str = "own"
+
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
+        check_known(f"start of {self.name}", self.config.start, ("own", "cloud"))
+        for key in ("alpha", "decay", "decay_every", "sigma"):
+            if not getattr(self.config, key) > 0:
+                raise UsageError(f"{self.name}: {key} must be above 0")
+
+    def weights(self, server: State, client: int, rnd: Round) -> Tensor:
+        with tree.one_thread():
+            parameters = self._parameters(server, client)
+            row = torch.zeros(len(self.task_info.n_train), dtype=torch.float64)
+            for other in range(len(row)):
+                if other != client:
+                    gap = tree.distance(parameters, self._parameters(server, other)) ** 2
+                    row[other] = self._alpha(rnd.index) / self.config.sigma * math.exp(-gap / self.config.sigma)
+            row[client] = max(0.0, 1 - float(row.sum()))
+        return row[None]
+
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        own, cloud = state.trees["model"], message.trees["model"]
+        return own if self.config.start == "own" else {**own, **cloud}
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return with_term(super().phases(rnd, client), "pulled_loss", self.config.lam)
+
+    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """The local objective with the pull to the mixture."""
+        return self.loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
+
+    def _alpha(self, index: int) -> float:
+        """The step size alpha_k of a round, with the limit that keeps weights on the client itself at 0 or above."""
+        return min(self._planned(index), self.config.sigma / max(1, len(self.task_info.n_train) - 1))
+
+    def _planned(self, index: int) -> float:
+        """The step size alpha_k of a round by its schedule, without a limit."""
+        return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
+
+    def _parameters(self, server: State, client: int) -> Tree:
+        return self.trained(server, client, self.units[0])
+
+
+@register
+class HeurFedAMP(FedAMP):
+    """FedAMP with a fixed weight on the client itself and the others by cosine similarity (Huang et al. 2021, 5).
+
+    xi_ii = ``self_weight`` (default one part in the number of clients), the rest is spread over the others as the
+    softmax of sigma cos(w_i, w_j). Distances of deep networks are far beyond FedAMP's sigma, which leaves everyone
+    alone there; directions are comparable. alpha_k has no limit here, and ``start`` is ``cloud`` by default, as in the
+    public code that these values come from: under so small a pull a client that starts from its own model is alone.
+
+    Raises:
+        UsageError: as :class:`FedAMP`, or self_weight above 1.
+    """
+
+    name = "heurfedamp"
+
+    @dataclass(frozen=True)
+    class Config(FedAMP.Config):
+        sigma: float = 25.0
+        start: str = "cloud"
+        self_weight: float | None = None
+
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
+        if self.config.self_weight is not None and self.config.self_weight > 1:
+            raise UsageError(f"{self.name}: self_weight must be at most 1, not {self.config.self_weight}")
+
+    def _alpha(self, index: int) -> float:
+        return self._planned(index)
+
+    def weights(self, server: State, client: int, rnd: Round) -> Tensor:
+        count = len(self.task_info.n_train)
+        itself = 1 / count if self.config.self_weight is None else self.config.self_weight
+        with tree.one_thread():
+            parameters = self._parameters(server, client)
+            alike = [tree.cosine(parameters, self._parameters(server, other)) for other in range(count)]
+            scores = self.config.sigma * torch.tensor(alike, dtype=torch.float64)
+            scores[client] = -math.inf
+            row = (1 - itself) * scores.softmax(0) if count > 1 else torch.zeros(1, dtype=torch.float64)
+            row[client] = itself if count > 1 else 1.0
+        return row[None]
+
+
+@register
+class FedFomo(Keeping):
+    """Each client mixes a few others' models by how much they lower its own validation loss (Zhang et al. 2021).
+
+    At the start of a round client i receives up to ``downloads`` models of others that have replied before and weighs
+
+        w_j = (L_i(theta_i) - L_i(theta_j)) / ||theta_j - theta_i||
+
+    with the mean loss L_i on its validation split (in evaluation mode) and its own last model theta_i. The positive
+    weights, divided by their sum, give theta_i + sum_j w_j (theta_j - theta_i); with none it stays at theta_i. Then it
+    trains as usual. The weights travel back, and the server adds them, over the sum of their absolute values (their sum
+    itself can be near 0), to the client's affinities. It serves the models of highest affinity, ties at random, but
+    fills each place at random with probability ``epsilon``, lowered by ``epsilon_step`` a round.
+
+    Down: ``downloads`` models, at most those of the other clients that have replied, so none in the first round. Up:
+    the model, and a number for every weight.
+
+    ``norm``: ``l2`` (default, the paper's distance) or ``l1`` (the released code's). ``report``: the personal model is
+    the ``mixed`` one, before local training (default), or the ``trained`` one, which rows also hold as ``local``.
+
+    Raises:
+        UsageError: no downloads, or an unknown norm or report.
+    """
+
+    name = "fedfomo"
+    static_traffic = False
+    paper = "Zhang et al. 2021"
+    travels, cost = "others' models down, its own up", "P + downloads P"
+
+    @dataclass(frozen=True)
+    class Config:
+        downloads: int = 5
+        epsilon: float = 0.3
+        epsilon_step: float = 0.05
+        norm: str = "l2"
+        report: str = "mixed"
+
+    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+        super().__init__(task_info, plan, config)
+        check_known(f"norm of {self.name}", self.config.norm, NORMS)
+        check_known(f"report of {self.name}", self.config.report, ("mixed", "trained"))
+        if not self.config.downloads:
+            raise UsageError(f"{self.name}: downloads must be at least 1")
+
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+        shared = self.shared(rnd, client)
+        peers = self._peers(server, client, rnd)
+        return Message({str(peer): tree.select(self.last(server, peer), shared) for peer in peers})
+
+    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+        own = state.trees["model"]
+        models = {"own": own, **{peer: {**own, **peer_model} for peer, peer_model in message.trees.items()}}
+        losses = {name: ctx.score(model, name)["loss"] for name, model in models.items()} if message.trees else {}
+        parameters, order = self.units[0].parameters, NORMS[self.config.norm]
+        weights = {}
+        for peer, peer_model in message.trees.items():
+            far = tree.distance(tree.select(peer_model, parameters), tree.select(own, parameters), order)
+            weights[peer] = (losses["own"] - losses[peer]) / far if far > 0 else 0.0
+        state.meta["weights"] = weights
+        helping = {peer: weight for peer, weight in weights.items() if weight > 0}
+        return {**own, **tree.mean([message.trees[peer] for peer in helping], helping.values())}
+
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        message = super().client_update(state, trained, ctx, rnd, client)
+        if self.config.report == "mixed":
+            state.trees["mixed"] = tree.clone({name: tensor.cpu() for name, tensor in ctx.reference.items()})
+        message.meta["weights"] = state.meta["weights"]
+        return message
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        replies = list(updates)
+        super().aggregate(server, replies, rnd)
+        weights, affinity = (server.meta.setdefault(key, {}) for key in ("weights", "affinity"))
+        for update in replies:
+            used = update.message.meta["weights"]
+            weights[str(update.client)] = used
+            total, sums = sum(map(abs, used.values())), affinity.setdefault(str(update.client), {})
+            for peer, weight in used.items():
+                sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
+
+    def weights(self, server: State, client: int, rnd: Round) -> Tensor:
+        """The aggregation weights that the client used when it last mixed models."""
+        row = torch.zeros(len(self.task_info.n_train), dtype=torch.float64)
+        for peer, weight in server.meta.get("weights", {}).get(str(client), {}).items():
+            row[int(peer)] = max(weight, 0.0)
+        if not row.any():
+            row[client] = 1.0
+        return (row / row.sum())[None]
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {self.evaluates: client.trees.get("mixed", client.trees["model"])}
+
+    def _peers(self, server: State, client: int, rnd: Round) -> list[int]:
+        peers = [c for c in range(len(self.task_info.n_train)) if c != client and self.heard(server, c)]
+        affinity = server.meta.get("affinity", {}).get(str(client), {})
+        draw = seeds.numpy_generator(self.task_info.seed, "downloads", rnd.index, client)
+        explore = max(0.0, self.config.epsilon - self.config.epsilon_step * rnd.index)
+        peers = [peers[k] for k in draw.permutation(len(peers))]  # equal affinities: in random order
+        peers.sort(key=lambda peer: -affinity.get(str(peer), 0.0))
+        chosen: list[int] = []
+        while peers and len(chosen) < self.config.downloads:
+            chosen.append(peers.pop(int(draw.integers(len(peers))) if draw.random() < explore else 0))
+        return sorted(chosen)

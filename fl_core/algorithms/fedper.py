@@ -1,0 +1,278 @@
+"""A shared body and local heads: the algorithms that obey a layer plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_core import seeds
+from fl_core.algorithms.averaging import FineTuned
+from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
+from fl_core.errors import RunError, UsageError
+from fl_core.layers import Layer
+from fl_core.plan import LayerPlan, prefix_length, shifted
+from fl_core.training.local import Context, Phase
+from fl_core.tree import Tree
+
+SENSITIVITY = "federation_sensitivity"
+MEASURED = "measured"
+
+
+class Partial(Algorithm):
+    """Base of algorithms whose shared body travels while a local head stays with each client."""
+
+    uses_plan = True
+    evaluates = "personal"
+    travels, keeps, cost = "the body", "the head", "2 body"
+
+    @property
+    def body(self) -> frozenset[str]:
+        """Names of the tensors of the shared layers."""
+        return self._plan().body_tensors
+
+    @property
+    def head(self) -> frozenset[str]:
+        """Names of the tensors of the local layers."""
+        return self._plan().head_tensors
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.body - self.task_info.not_sent(rnd)
+
+    def _plan(self) -> LayerPlan:
+        if self.plan is None:
+            raise RunError(f"{self.name} has no plan yet")
+        return self.plan
+
+
+@register
+class FedPer(Partial):
+    """Body and head are trained together; only the body is averaged (Arivazhagan et al. 2019)."""
+
+    name = "fedper"
+    paper = "Arivazhagan et al. 2019"
+
+
+@register
+class LGFedAvg(Partial):
+    """The opposite of FedPer: own representations under a shared classifier (LG-FedAvg; Liang et al. 2020).
+
+    All layers are trained together. Without a plan the last layer is shared; with one it shares what the plan shares.
+    """
+
+    name = "lg_fedavg"
+    paper = "Liang et al. 2020"
+    travels, keeps, cost = "the plan's shared layers: the last", "the other layers", "2 shared"
+
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan:
+        return LayerPlan.last(layers)
+
+
+@register
+class FedBN(Algorithm):
+    """FedAvg in which batch normalisations stay with each client, statistics and all (Li et al. 2021).
+
+    They are found by the type of their module. Without any it is FedAvg.
+    """
+
+    name = "fedbn"
+    paper = "Li et al. 2021 (FedBN)"
+    travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
+    evaluates = "personal"
+
+    def notes(self) -> list[str]:
+        none = f"{self.name} keeps batch normalisations with each client, and the model has none: it is FedAvg"
+        return [] if self.task_info.norms else [none]
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return super().shared(rnd, client) - self.task_info.norms
+
+
+@register
+class FedLP(Algorithm):
+    """FedAvg whose clients upload each layer with probability ``keep`` (FedLP, homogeneous; Zhu et al. 2023).
+
+    One draw for each layer, client and round; a layer's weight and bias go together. Each layer is averaged over the
+    clients that sent it, weighted by training samples; one that nobody sent stays as it was. With keep = 1 it is
+    FedAvg. The paper's other form, clients with the first layers only, is not there.
+    """
+
+    name = "fedlp"
+    paper = "Zhu et al. 2023"
+    travels, cost = "all down, random layers up", "P + keep P"
+
+    @dataclass(frozen=True)
+    class Config:
+        keep: float = 0.7
+
+        def __post_init__(self) -> None:
+            if self.keep > 1:
+                raise UsageError(f"fedlp: keep is a probability, at most 1, not {self.keep}")
+
+    def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
+        layers = self.task_info.layers
+        drawn = seeds.numpy_generator(self.task_info.seed, "sent layers", rnd.index, client).random(len(layers))
+        sent = {n for layer, at in zip(layers, drawn, strict=True) if at < self.config.keep for n in layer.tensors}
+        return super().uploaded(rnd, client) & sent
+
+
+@register
+class FedRep(Partial):
+    """First the head with the body frozen, then the body with the head frozen (Collins et al. 2021).
+
+    The head trains ``head_epochs`` epochs, by default the authors' all but one of the round's and at least one; the
+    body trains the rest, at least one too, so that a round can be longer than the run's epochs. With everything shared
+    it is FedAvg.
+    """
+
+    name = "fedrep"
+    paper = "Collins et al. 2021"
+    trains = "the head, then the body"
+
+    @dataclass(frozen=True)
+    class Config:
+        head_epochs: int | None = None
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        epochs = self.task_info.epochs
+        least = min(1, epochs)
+        head = max(least, epochs - 1) if self.config.head_epochs is None else self.config.head_epochs
+        body = max(least, epochs - head) if self.head else epochs
+        return Phase("head", self.head, head, batch_stream="head"), Phase("body", self.body, body)
+
+
+@register
+class FedBABU(FineTuned, Partial):
+    """The head stays at its common random start while the body is federated; fine-tuning at the end (Oh et al. 2022).
+
+    Until then the evaluated model is ``global``, the averaged body under the random head; ``personal`` exists after
+    every client has fine-tuned all layers of a copy.
+    """
+
+    name = "fedbabu"
+    paper = "Oh et al. 2022"
+    trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
+    evaluates = "global"
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("body", self.body, self.task_info.epochs),)
+
+
+@register
+class LocalHead(Partial):
+    """Every client trains its head alone, above a body that stays as the run starts with it.
+
+    With a run of FedAvg as its start (``init``) it is FedAvg, then fine-tuning of the last layers (Yu et al. 2020, who
+    also freeze the base). Where nothing is shared it is Local, bit for bit.
+    """
+
+    name = "local_head"
+    paper = "Yu et al. 2020 (frozen base)"
+    trains, travels, keeps, cost = "the head", "nothing", "its model", "0"
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        return frozenset()
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("head", self.head, self.task_info.epochs),) if self.head else ()
+
+
+@register
+class PLayerFL(FedPer):
+    """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
+
+    The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
+    with its federation sensitivities over the first epoch only; the server combines them, weighted by training samples
+    however models are averaged, and decides. In ``upload`` nothing is trained again: the clients upload the chosen
+    layers, so the first aggregation is already partial. Given a plan, it obeys that and is FedPer. Where no reply of
+    the first round arrives, all this is done in the next.
+    """
+
+    name = "playerfl"
+    paper = "PLayer-FL (2025)"
+    travels, cost = "the body, chosen in the first round", "2 body; first P, body and a number a layer"
+
+    def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
+        return None  # decided in the first round
+
+    def exchanges(self, index: int) -> tuple[str, ...]:
+        return ("stats", "upload") if self.decides else ("train",)
+
+    def shared(self, rnd: Round, client: int) -> frozenset[str]:
+        everything = self.task_info.tensors - self.task_info.never_sent
+        return everything if self.plan is None else super().shared(rnd, client)
+
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+        return Message() if rnd.exchange == "upload" else super().server_message(server, client, rnd)
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        observe = (SENSITIVITY,) if rnd.exchange == "stats" else ()
+        everything = Phase("train", self.task_info.tensors, self.task_info.epochs, observe=observe)
+        return () if rnd.exchange == "upload" else (everything,)
+
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        if rnd.exchange != "stats":
+            return super().client_update(state, trained, ctx, rnd, client)
+        state.trees = trained
+        return Message({}, {MEASURED: self.reported(ctx.observed[SENSITIVITY])})
+
+    def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of a client's measurement that is sent to the server: what the decision needs."""
+        return {name: measured[name] for name in ("layers", "importance")}
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        if rnd.exchange != "stats":
+            return super().aggregate(server, updates, rnd)
+        sizes = self.task_info.n_train
+        server.meta[MEASURED] = [
+            {"client": update.client, "weight": sizes[update.client], **update.message.meta[MEASURED]}
+            for update in updates
+        ]
+        return None
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        shared = self.shared(rnd, 0)  # who measured and did not upload in time still has all that it trained
+        kept = {name: tensor for name, tensor in client.trees["model"].items() if name not in shared}
+        return super().models(server, State({"model": kept}), rnd)
+
+
+class Scout(PLayerFL):
+    """PLayer-FL's measuring exchange alone, for measurements outside a run: it keeps no state."""
+
+    def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(measured)
+
+
+@register
+class PLayerFLMinus(PLayerFL):
+    """PLayer-FL with one shared layer less than the plan says (at least one)."""
+
+    name = "playerfl_minus"
+
+    def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
+        return shifted(plan, -1)
+
+
+@register
+class PLayerFLPlus(PLayerFL):
+    """PLayer-FL with one shared layer more than the plan says (at most all but one)."""
+
+    name = "playerfl_plus"
+
+    def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
+        return shifted(plan, +1)
+
+
+@register
+class PLayerFLRandom(PLayerFL):
+    """PLayer-FL with a random prefix of the layers, neither the plan's nor all; one draw a run."""
+
+    name = "playerfl_random"
+
+    def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
+        cut = prefix_length(plan)
+        choices = [count for count in range(1, len(plan.trainable)) if count != cut]
+        if not choices:
+            raise UsageError(f"{self.name} needs 3 layers to choose between; the model has {len(plan.trainable)}")
+        draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(choices)
+        return plan.with_first(int(draw), rule="random prefix")

@@ -1,0 +1,177 @@
+"""Models that are meant to be adapted: a good start for one step of descent, and the centre of a Moreau envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Round, State, Update, register
+from fl_core.errors import UsageError, check_known
+from fl_core.training.local import Context, Phase
+from fl_core.training.steps import Batch, Steps
+from fl_core.tree import Tree
+
+VARIANTS = ("fo", "hf")
+
+
+@register
+class PerFedAvg(Algorithm):
+    """A common start that is good after one step of local descent (Fallah et al. 2020).
+
+    The objective is F(w) = f(w - alpha grad f(w)). For each batch D2 of the usual pass, with D1 and D3 drawn
+    independently of it: w' = w - alpha grad f(w; D1), v = grad f(w'; D2), and then a step of the run's optimiser, with
+    rate beta (chosen for SGD, as the paper's), along v (``fo``, first-order, the default), or along v - alpha H v
+    (``hf``, Hessian-free), where H v = (grad f(w + delta v; D3) - grad f(w - delta v; D3)) / (2 delta). With alpha = 0
+    both are FedAvg of rate beta.
+
+    The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha on the client's
+    training samples; every client makes it anew whenever it is evaluated.
+
+    The paper averages clients all alike; here they count by their training samples, as everywhere, unless the run's
+    ``weights`` is ``uniform``.
+
+    Raises:
+        UsageError: an unknown variant, or beta or delta is 0.
+    """
+
+    name = "per_fedavg"
+    paper = "Per-FedAvg (Fallah et al. 2020)"
+
+    @dataclass(frozen=True)
+    class Config:
+        variant: str = "fo"
+        alpha: float | None = None  # rate of the adaptation; default the run's
+        beta: float = 0.01
+        delta: float = 1e-3
+        adapt_steps: int = 1
+
+        def __post_init__(self) -> None:
+            check_known("variant of per_fedavg", self.variant, VARIANTS)
+            _check_positive("per_fedavg", beta=self.beta, delta=self.delta)
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        step = "" if self.config.alpha == 0 else "meta_step"
+        return (Phase("train", self.task_info.tensors, self.task_info.epochs, lr=self.config.beta, step=step),)
+
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        n = self.config.adapt_steps
+        return (Phase("adapt", self.task_info.tensors, n, steps=n, batch_stream="adapt", step="adapt_step"),)
+
+    def meta_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """One optimiser step on the loss after one adaptation step."""
+        start, alpha = _copy(steps.params), self._alpha(steps)
+        if alpha:
+            _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
+        along = steps.gradients(batch)
+        _set(steps.params, start)
+        if alpha and self.config.variant == "hf":
+            further, delta = steps.draw("curvature"), self.config.delta
+            ends = []
+            for sign in (1, -1):
+                _move(steps.params, along, sign * delta)
+                ends.append(steps.gradients(further, clip=False))
+                _set(steps.params, start)
+            along = {name: v - alpha * (ends[0][name] - ends[1][name]) / (2 * delta) for name, v in along.items()}
+        steps.descend(along)
+
+    def adapt_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """One step of plain descent."""
+        _move(steps.params, steps.gradients(batch), -self._alpha(steps))
+
+    def _alpha(self, steps: Steps) -> float:
+        return steps.training.lr if self.config.alpha is None else self.config.alpha
+
+
+@register
+class PFedMe(Algorithm):
+    """Personal models as proximal points of the global one (Dinh et al. 2020).
+
+    For each batch: ``inner_steps`` times theta <- theta - personal_lr (grad f(theta) + lam (theta - w) +
+    decay theta), then a step of the run's optimiser along lam (w - theta), the gradient of the Moreau envelope at w.
+    In a round theta starts at the received model and goes on from batch to batch, as in the authors' released code,
+    where ``decay`` is 0.001; the paper has none. The server then keeps (1 - beta) w + beta mean(w_i).
+
+    The personal model is theta, the global one w. With lam = 0 and no weight decay the global model stays at its start.
+    The paper averages clients all alike; here they count by their training samples, as everywhere, unless the run's
+    ``weights`` is ``uniform``.
+
+    Raises:
+        UsageError: inner_steps or personal_lr is 0: theta would be w, and nothing would ever move.
+    """
+
+    name = "pfedme"
+    trains, keeps = "a personal and a local copy", "the personal model"
+    paper = "pFedMe (Dinh et al. 2020)"
+
+    @dataclass(frozen=True)
+    class Config:
+        lam: float = 15.0
+        personal_lr: float = 0.01
+        inner_steps: int = 5
+        beta: float = 1.0
+        decay: float = 0.0
+
+        def __post_init__(self) -> None:
+            _check_positive("pfedme", inner_steps=self.inner_steps, personal_lr=self.personal_lr)
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.trees["personal"] = tree.clone(initial)
+        return state
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return (Phase("train", self.task_info.tensors, self.task_info.epochs, step="envelope_step"),)
+
+    def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """Several steps of the personal model on a batch, then one step of the client's copy of the global model."""
+        config, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
+        personal = ctx.scratch.setdefault("personal", {})
+        if personal:
+            _set(steps.params, personal)
+        for _ in range(config.inner_steps):
+            grads = steps.gradients(batch)
+            with torch.no_grad():
+                for name, grad in grads.items():
+                    theta = steps.params[name]
+                    theta.sub_(grad + config.lam * (theta - w[name]) + config.decay * theta, alpha=config.personal_lr)
+        personal.update(_copy(steps.live))
+        _set(steps.params, w)
+        steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        before, beta = dict(server.trees["model"]), self.config.beta
+        super().aggregate(server, updates, rnd)
+        if beta != 1:
+            for layer in self.task_info.layers:  # running statistics are averaged: beyond the mean they may lose sense
+                for name in layer.parameters:
+                    mean = server.trees["model"][name]
+                    server.trees["model"][name] = before[name] + beta * (mean - before[name])
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {**super().models(server, client, rnd), "personal": client.trees["personal"]}
+
+
+def _check_positive(algorithm: str, **values: float) -> None:
+    for key, value in values.items():
+        if not value > 0:
+            raise UsageError(f"{algorithm}: {key} must be above 0")
+
+
+def _copy(params: Mapping[str, Tensor]) -> Tree:
+    return {name: param.detach().clone() for name, param in params.items()}
+
+
+@torch.no_grad()
+def _set(params: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, param in params.items():
+        param.copy_(values[name])
+
+
+@torch.no_grad()
+def _move(params: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> None:
+    for name, direction in along.items():
+        params[name].add_(direction, alpha=by)

@@ -1,0 +1,78 @@
+"""Personal gates: which part of everybody's weights a client uses, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fl_core.algorithms.base import Algorithm, Round, register
+from fl_core.errors import UsageError
+from fl_core.models.gated import Gated
+from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tokens import TokenShape
+from fl_core.training.local import Context, Group, Phase
+from fl_core.training.steps import Batch, Steps, clipped
+
+
+@register
+class PFedGate(Algorithm):
+    """A personal gate scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
+
+    See :class:`fl_core.models.gated.Gated` for what the gate does with ``target`` and ``split``. Both the model and
+    the gate learn from the loss of the adapted model, together or, with ``bi_level``, by turns, batch by batch, the
+    gate first; the gradients of each are clipped at ``clip``, not at the run's ``clip``. The gate learns at
+    ``gate_lr``, by default the run's rate. The dense model travels; a sparse message, as in the paper, would hold the
+    kept blocks only.
+
+    The budget is (target - s_min) of all weights of a group, so that with its first blocks the group keeps ``target``
+    of them; the authors' released code takes it of the other blocks alone and keeps less.
+
+    Raises:
+        UsageError: samples that are texts; an option out of range.
+    """
+
+    name = "pfedgate"
+    paper = "pFedGate (Chen et al. 2023)"
+    trains, travels, keeps = "all, and a personal gate", "all but the gate", "the gate"
+    cost = "2P, of the model without the gate"
+    evaluates = "personal"
+    added_modules: ClassVar[Mapping[str, str]] = {"gate": "personal"}
+
+    @dataclass(frozen=True)
+    class Config:
+        target: float = 0.5
+        split: int = 5
+        bi_level: bool = False
+        gate_lr: float | None = None
+        clip: float = 10.0
+        eval_batch: int = 128
+
+    @classmethod
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+    ) -> nn.Module:
+        if isinstance(shape, TokenShape):
+            raise UsageError("pfedgate scores numbers, images or tables; token ids are none")
+        with torch_seeded(seed_of(seed, "gate")):
+            return Gated(model, shape, config.target, config.split, config.eval_batch)
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        gate = frozenset(name for name in self.task_info.tensors if _of_gate(name))
+        groups = () if self.config.gate_lr is None else (Group(gate, lr=self.config.gate_lr),)
+        return (Phase("train", self.task_info.tensors, self.task_info.epochs, groups=groups, step="gated_step"),)
+
+    def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """One optimiser step of the gate, of the model, or of both."""
+        grads = steps.gradients(batch, clip=False)
+        gate_grads = {name: grad for name, grad in grads.items() if _of_gate(name)}
+        parts = [gate_grads, {name: grad for name, grad in grads.items() if name not in gate_grads}]
+        if self.config.bi_level:
+            parts = [parts[steps.taken % 2]]
+        steps.descend({name: grad for part in parts for name, grad in clipped(part, self.config.clip).items()})
+
+
+def _of_gate(name: str) -> bool:
+    return name.startswith("gate.")

@@ -1,0 +1,172 @@
+"""One model for all, with a correction of each client's gradient against drift.
+
+Every client keeps a *variate*, the server keeps their mean over all clients, sampled or not:
+s <- s + (1 / N) sum_{i replied} (new variate_i - old variate_i). Clients count alike in the papers' means, whatever
+their number of samples, and so they do here; buffers are averaged in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fl_core import tree
+from fl_core.algorithms.averaging import half_pull
+from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
+from fl_core.errors import UsageError
+from fl_core.training.local import Context, Phase
+from fl_core.training.steps import Batch, Steps
+from fl_core.tree import Tree
+
+VARIATE = "variate"  # a client's own; what it sends: the change of it; at the server: their mean
+MEAN, TOTAL = "mean_variate", "total_gradient"
+
+
+class Corrected(Algorithm):
+    """Base of algorithms with control variates: zero at first for each client, and their mean at the server."""
+
+    keeps = "its variate"
+    keeps_server_pair = True
+
+    def corrected(self, rnd: Round, client: int) -> frozenset[str]:
+        """Names of the tensors that have a variate in this round: the parameters that travel."""
+        return self.shared(rnd, client) & self.task_info.parameters
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.trees[VARIATE] = _zeros(tree.select(initial, self.task_info.parameters))
+        return state
+
+    def server_state(self, initial: Tree) -> State:
+        server = super().server_state(initial)
+        server.trees[VARIATE] = _zeros(tree.select(initial, self.task_info.parameters))
+        return server
+
+    def take(self, server: State, changes: Tree, replies: int) -> None:
+        """Update the server's mean variate by the mean change of the clients that replied."""
+        mean = server.trees[VARIATE]
+        fraction = replies / len(self.task_info.n_train)
+        moved = {name: mean[name] + (fraction * change.double()).to(change.dtype) for name, change in changes.items()}
+        server.trees[VARIATE] = {**mean, **moved}
+
+
+@register
+class Scaffold(Corrected):
+    """Stochastic controlled averaging (SCAFFOLD; Karimireddy et al. 2020), its option II.
+
+    A step follows grad f_i(y) - c_i + c. After K steps from x to y_i the client's variate becomes
+    c_i - c + (x - y_i) / (K lr), which under plain SGD is the mean of the K gradients grad f_i(y) on the way. That mean
+    is what is kept, so that K is the number of steps really taken and any optimiser can be used; weight decay is the
+    optimiser's and is in no variate. Server: x <- x + ``server_lr`` mean_i (y_i - x), parameters only.
+
+    Down travel x and c, up y_i and the change of c_i. With one local step, clients of equal size, a server rate of 1
+    and everyone taking part it is FedAvg.
+
+    Raises:
+        UsageError: server_lr is 0: the model would never move.
+    """
+
+    name = "scaffold"
+    paper = "Karimireddy et al. 2020"
+    travels = "all, and as many variates"
+    cost = "4P"
+
+    @dataclass(frozen=True)
+    class Config:
+        server_lr: float = 1.0
+
+        def __post_init__(self) -> None:
+            if self.server_lr == 0:
+                raise UsageError("scaffold: server_lr must be above 0")
+
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+        message = super().server_message(server, client, rnd)
+        message.trees[MEAN] = tree.select(server.trees[VARIATE], self.corrected(rnd, client))
+        return message
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return tuple(replace(phase, step="corrected_step") for phase in super().phases(rnd, client))
+
+    def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """One step along the gradient minus the client's variate plus the mean variate."""
+        grads, total = steps.gradients(batch), ctx.scratch.setdefault(TOTAL, {})
+        for name, grad in grads.items():
+            total[name] = total[name].add_(grad) if name in total else grad.clone()
+            grad.add_(ctx.trees[MEAN][name]).sub_(ctx.trees[VARIATE][name])
+        steps.descend(grads)
+
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        message = super().client_update(state, trained, ctx, rnd, client)
+        before, total, steps = state.trees[VARIATE], state.trees.pop(TOTAL, {}), ctx.work["train/steps"]
+        after = {n: total[n] / steps if n in total else before[n] for n in sorted(self.corrected(rnd, client))}
+        message.trees[VARIATE] = {name: after[name] - before[name] for name in after}
+        state.trees[VARIATE] = {**before, **after}
+        return message
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        models, changes, replies = tree.Mean(), tree.Mean(), 0
+        for update in updates:
+            replies += 1
+            models.add(update.message.trees["model"], 1)
+            changes.add(update.message.trees[VARIATE], 1)
+        mean, model = models.result(), server.trees["model"]
+        rate, moving = self.config.server_lr, self.task_info.parameters
+        self.take(server, changes.result(), replies)
+        model.update({n: model[n] + rate * (new - model[n]) if n in moving else new for n, new in mean.items()})
+
+
+@register
+class FedDyn(Corrected):
+    """Dynamic regularisation: local optima are bent towards a common stationary point (FedDyn; Acar et al. 2021).
+
+    Local objective: loss(w) - <g_i, w> + (alpha / 2) ||w - w_received||^2; then g_i <- g_i - alpha (w_i - w_received).
+    Server: s <- s - (alpha / N) sum_i (w_i - w_received), which is the mean of all g_i, and
+    w <- mean_i w_i - s / alpha, over parameters; buffers take the mean. As alpha goes to 0 the first round moves twice
+    as far as FedAvg's with clients of equal size; alpha = 0 itself would divide 0 by 0. The authors' code clips
+    gradients at 10, nearly the run's ``clip=10``: their norm leaves out alpha w, which their optimiser adds as decay.
+
+    Raises:
+        UsageError: alpha is 0.
+    """
+
+    name = "feddyn"
+    paper = "Acar et al. 2021"
+    trains = "all, with a pull to the received model"
+
+    @dataclass(frozen=True)
+    class Config:
+        alpha: float = 0.01
+
+        def __post_init__(self) -> None:
+            if self.alpha == 0:
+                raise UsageError("feddyn: alpha must be above 0; the server divides by it")
+
+    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        tilt = [(ctx.trees[VARIATE][name] * param).sum() for name, param in params.items() if param.requires_grad]
+        pulled = super().loss(params, batch, ctx) + half_pull(self.config.alpha, params, ctx)
+        return pulled - torch.stack(tilt).sum() if tilt else pulled
+
+    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+        message = super().client_update(state, trained, ctx, rnd, client)
+        for name in self.corrected(rnd, client):
+            moved = trained["model"][name] - ctx.reference[name].to("cpu")
+            state.trees[VARIATE][name] = state.trees[VARIATE][name] - self.config.alpha * moved
+        return message
+
+    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+        models, alpha, replies = tree.Mean(), self.config.alpha, 0
+        for update in updates:
+            replies += 1
+            models.add(update.message.trees["model"], 1)
+        mean, model = models.result(), server.trees["model"]
+        moving = mean.keys() & self.task_info.parameters
+        self.take(server, {name: -alpha * (mean[name] - model[name]) for name in moving}, replies)
+        dual = server.trees[VARIATE]
+        model.update({n: new - dual[n] / alpha if n in moving else new for n, new in mean.items()})
+
+
+def _zeros(like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in like.items()}

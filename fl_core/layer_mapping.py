@@ -1,0 +1,189 @@
+"""Follows layers and plans into a model that an algorithm extended with second heads, prompts, adapters or gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import check_known
+from fl_core.layers import Layer, layers_of
+from fl_core.plan import LayerPlan
+
+SHARED, PERSONAL = "shared", "personal"
+
+
+class BaseModel:
+    """The tensors and modules of a model by name, recorded before an algorithm extends it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = tree.named_tensors(model)
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+
+
+class ExtendedModel:
+    """Maps the layers and plans of a plain model to the model that an algorithm built from it.
+
+    A tensor of the plain model stays in its layer, whatever its name is now. A new tensor inside a module that
+    owned tensors before (an adapter around its weight) joins that module's layer. Every other new tensor is in a layer
+    of its own, one for each path in ``added_modules``, which says whether it is shared or personal.
+
+    Args:
+        cuts: whether the algorithm may have left tensors of the plain model out, and with them whole layers.
+
+    Attributes:
+        added: the layers of their own.
+        personal: names of the tensors among them that never travel.
+
+    Raises:
+        TypeError: a tensor of the plain model is gone unasked, or a new one is under no path of ``added_modules``: the
+            algorithm's mistake, not its user's.
+    """
+
+    def __init__(
+        self,
+        plain: BaseModel,
+        model: nn.Module,
+        adds: Mapping[str, str],
+        example: Tensor,
+        by: str,
+        cuts: bool = False,
+    ) -> None:
+        self.tensors = tree.named_tensors(model)
+        self._parameters = {name for name, _ in model.named_parameters()}
+        now = {id(tensor): name for name, tensor in self.tensors.items()}
+        for name, tensor in plain.tensors.items():
+            if id(tensor) not in now and not cuts:
+                raise TypeError(f"building lost the tensor {name!r}: what is kept of a model must be the same tensor")
+        self.names = {name: now[id(tensor)] for name, tensor in plain.tensors.items() if id(tensor) in now}
+        self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        self.added: tuple[Layer, ...] = ()
+        self.personal: frozenset[str] = frozenset()
+        self._adapters: dict[str, str] = {}  # new tensor -> one of the plain tensors whose layer it joins
+        self._order: dict[str, int] = {}
+        self._paths = self._new_paths(plain, model)
+        same = {name: name for name in plain.tensors}
+        self.changed = self.names != same or self.tensors.keys() != same.keys()
+        if self.changed:
+            self._add(plain, adds, layers_of(model, example, by=by))
+
+    def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The plain model's layers with their tensors' names in the built model, and the added layers, by first use."""
+        if not self.changed:
+            return tuple(plain)
+        found = [
+            *(self._carried(layer) for layer in plain if not self.names.keys().isdisjoint(layer.tensors)),
+            *self.added,
+        ]
+        return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
+
+    def plan(self, plan: LayerPlan) -> LayerPlan:
+        """Carry a plan for the plain model over to the built one; a plan for the built model stays as it is.
+
+        Raises:
+            UsageError: it was made for another model.
+        """
+        if not self.changed or {name for layer in plan.layers for name in layer.tensors} == self.tensors.keys():
+            plan.check_tensors(self.tensors)
+            return plan
+        plan.check_tensors(self.names)
+        layers = self.layers(plan.layers)
+        own = tuple(layer.name for layer in self.added if self.personal.isdisjoint(layer.tensors))
+
+        def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
+            known = dict(zip(plan.names, values, strict=False))
+            return tuple(known.get(layer.name) for layer in layers) if values else ()
+
+        clients = {name: placed(values) for name, values in plan.why.clients.items()}
+        why = replace(plan.why, values=placed(plan.why.values), clients=clients)
+        return LayerPlan(layers, (*plan.shared, *own), why)
+
+    def _add(self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]) -> None:
+        self._order = {name: k for k, layer in enumerate(traced) for name in layer.tensors}
+        used = {name for layer in traced if layer.used for name in layer.tensors}
+        old = set(self.names.values())
+        members: dict[str, list[str]] = {path: [] for path in adds}
+        for name in self.tensors:
+            if name in old:
+                continue
+            path = next((path for path in adds if _inside(name, path)), None)
+            if path is not None:
+                members[path].append(name)
+            else:
+                self._adapters[name] = self._adapted(plain, name)
+        self.added = tuple(
+            Layer(
+                name=path,
+                parameters=tuple(name for name in names if name in self._parameters),
+                buffers=tuple(name for name in names if name not in self._parameters),
+                output="" if path in self.tensors else path,
+                used=not used.isdisjoint(names),
+            )
+            for path, names in members.items()
+            if names
+        )
+        for layer in self.added:
+            if check_known("place of what is added", adds[layer.name], (SHARED, PERSONAL)) == PERSONAL:
+                self.personal |= set(layer.tensors)
+
+    def _adapted(self, plain: BaseModel, name: str) -> str:
+        """A plain tensor of the module into which a new tensor was put: the nearest module that holds any."""
+        path = _owner(name)
+        while path:
+            near = [old for old, now in self.names.items() if _inside(now, path)]
+            if near:
+                first = min(near, key=lambda old: len(_owner(old)))
+                if _owner(first) and all(_inside(old, _owner(first)) for old in near):
+                    return first
+                break
+            path = _owner(path)
+        raise TypeError(f"building added {name!r} without saying in ``added_modules`` whether it is shared or personal")
+
+    def _carried(self, layer: Layer) -> Layer:
+        joining = sorted(name for name, near in self._adapters.items() if near in layer.tensors)
+        added = [name for name in joining if name in self._parameters]
+        parameters = (*self._now(layer.parameters), *added)
+        return replace(
+            layer,
+            parameters=parameters,
+            buffers=(*self._now(layer.buffers), *(name for name in joining if name not in added)),
+            output=self._output(layer),
+            tables=self._now(layer.tables),
+            frozen=tuple(name for name in parameters if name in self._frozen),
+        )
+
+    def _now(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self.names[name] for name in names if name in self.names)
+
+    def _output(self, layer: Layer) -> str:
+        """The path of the module that now gives the layer's representation."""
+        held = self._now(name for name in layer.tensors if _inside(name, layer.output))
+        path = self._paths.get(layer.output, "") if layer.output else ""
+        return path if all(_inside(name, path) for name in held) else _owner(held[0])
+
+    def _new_paths(self, plain: BaseModel, model: nn.Module) -> dict[str, str]:
+        """Where each module of the plain model is now; of a wrapped module, where its wrapper is."""
+        now: dict[int, str] = {id(module): path for path, module in model.named_modules()}
+        known = {now[id(module)] for module in plain.modules.values() if id(module) in now}
+        found: dict[str, str] = {}
+        for old, module in plain.modules.items():
+            path = now.get(id(module), old)
+            held, outer = self._held(path), _owner(path)
+            while held and outer and outer not in known and self._held(outer) == held:
+                path, outer = outer, _owner(outer)
+            found[old] = path
+        return found
+
+    def _held(self, path: str) -> set[str]:
+        """Names of the plain model's tensors that are now inside a module path."""
+        return {old for old, name in self.names.items() if _inside(name, path)}
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _inside(name: str, path: str) -> bool:
+    return path == "" or name == path or name.startswith(path + ".")

@@ -1,0 +1,98 @@
+"""What each JSON file of a run directory holds, by type: digests show damage, and nothing of who has written it.
+
+>>> validate({"round": 3, "rows": {"bytes": -1}}, {"round": COUNT, "rows": {"bytes": COUNT}})
+'rows.bytes is -1, not a whole number from 0'
+>>> validate({"round": 3}, {"round": COUNT, "chain?": str})
+''
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+COUNT = "a whole number from 0"
+DIGEST = "a digest, or nothing"
+
+
+@dataclass(frozen=True)
+class Each:
+    """An object with any names, each of whose values has this form."""
+
+    form: Any
+
+
+ROWS = {"bytes": COUNT, "sha256": DIGEST}
+MANIFEST = {"files": Each({"bytes": COUNT, "sha256": DIGEST}), "rows": ROWS}
+STATE = {"blob": DIGEST, "trees": [str], "meta": dict}
+CHECKPOINT = {
+    "round": COUNT,
+    "run?": DIGEST,
+    "previous": (COUNT, None),
+    "chain?": (DIGEST, None),
+    "rows": ROWS,
+    "states": {"server": STATE},
+}
+STATES = {"states": Each(STATE)}
+ENVIRONMENT = {"versions": Each(str), "python": str}
+LAYER = {"name": str, "parameters": [str], "buffers": [str]}
+HEADER = {"version": str, "data": str, "checkpoint": str, "layers": [LAYER]}
+CONFIG = {
+    "dataset": str,
+    "algorithm": str,
+    "options": dict,
+    "batchnorm": str,
+    "own": [str],
+    "given": (dict, None),
+    "in_force?": (dict, None),
+    "command": str,
+    "words?": [str],
+    "lost_replies?": [[(COUNT, str)]],
+    "federation?": {"run": str, "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}]},
+}
+
+
+def validate(found: Any, form: Any, name: str = "") -> str:
+    """The first place where what was found has another form, in words; ``""`` if there is none.
+
+    Args:
+        form: a type; None; :data:`COUNT` or :data:`DIGEST`; several of these as a tuple; ``[form]`` for a list of any
+            length; :class:`Each`; or a dictionary of forms by name, where a ``?`` marks what may be absent, and what
+            is not named may be anything.
+        name: of what was found.
+    """
+    at = f"{name}." if name else ""
+    if isinstance(form, dict):
+        if not isinstance(found, Mapping):
+            return _wrong(found, name, "an object")
+        for key in form:
+            if not key.endswith("?") and key not in found:
+                return f"{at}{key} is missing"
+        known = {key.removesuffix("?"): inner for key, inner in form.items()}
+        return next(filter(None, (validate(found[key], known[key], at + key) for key in known if key in found)), "")
+    if isinstance(form, Each):
+        if not isinstance(found, Mapping):
+            return _wrong(found, name, "an object")
+        return next(filter(None, (validate(value, form.form, f"{at}{key}") for key, value in found.items())), "")
+    if isinstance(form, list):
+        if not isinstance(found, list):
+            return _wrong(found, name, "a list")
+        return next(filter(None, (validate(value, form[0], f"{at}{k}") for k, value in enumerate(found))), "")
+    forms = form if isinstance(form, tuple) else (form,)
+    wanted = " or ".join("null" if each is None else each if isinstance(each, str) else each.__name__ for each in forms)
+    return "" if any(_is(found, each) for each in forms) else _wrong(found, name, wanted)
+
+
+def _is(found: Any, form: Any) -> bool:
+    if form == COUNT:
+        return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+    if form == DIGEST:
+        return isinstance(found, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", found))
+    return found is None if form is None else isinstance(found, form)
+
+
+def _wrong(found: Any, name: str, wanted: str) -> str:
+    shown = repr(found)
+    return f"{name or 'it'} is {shown if len(shown) <= 40 else type(found).__name__}, not {wanted}"

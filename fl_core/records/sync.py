@@ -1,0 +1,112 @@
+"""A run directory as bytes: what of it travels to another machine, also while it is written, and how it arrives.
+
+What has arrived is at every moment a directory that can be resumed: a checkpoint's manifest comes after all that it
+names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+from fl_core.errors import CorruptError
+from fl_core.records.files import Folder, sha
+from fl_core.records.store import ROOT_FILES, START, Run, blob_name, checkpoint_name
+
+FileBatch = dict[str, bytes]
+"""Files that travel together: contents by relative name."""
+Sent = MutableMapping[str, str]
+"""What has travelled already: digests by relative name."""
+BYTES = 64 * 2**20
+"""A parcel is closed once it has so many bytes, so that one larger file is the most that is held at a time."""
+_OF_RUN = re.compile(r"[a-z]+\.(json|jsonl|safetensors)|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors")
+
+_OF_FOLDER = re.compile(r"\w[\w.-]*")
+
+
+def files_to_resume(path: Path, sent: Sent) -> Iterator[FileBatch]:
+    """What a run needs to go on elsewhere: everything but the tensors of checkpoints before the last.
+
+    Args:
+        sent: is filled.
+    """
+    if Folder(path).has("config.json"):
+        run = Run(path)
+        last = run.rounds[-1:]
+        yield from _parcels(run.folder, [*_root(run), *_blobs(run, last), *map(checkpoint_name, run.rounds)], sent)
+
+
+def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
+    """What has been written in a run directory since, while it may still be written to.
+
+    Before the run is over, nothing is read unless there is a new checkpoint. Manifests are read first, and of the rows
+    no more is needed than is there by then.
+
+    Args:
+        sent: is brought up to date.
+        over: whether nothing more will be written; then also what belongs to no checkpoint.
+    """
+    if not Folder(path).has("config.json"):
+        return
+    run = Run(path)
+    new = [which for which in run.rounds if checkpoint_name(which) not in sent]
+    if new or over:
+        names = [name for which in new for name in (*_blobs(run, [which]), checkpoint_name(which))]
+        yield from _parcels(run.folder, [*_root(run), *names], sent)
+
+
+def _root(run: Run) -> list[str]:
+    names = (*ROOT_FILES, START, "rows.jsonl", "manifest.json", "plan.json", "timing.jsonl")
+    return [name for name in names if run.folder.has(name)]
+
+
+def _blobs(run: Run, rounds: list[int]) -> list[str]:
+    entries = [entry for which in rounds for entry in run.manifest(which)["states"].values()]
+    return [blob_name(blob) for blob in dict.fromkeys(entry["blob"] for entry in entries) if blob]
+
+
+def files_of_folder(path: Path, sent: Sent, but: str) -> Iterator[FileBatch]:
+    """The files right in a folder that have not been sent, or have changed since.
+
+    Args:
+        but: how the names of files end that do not travel.
+    """
+    folder = Folder(path)
+    names = [name for name in folder.names() if not name.endswith((but, ".part")) and folder.is_own(name)]
+    yield from _parcels(folder, names, sent)
+
+
+def write_files(path: Path, parcel: FileBatch, run: bool = True) -> None:
+    """Write the files of a parcel below a folder, each whole, in their order.
+
+    Args:
+        run: the folder is a run directory.
+
+    Raises:
+        CorruptError: a name that no such folder has.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    folder = Folder(path)
+    for name, data in parcel.items():
+        if not (_OF_RUN if run else _OF_FOLDER).fullmatch(name):
+            raise CorruptError(f"{name!r} is no file of {'a run' if run else 'its folder'}, for {path}")
+        folder.write(name, data)
+
+
+def _parcels(folder: Folder, names: list[str], sent: Sent) -> Iterator[FileBatch]:
+    parcel: FileBatch = {}
+    for name in names:
+        if name in sent and "/" in name:  # which never changes
+            continue
+        data = folder.read(name)
+        digest = sha(data)
+        if sent.get(name) == digest:
+            continue
+        sent[name] = digest
+        parcel[name] = data
+        if sum(map(len, parcel.values())) >= BYTES:
+            yield parcel
+            parcel = {}
+    if parcel:
+        yield parcel

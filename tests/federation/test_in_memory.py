@@ -1,0 +1,73 @@
+"""Every algorithm over sites that keep their data and their states, against the same run in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlayers.diagnostics.measure import instruments
+from fedlayers.remote import federation
+from fedlayers.remote.in_memory import InMemoryTransport
+from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import PresplitData
+from fl_core import runner, tree
+from fl_core.algorithms import find, registry
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
+from fl_core.engine import Engine
+from fl_core.plan import LayerPlan
+from fl_core.rows import Row
+from fl_core.task import assemble
+from tests.conftest import BLOCKS, CONFIG, TOY, every_other
+
+NAMES = [client.name for client in TOY.clients]
+SHORT = replace(CONFIG, rounds=2, participation=0.75, stack="off", model="mlp", model_options={"sizes": (8, 6)})
+
+
+def link(folder: Path, data: FederatedData = TOY, **options: Any) -> InMemoryTransport:
+    return InMemoryTransport({name: Site(PresplitData(data, name), folder / name, **options) for name in NAMES})
+
+
+def config_for(name: str, **changes: Any) -> RunConfig:
+    config = replace(SHORT, algorithm=name, **changes)
+    if find(name).needs_blocks:
+        config = replace(config, model="vit", model_options=BLOCKS["vit"])
+    return config
+
+
+def here(config: RunConfig, out: Path | None = None) -> Engine:
+    return runner.run(config, out, data=TOY, instruments=instruments(), progress=False)
+
+
+def comparable(rows: list[Row]) -> list[Row]:
+    return [{**row, "run": ""} for row in rows]
+
+
+def server(engine: Engine) -> dict[str, str]:
+    return {name: tree.digest(each) for name, each in engine.server.trees.items()}
+
+
+@pytest.mark.parametrize("name", every_other(sorted(registry()), of=3))
+def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tmp_path: Path) -> None:
+    config = config_for(name)
+    wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
+    assert comparable(found.rows) == comparable(wanted.rows)
+    assert server(found) == server(wanted)
+
+
+def test_replies_that_a_trace_loses_are_lost_over_sites_too(tmp_path: Path) -> None:
+    (tmp_path / "lost.csv").write_text(f"round,client\n2,{NAMES[0]}\n2,{NAMES[1]}\n")
+    config = config_for("fedper", participation=1.0, dropout_trace=str(tmp_path / "lost.csv"))
+    wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
+    assert sum(row["metric"] == "reply_lost" and row["value"] == 1 for row in found.rows) == 2
+    assert comparable(found.rows) == comparable(wanted.rows)
+    assert server(found) == server(wanted)
+
+
+def test_a_plan_that_shares_nothing_is_noted_over_sites_too(tmp_path: Path) -> None:
+    plan = LayerPlan(assemble(SHORT, data=TOY).layers, ())
+    with pytest.warns(UserWarning, match="the plan, by manual, shares none of the .* every client trains alone"):
+        federation.federate(config_for("fedper", rounds=1), link(tmp_path), plan=plan, progress=False)

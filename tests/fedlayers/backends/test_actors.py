@@ -1,0 +1,223 @@
+"""Clients of one run as actors of a cluster that this process plays, and of a real one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedlayers as fl
+from fedlayers.backends import actors
+from fedlayers.cli.main import main
+from fl_core.config import RunConfig
+from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
+from tests.fedlayers.backends.works import contents
+
+pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
+CONFIG = RunConfig(dataset="heart", algorithm="playerfl", rounds=3, eval_every=1, checkpoint_every=1, stack="off")
+
+
+class RayActorError(Exception):
+    """As Ray's: the actor's process or node is gone."""
+
+
+class Reference(list[Any]):
+    """What an actor will have returned; told from others by itself."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Method:
+    """A method of an actor, called at once; what comes of it is kept until it is asked for."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def remote(self, *arguments: Any) -> Reference:
+        return Reference([self.call(*arguments)])
+
+
+class Actor:
+    """As Ray's handle of an actor."""
+
+    def __init__(self, cluster: Cluster, inner: Any) -> None:
+        self.hello, self.use = Method(inner.hello), Method(inner.use)
+        self.run = Method(lambda packed: cluster.result(self, inner, packed))
+
+
+@dataclass
+class Cluster:
+    """As much of Ray as is used, with so many free CPUs; the first jobs' actors are lost before they answer.
+
+    Attributes:
+        free: CPUs. lost: how many actors are still to be lost. version: of the nodes. lacks: why an actor cannot begin.
+        made, killed: actors.
+    """
+
+    free: int = 2
+    lost: int = 0
+    version: str = actors.__version__
+    lacks: str = ""
+    made: list[Actor] = field(default_factory=list)
+    killed: list[Actor] = field(default_factory=list)
+    exceptions = SimpleNamespace(RayActorError=RayActorError)
+
+    def result(self, actor: Actor, inner: Any, packed: bytes) -> Any:
+        if self.lost:
+            self.lost -= 1
+            return RayActorError()
+        return inner.run(packed)
+
+    def remote(self, **asked: Any) -> Any:
+        assert asked == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
+
+        def made(kind: Any) -> Any:
+            def start(packed: Any) -> Actor:
+                inner = kind(self.get(packed))
+                inner.hello = lambda: RayActorError(f"traceback\n{self.lacks}") if self.lacks else ("far", self.version)
+                inner.use, use = (lambda given: use(self.get(given))), inner.use
+                self.made.append(Actor(self, inner))
+                return self.made[-1]
+
+            return SimpleNamespace(remote=start)
+
+        return made
+
+    def put(self, value: Any) -> Any:
+        return [value]
+
+    def get(self, reference: Any) -> Any:
+        if isinstance(reference, list) and reference and isinstance(reference[0], list):
+            return [self.get(each) for each in reference]
+        (value,) = reference
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
+        return references[-1:], references[:-1]  # the last first: order is not Ray's to keep
+
+    def kill(self, actor: Actor) -> None:
+        self.killed.append(actor)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.free)}
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    found = Cluster()
+    monkeypatch.setitem(sys.modules, "ray", found)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", found.exceptions)
+    return found
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("here") / "run"
+    fl.run(CONFIG, out, progress=False)
+    return contents(out)
+
+
+@pytest.mark.parametrize(("free", "lost", "made"), [(0, 0, 1), (2, 0, 2), (9, 0, 4), (3, 2, 3)])
+def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
+    tmp_path: Path, played: Cluster, here: dict[str, bytes], free: int, lost: int, made: int
+) -> None:
+    played.free, played.lost = free, lost
+    fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
+    assert contents(tmp_path / "run") == here
+    assert (len(played.made), len(played.killed)) == (made, made - lost)
+
+
+def test_when_all_are_lost_the_run_stops_and_goes_on_elsewhere(
+    tmp_path: Path, played: Cluster, here: dict[str, bytes]
+) -> None:
+    played.lost = 2
+    with pytest.raises(WorkerError, match="node far is lost, and with it the last one"):
+        fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
+    fl.resume(tmp_path / "run", backend="ray", progress=False)
+    assert contents(tmp_path / "run") == here
+
+
+def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path: Path, played: Cluster) -> None:
+    with pytest.raises(DivergedError, match="client '"):
+        fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False, lr=1e30, optimizer="sgd", algorithm="fedavg")
+    assert len(played.killed) == 2
+
+
+def test_another_version_is_refused_by_the_nodes_name(tmp_path: Path, played: Cluster) -> None:
+    played.version = "0.0.1"
+    with pytest.raises(UsageError, match=r"node far has fedlayers 0\.0\.1, this machine"):
+        fl.run(CONFIG, backend="ray", progress=False)
+    assert len(played.killed) == 2
+
+
+def test_an_actor_that_cannot_begin_is_told_in_one_line(played: Cluster) -> None:
+    played.lacks = "ModuleNotFoundError: No module named 'mine'"
+    with pytest.raises(RunError, match="could not begin: ModuleNotFoundError: No module named 'mine'; each node needs"):
+        fl.run(CONFIG, backend="ray", progress=False)
+    assert len(played.killed) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--backend", "slurm"], "no place is called 'slurm'"),
+        (["--backend", "local:2"], "'local:2' is for many runs"),
+        (["--backend", "ray", "--workers", "2"], "does not go with --workers 2"),
+        (["--backend", "ray", "--stack", "on"], r"does not go with clients that are trained together \(--stack on\)"),
+        (["--backend", "ray:127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
+    ],
+)
+def test_places_that_do_not_train_clients_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--dataset", "heart", "--rounds", "1", "--out", str(out), *flags])
+    assert re.search(message, capsys.readouterr().err)
+    assert not out.exists()
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cluster")
+def test_a_real_cluster_gives_the_same_files_though_an_actor_is_killed(
+    tmp_path: Path, here: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    run, killed = actors.Actors.run, list[Any]()
+
+    def killing(self: actors.Actors, jobs: Any) -> Any:
+        if not killed:
+            killed.append(self._actors[0])
+            ray.kill(killed[0])
+        return run(self, jobs)
+
+    monkeypatch.setattr(actors.Actors, "run", killing)
+    with pytest.warns(UserWarning, match="is lost: its client is trained elsewhere"):
+        fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
+    assert contents(tmp_path / "run") == here

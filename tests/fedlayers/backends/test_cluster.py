@@ -1,0 +1,89 @@
+"""Whole runs on a Ray cluster of two nodes of this machine, one of which is killed in the middle."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlayers.backends import cluster
+from fedlayers.studies.compare import compare
+from fedlayers.studies.training_job import TrainingJob
+from fl_core.config import RunConfig
+from fl_core.records.store import Run
+from tests.fedlayers.backends.works import contents
+
+CONFIG = RunConfig(dataset="heart", rounds=80, checkpoint_every=2, eval_every=40)
+PORTS = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port", "metrics_export_port")
+
+
+def free_ports() -> dict[str, int]:
+    """Ports for a node, which starts sooner if it need not find them."""
+    found = [socket.create_server(("", 0)) for _ in PORTS]
+    ports = {name: each.getsockname()[1] for name, each in zip(PORTS, found, strict=True)}
+    for each in found:
+        each.close()
+    return ports
+
+
+TRIES = 3
+"""A node gives itself up if it has not started within 15 seconds, which a busy machine may take."""
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Any]:
+    """A cluster of a head and another node, with a CPU each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    for left in reversed(range(TRIES)):
+        nodes = Cluster()
+        try:
+            for _ in range(2):
+                nodes.add_node(num_cpus=1, include_dashboard=False, object_store_memory=10**8, **free_ports())
+            break
+        except Exception:  # Ray has no one kind of error for a node that does not start in time
+            nodes.shutdown()
+            if not left:
+                raise
+    try:
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.mark.slow
+def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
+    tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other,) = two_nodes.worker_nodes
+    killed: list[tuple[str, int]] = []
+    events = cluster.Cluster.events
+
+    def killing(self: cluster.Cluster, running: dict[int, TrainingJob]) -> Any:
+        """Kill the other node once a run there has a checkpoint here."""
+        for handle, run in running.items():
+            there = self._nodes.get(handle, ("", "", ""))[1] == other.node_id
+            done = Run(run.path).rounds[-1:] if (run.path / "config.json").exists() else []
+            if there and done and not killed:
+                two_nodes.remove_node(other, allow_graceful=False)
+                killed.append((run.name, done[0]))
+        return events(self, running)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cluster.Cluster, "events", killing)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        theirs = compare(
+            CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "ray", backend=f"ray:{two_nodes.address}", progress=False
+        )
+    ((name, round_),) = killed
+    assert 0 < round_ < 80, "the node was killed within the run"
+    assert [text for each in said if f"is lost: {name} goes on elsewhere" in (text := str(each.message))]
+    ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here", progress=False)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
+    assert ours.table.equals(theirs.table)

@@ -1,0 +1,181 @@
+"""Whole runs in processes of this machine: the same files as in one, whatever happens to a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedlayers as fl
+from fedlayers.backends import base
+from fedlayers.backends.base import InProcessBackend, Result, carry_out, check_backend, opened, side_by_side
+from fedlayers.backends.local import Local
+from fedlayers.studies.training_job import TrainingJob
+from fl_core.config import RunConfig
+from fl_core.errors import BusyError, RunError, UsageError, WorkerError
+from fl_core.records import sync, writing
+from fl_core.records.store import Run
+from tests.fedlayers.backends.works import Toy, contents
+
+CONFIG = RunConfig(dataset="heart", rounds=3, eval_every=1, checkpoint_every=1)
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Local]:
+    """Two processes, started once."""
+    with opened("local:2") as place:
+        assert isinstance(place, Local)
+        yield place
+
+
+def toys(tmp_path: Path, *given: dict[str, Any]) -> list[Toy]:
+    works = [Toy(tmp_path / str(k), **fields) for k, fields in enumerate(given)]
+    for work in works:
+        work.path.mkdir()
+    return works
+
+
+def ended(place: base.Backend, works: list[Any]) -> dict[Path, Result]:
+    found: dict[Path, Result] = {}
+    carry_out(works, place, lambda r, _: found.update({r.work.path: r}), total=len(works), progress=False)
+    return found
+
+
+def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path: Path, two: Local) -> None:
+    works = toys(tmp_path, {}, {"fails": "usage"}, {"fails": "run"}, {"fails": "other"}, {})
+    with pytest.warns(UserWarning, match="of note"):
+        found = ended(two, works)
+    errors = [found[work.path].error for work in works]
+    assert [type(error) for error in errors] == [type(None), UsageError, RunError, RunError, type(None)]
+    assert str(errors[3]) == "KeyError: 'what is wrong' (--debug shows where)"
+    pid, threads = found[works[0].path].value
+    assert pid != os.getpid()
+    assert threads == "1"
+
+
+def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
+    tmp_path: Path, two: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "TRIES", 2)
+    works = toys(tmp_path, {"dies": 1}, {"dies": 9})
+    with pytest.warns(UserWarning, match=r"a process \(exit code -9\) is lost: toy goes on elsewhere"):
+        found = ended(two, works)
+    assert found[works[0].path].error is None
+    error = found[works[1].path].error
+    assert isinstance(error, WorkerError)
+    assert "toy was lost 2 times, at last with a process (exit code -9); if memory ran out" in str(error)
+
+
+def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
+    def strict(result: Result, _: int) -> None:
+        if result.error:
+            raise result.error
+
+    with pytest.raises(UsageError, match="what is wrong"):
+        carry_out(toys(tmp_path, {"fails": "usage"}, {}, {}), two, strict, total=3, progress=False)
+    (tmp_path / "again").mkdir()
+    (result,) = ended(two, toys(tmp_path / "again", {})).values()
+    assert result.error is None
+
+
+@pytest.mark.slow
+def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path: Path, two: Local) -> None:
+    """PLayer-FL decides in its first round there, too."""
+    for folder, on in (("here", ""), ("there", two)):
+        fl.compare(CONFIG, ["local", "playerfl"], [0], tmp_path / folder, backend=on, command="typed", progress=False)
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    for name in ("local-0", "playerfl-0"):
+        assert Run(tmp_path / "there/runs" / name).verify()[-1] == "3 of 3 rounds"
+
+
+def test_a_run_that_another_process_writes_is_not_sent(tmp_path: Path) -> None:
+    with writing.create(tmp_path / "run", {}), pytest.raises(BusyError), TrainingJob(tmp_path / "run", CONFIG).held():
+        pass
+
+
+# --- a run directory as bytes ----------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(tmp_path: Path) -> None:
+    """Begun in one folder, carried, gone on with in a second from what arrived, carried back: the undisturbed bits."""
+    whole, first, second, home = (tmp_path / folder / "run" for folder in ("whole", "first", "second", "home"))
+    TrainingJob(whole, CONFIG).carry_out()
+    TrainingJob(first, CONFIG, until=2).carry_out()
+    for parcel in sync.changed_files(first, {}, over=False):
+        sync.write_files(home, parcel)
+    assert Run(home).verify()[-1].startswith("2 of 3 rounds")
+    sent: dict[str, str] = {}
+    for parcel in sync.files_to_resume(home, sent):
+        sync.write_files(second, parcel)
+    assert len(list(second.glob("blobs/*"))) < len(list(home.glob("blobs/*")))
+    assert not list(sync.changed_files(second, sent, over=False)), "nothing has been written there"
+    TrainingJob(second, CONFIG).carry_out()
+    for parcel in sync.changed_files(second, sent, over=True):
+        sync.write_files(home, parcel)
+    assert contents(home) == contents(whole)
+
+
+def test_parcels_are_closed_when_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TrainingJob(tmp_path / "run", CONFIG, until=1).carry_out()
+    monkeypatch.setattr(sync, "BYTES", 1)
+    parcels = list(sync.changed_files(tmp_path / "run", {}, over=True))
+    assert {len(parcel) for parcel in parcels} == {1}
+    names = [name for parcel in parcels for name in parcel]
+    assert names.index("checkpoints/000001.json") > max(k for k, name in enumerate(names) if "blobs/" in name)
+
+
+@pytest.mark.parametrize(
+    "name", ["../config.json", "/etc/passwd", "blobs/x", "lock", "checkpoints/../../a.json", "a.py"]
+)
+def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="is no file of a run"):
+        sync.write_files(tmp_path / "run", {name: b""})
+    assert not list((tmp_path / "run").iterdir())
+
+
+# --- by name ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["locl:2", "local", "local:0", "local:x", "ray:", "ray:host", "ray:ray://h:1", "slurm"]
+)
+def test_what_is_no_place_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"no place is called .*: local:N .*, ray, or ray:HOST:PORT"):
+        check_backend(name)
+
+
+def test_places_by_name() -> None:
+    with opened("") as here, opened("local:1") as one, opened(here) as same, side_by_side("", 3) as three:
+        assert isinstance(one, InProcessBackend)
+        assert (same is here, three.side_by_side) == (True, 3)
+    with pytest.raises(UsageError, match="leave --workers out"), opened("local:2", 2):
+        pass
+
+
+def test_ray_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"needs the package ray: pip install 'fedlayers\[ray\]'"), opened("ray"):
+        pass
+
+
+def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "), opened("ray:127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.slow
+def test_what_a_node_lacks_is_told_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own data root stands for one that it does not have."""
+    (tmp_path / "its_own").mkdir()
+    monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(tmp_path / "its_own"))
+    config = RunConfig(dataset="mnist", rounds=1, data_root=str(tmp_path / "of_another_machine"))
+    run = TrainingJob(tmp_path / "run", config, away=True)
+    with pytest.raises(UsageError, match=rf"on node .*: mnist: no .* below {tmp_path}/its_own;"):
+        run.carry_out()
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,144 @@
+"""What is asked of Ray, with nodes that this process plays: one is lost in the middle, another has another version."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedlayers as fl
+from fedlayers.backends import cluster
+from fedlayers.backends.base import opened
+from fl_core.config import RunConfig
+from fl_core.errors import RunError, UsageError
+from fl_core.records.store import Run
+from tests.fedlayers.backends.works import contents
+
+pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
+CONFIG = RunConfig(dataset="heart", rounds=3, eval_every=1, checkpoint_every=1)
+
+
+class RayError(Exception):
+    """As Ray's: something of the cluster is lost."""
+
+
+class RayTaskError(RayError):
+    """As Ray's: the task itself failed."""
+
+
+@dataclass
+class Nodes:
+    """As much of Ray as is used: every task is on a node of its own, which is lost once it has sent a checkpoint.
+
+    Attributes:
+        lost: how many nodes are still to be lost.
+        begun: checkpoints that each task was given to go on from.
+        open: tasks that were neither ended nor cancelled.
+        gone: what lost nodes are still at, which nobody hears.
+    """
+
+    lost: int = 0
+    version: str = cluster.__version__
+    begun: list[int] = field(default_factory=list)
+    open: set[int] = field(default_factory=set)
+    gone: list[Iterator[Any]] = field(default_factory=list)
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def remote(self, **asked: Any) -> Any:
+        assert asked == {"num_cpus": 1, "num_gpus": 0, "max_retries": 0}
+        return lambda function: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._started(function)))
+
+    def _started(self, function: Any) -> Any:
+        def start(*arguments: Any) -> Iterator[Any]:
+            work, parcels, sent = pickle.loads(pickle.dumps(arguments))
+            self.begun.append(sum("checkpoints/" in name for parcel in parcels for name in parcel))
+            items = self._items(function(work, parcels, sent))
+            self.open.add(id(items))
+            return items
+
+        return start
+
+    def _items(self, said: Iterator[Any]) -> Iterator[Any]:
+        for item in said:
+            if isinstance(item, cluster.Hello):
+                item = cluster.Hello((*item[:2], self.version))
+            yield item
+            if self.lost and isinstance(item, dict) and any("checkpoints/" in name for name in item):
+                self.lost -= 1
+                self.gone.append(said)
+                raise RayError("a node is gone")
+
+    def wait(self, items: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return items[:1], items[1:]
+
+    def get(self, item: Any) -> Any:
+        return pickle.loads(pickle.dumps(item))
+
+    def cancel(self, items: Any, force: bool) -> None:
+        self.open.discard(id(items))
+        items.close()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}]
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "a node")
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    found = Nodes()
+    monkeypatch.setitem(sys.modules, "ray", found)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", found.exceptions)
+    monkeypatch.setattr(cluster, "PERIOD", 0.01)
+    return found
+
+
+def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(tmp_path: Path, nodes: Nodes) -> None:
+    nodes.lost = 1
+    algorithms = ["local", "playerfl"]
+    fl.compare(CONFIG, algorithms, [0], tmp_path / "there", backend="ray", command="typed", progress=False)
+    for unheard in nodes.gone:
+        list(unheard)
+    assert sorted(nodes.begun)[:2] == [0, 0]
+    assert max(nodes.begun) > 0, "it went on from what had arrived"
+    assert (len(nodes.begun), nodes.open) == (3, set())
+    fl.compare(CONFIG, algorithms, [0], tmp_path / "here", command="typed", progress=False)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert Run(tmp_path / "there/runs/local-0").verify()[-1] == "3 of 3 rounds"
+
+
+def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(tmp_path: Path, nodes: Nodes) -> None:
+    nodes.version = "0.0.1"
+    with pytest.raises(UsageError, match=r"node .* has fedlayers 0\.0\.1, this machine "):
+        fl.compare(CONFIG, ["local", "fedavg"], [0], tmp_path, backend="ray", progress=False)
+    assert not nodes.open
+
+
+def test_what_a_node_cannot_import_is_told(tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(item: Any) -> Any:
+        error = RayTaskError("a long traceback")
+        error.cause = ModuleNotFoundError("No module named 'fedlayers'")  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(nodes, "get", failing)
+    with pytest.raises(RunError, match="a node cannot train: ModuleNotFoundError: No module named 'fedlayers'; each"):
+        fl.compare(CONFIG, ["local"], [0], tmp_path, backend="ray", progress=False)
+
+
+def test_a_cluster_that_was_open_before_stays_open(nodes: Nodes) -> None:
+    """Nothing here shuts it down: these nodes could not be."""
+    with opened("ray") as place:
+        assert (place.here, place.side_by_side) == (False, 1)

@@ -1,0 +1,120 @@
+"""pFedSD: who teaches, what is learnt from it, and what stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_core import runner, tree
+from fl_core.algorithms import Algorithm, Round
+from fl_core.errors import UsageError
+from fl_core.execution.workspace import Workspace
+from fl_core.seeds import torch_seeded
+from fl_core.training.local import Context
+from fl_core.tree import Tree
+from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
+
+HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "participation": 0.5, "rounds": 4, "eval_every": 9}
+KINDS = pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
+
+
+@cache
+def played(algorithm: str, kind: str, **options: Any) -> Played:
+    return play(algorithm=algorithm, model=kind, options=options, **HARD)
+
+
+def local(run: Played) -> list[dict[str, str]]:
+    """Digests of the models that local training gave, for each round by client."""
+    return [{name: tree.digest(t) for name, t in c.models["local"].items()} for c in run.checkpoints]
+
+
+@KINDS
+def test_the_teacher_begins_with_a_clients_second_round(kind: str) -> None:
+    taught, plain = local(played("pfedsd", kind)), local(played("fedavg", kind))
+    assert taught[0] == plain[0]
+    again = next(k for k, names in enumerate(taught) if names.keys() & taught[k - 1].keys() and k)
+    same = [taught[again][name] == plain[again][name] for name in taught[again].keys() & taught[again - 1].keys()]
+    assert not any(same)
+
+
+@KINDS
+def test_the_personal_model_is_the_one_that_the_client_trained_last(kind: str) -> None:
+    run = played("pfedsd", kind)
+    start = tree.digest(tree.state_dict(network(kind)))
+    wanted = dict.fromkeys((client.name for client in TOY.clients), start)
+    for checkpoint in run.checkpoints:
+        wanted |= {name: tree.digest(t) for name, t in checkpoint.models["local"].items()}
+        for name, state in checkpoint.clients.items():
+            models = run.engine.algorithm.models(checkpoint.server, state, Round(checkpoint.round))
+            assert tree.digest(models["personal"]) == wanted[name]
+            assert tree.digest(models["global"]) == tree.digest(checkpoint.server.trees["model"])
+    assert start in run.models("personal")[0], "some client waits for its turn"
+
+
+def prepared(kind: str, **options: Any) -> tuple[Algorithm, Workspace, Context, nn.Module]:
+    """A student in training, its context with another model as the teacher, and that model alone; in float64."""
+    config = replace(CONFIG, algorithm="pfedsd", options=options)
+    task = runner.assemble(config, data=TOY, model=network(kind))
+    task.model.double()
+    client_runner, algorithm = client_runner_of(task), task.algorithm(None)
+    start, teacher = tree.state_dict(task.model), network(kind, seed=5).double()
+    ctx = client_runner._context(algorithm, 0, 1, start)
+    ctx.trees = {"teacher": tree.state_dict(teacher)}
+    client_runner.workspace.load(start)
+    return algorithm, client_runner.workspace, ctx, teacher.eval()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    train = TOY.clients[0].train
+    return train.x[:9].double(), train.y[:9]
+
+
+def objective(algorithm: Algorithm) -> Callable[..., Tensor]:
+    """What a client's training minimises."""
+    (phase,) = algorithm.phases(Round(0), 0)
+    return algorithm.method(phase.loss)
+
+
+@pytest.mark.parametrize(("lam", "temperature"), [(0.5, 3.0), (2.0, 1.0)])
+def test_the_loss_is_the_papers(lam: float, temperature: float) -> None:
+    algorithm, space, ctx, teacher = prepared("plain", lam=lam, temperature=temperature)
+    (x, y), student = batch(), network("plain").double()
+    p = (teacher(x) / temperature).softmax(1).detach()
+    logits = student(x)
+    q = (logits / temperature).softmax(1)
+    wanted = nn.functional.cross_entropy(logits, y) + lam * temperature**2 * (p * (p / q).log()).sum(1).mean()
+    found = objective(algorithm)(space.params, (x, y), ctx)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    grads = torch.autograd.grad(found, list(space.params.values()))
+    for ours, theirs in zip(grads, torch.autograd.grad(wanted, list(student.parameters())), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["drop", "norm"])
+def test_the_teacher_is_in_evaluation_mode_and_leaves_no_trace(kind: str) -> None:
+    """The student's statistics move as without it, its dropout draws the same, and the teacher stays what it was."""
+    after = []
+    for lam in (0.0, 0.5):
+        algorithm, space, ctx, _ = prepared(kind, lam=lam)
+        before: Tree = tree.clone(ctx.trees["teacher"])
+        with space.trains(algorithm.task_info.tensors), torch_seeded(3):
+            loss = objective(algorithm)(space.params, batch(), ctx)
+            modes = [module.training for module in space.model.modules()]
+            after.append((tree.digest(space.read()), torch.get_rng_state(), loss.item()))
+        assert all(modes)
+        assert tree.digest(ctx.trees["teacher"]) == tree.digest(before)
+    (plain, drawn, loss), (taught, drawn_taught, loss_taught) = after
+    assert plain == taught
+    assert torch.equal(drawn, drawn_taught)
+    assert loss_taught > loss
+
+
+def test_a_temperature_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="pfedsd: temperature must be above 0"):
+        play(algorithm="pfedsd", options={"temperature": 0})
