@@ -33,7 +33,7 @@ from fl_core.execution.transport import ALLOCATOR
 from fl_core.records import timing
 from fl_core.runner import client_runner_of
 from fl_core.task import assemble
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 
 WORKERS = 2
 THREADS = 2

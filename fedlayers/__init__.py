@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from fl_core.runner import train_first_round as train_first_round
     from fl_core.task import assemble as assemble
     from fl_core.training.context import Context as Context
-    from fl_core.training.local import Phase as Phase
+    from fl_core.training.phases import Phase as Phase
 
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
@@ -101,7 +101,7 @@ _HOMES = {
     "Measurement": "fedlayers.diagnostics.client_model",
     "Message": "fl_core.algorithms.base",
     "Metric": "fedlayers.diagnostics.metrics.base",
-    "Phase": "fl_core.training.local",
+    "Phase": "fl_core.training.phases",
     "Predictions": "fl_core.exported",
     "RULES": "fedlayers.diagnostics.decide.rules.base",
     "Regret": "fedlayers.studies.regret",

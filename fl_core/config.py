@@ -19,7 +19,7 @@ from fl_core.registry import is_outside
 from fl_core.scores import CLASSIFICATION
 
 if TYPE_CHECKING:
-    from fl_core.training.local import Training
+    from fl_core.training.phases import Training
 
 AUTO = "auto"
 READING = ("max_samples", *tables.READING)
@@ -166,7 +166,7 @@ class RunConfig:
     @property
     def training(self) -> Training:
         """The local training (optimiser, rates, epochs) that a resolved configuration asks for."""
-        from fl_core.training.local import Training
+        from fl_core.training.phases import Training
 
         names = {f.name for f in fields(Training)}
         return Training(**{name: value for name, value in vars(self).items() if name in names})

@@ -16,7 +16,7 @@ from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, check_known
 from fl_core.execution.workspace import Workspace
-from fl_core.training.local import batch_slices
+from fl_core.training.phases import batch_slices
 
 
 class _Everything(ModuleTracker):

@@ -37,7 +37,7 @@ from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row
 from fl_core.schedule import Schedule, sampled_clients
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 

@@ -14,7 +14,7 @@ from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row, row
 from fl_core.scores import OF_CLASS, why_missing
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 
 CostCounter = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
 BUFFER = 10_000  # rows that wait for the end of a round before they are written

@@ -18,7 +18,7 @@ from fl_core.registry import is_outside
 from fl_core.restore import code_of
 
 if TYPE_CHECKING:
-    from fl_core.training.local import Phase
+    from fl_core.training.phases import Phase
 
 MEGABYTE = 10**6
 

@@ -18,7 +18,7 @@ from fl_core.data.placeholder import placeholder_client
 from fl_core.execution.client_runner import TrainJob
 from fl_core.records import store, timing
 from fl_core.task import Task
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 
 STEPS = 16
 """Of local training that are timed, at most."""

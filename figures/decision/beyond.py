@@ -26,7 +26,7 @@ from fl_core.algorithms.base import Message, Round, State
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from fl_core.tree import Tree
 
 NAME = "decision.beyond"

@@ -27,7 +27,7 @@ from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution.client_runner import FinetuneJob
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.training import evaluate
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 NAME = "decision.runs"

@@ -13,7 +13,8 @@ from fl_core.algorithms.base import (
     registry,
 )
 from fl_core.algorithms.wrapper import AlgorithmWrapper
-from fl_core.training.local import Context, Group, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Group, Phase
 from fl_core.training.steps import Batch, Steps
 
 __all__ = [

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_core.algorithms.base import Algorithm, Round, register
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 
 
 @register

@@ -20,7 +20,8 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 
@@ -98,7 +99,7 @@ class Algorithm:
     Raises:
         UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a hook
             by a former name, misspelt, or with other arguments than it is called with. When a hook is called: it
-            returns something else than :mod:`fl_core.algorithms.hook_types` says.
+            returns something else than :mod:`fl_core.algorithms.contract` says.
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 

@@ -1,4 +1,4 @@
-"""The rules that every algorithm must keep, and the checks of them: hooks have known names, objects keep no state.
+"""The rules for every algorithm and their checks: names of hooks, what hooks return, and no state on the object.
 
 An algorithm object is copied to worker processes and built anew when a run goes on. What it kept on itself would be
 another thing in each process and lost on resume, so the engine freezes it before the first round.
@@ -7,19 +7,18 @@ another thing in each process and lost on resume, so the engine freezes it befor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import is_dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from fl_core.algorithms.hook_types import HOOK_SPECS, checked
-from fl_core.errors import UsageError, check_known
-
-if TYPE_CHECKING:
-    from fl_core.algorithms.base import Algorithm
-    from fl_core.training.local import Phase
+from fl_core.algorithms.exchange import Message, Observation, State, TaskInfo
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.plan import LayerPlan
+from fl_core.training.phases import Phase
 
 FROZEN, CONTENTS = "_frozen", "_contents"
 RENAMED = {
@@ -55,10 +54,21 @@ _PLACE = (
 )
 
 
-def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
+class AlgorithmLike(Protocol):
+    """The parts of an algorithm that its checks read."""
+
+    name: ClassVar[str]
+    evaluates: str
+    task_info: TaskInfo
+
+    def method(self, name: str, what: str = "method") -> Callable[..., Any]:
+        """Return the method of that name, or refuse it."""
+
+
+def check_hooks(algorithm: type, base: type) -> None:
     """Refuse a hook by an old name, a misspelt one or one with other arguments, and a ``Config`` of another kind.
 
-    The class's own hooks are replaced by themselves with a check of what they return (:mod:`.returns`).
+    The class's own hooks are replaced by themselves with a check of what they return.
     A method that is not inherited counts as a misspelt hook if it has a hook's arguments and nearly its name. Losses
     are left alone: phases call them by whatever name.
 
@@ -89,7 +99,7 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
             setattr(algorithm, name, classmethod(looked_at) if isinstance(member, classmethod) else looked_at)
 
 
-def _check_helper(algorithm: type[Algorithm], base: type[Algorithm], name: str, where: str) -> None:
+def _check_helper(algorithm: type, base: type, name: str, where: str) -> None:
     """Refuse a method that is a misspelt hook."""
     member = vars(algorithm)[name]
     inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
@@ -114,7 +124,7 @@ def _arguments(function: Any) -> list[str]:
 # --- nothing is kept on the object -------------------------------------------------------------------------------
 
 
-def refuse_assignment(algorithm: Algorithm, name: str) -> None:
+def refuse_assignment(algorithm: AlgorithmLike, name: str) -> None:
     """Refuse to set an attribute of a frozen algorithm.
 
     Raises:
@@ -124,7 +134,7 @@ def refuse_assignment(algorithm: Algorithm, name: str) -> None:
         raise UsageError(f"{algorithm.name} sets self.{name} during a run. {_PLACE}")
 
 
-def freeze(algorithm: Algorithm) -> None:
+def freeze(algorithm: AlgorithmLike) -> None:
     """Forbid setting attributes from now on, and note the values for :func:`check_unchanged` to find changes in place.
 
     Both hold for the algorithms inside it too.
@@ -133,12 +143,12 @@ def freeze(algorithm: Algorithm) -> None:
         vars(part).update({FROZEN: True, CONTENTS: _contents_of(part)})
 
 
-def portable(algorithm: Algorithm) -> dict[str, Any]:
+def portable(algorithm: AlgorithmLike) -> dict[str, Any]:
     """The attributes of an algorithm that are sent to a worker process, where it is frozen anew."""
     return {name: value for name, value in vars(algorithm).items() if name != CONTENTS}
 
 
-def check_unchanged(algorithm: Algorithm) -> None:
+def check_unchanged(algorithm: AlgorithmLike) -> None:
     """Refuse an algorithm that has changed a list, dictionary, set or tensor of its own since it was frozen.
 
     Raises:
@@ -152,7 +162,7 @@ def check_unchanged(algorithm: Algorithm) -> None:
             raise UsageError(f"{part.name} changed self.{changed[0]} in place during a run. {_PLACE}")
 
 
-def _with_inner(algorithm: Algorithm) -> Iterator[Algorithm]:
+def _with_inner(algorithm: AlgorithmLike) -> Iterator[AlgorithmLike]:
     """The algorithm and, if it wraps another one as a schedule does, also the wrapped algorithms."""
     yield algorithm
     for value in vars(algorithm).values():
@@ -160,7 +170,7 @@ def _with_inner(algorithm: Algorithm) -> Iterator[Algorithm]:
             yield from _with_inner(value)
 
 
-def _contents_of(algorithm: Algorithm) -> dict[str, Any]:
+def _contents_of(algorithm: AlgorithmLike) -> dict[str, Any]:
     snapshots = {name: _contents(value) for name, value in vars(algorithm).items() if name not in (FROZEN, CONTENTS)}
     return {name: contents for name, contents in snapshots.items() if contents is not None}
 
@@ -187,7 +197,7 @@ def _identity(item: Any) -> Any:
 
 
 def check_phases(
-    algorithm: Algorithm,
+    algorithm: AlgorithmLike,
     phases: Iterable[Phase],
     observers: Collection[str],
     trees: Collection[str] | None = None,
@@ -211,8 +221,108 @@ def check_phases(
             check_known(f"observer {where}", name, observers)
 
 
-def methods(algorithm: Algorithm) -> list[str]:
+def methods(algorithm: AlgorithmLike) -> list[str]:
     """Names of an algorithm's public methods, for the error message about one that does not exist."""
     return [
         name for name in dir(type(algorithm)) if not name.startswith("_") and callable(getattr(type(algorithm), name))
     ]
+
+
+# --- what hooks return ---------------------------------------------------------------------------------------------
+
+
+class HookSpec(NamedTuple):
+    """What a hook must return, in words, and the test of it."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _all_are(kind: type, values: Any, *holders: type) -> bool:
+    """Whether these are in one of the holders, and each of a kind."""
+    held = isinstance(values, holders)
+    return held and all(isinstance(value, kind) for value in values)
+
+
+def _trees(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(tree, Mapping) for tree in value.values())
+
+
+def _numbers(value: Any) -> bool:
+    """Whether these may be observations; of a generator that is not known before."""
+    if isinstance(value, (list, tuple)):
+        return _all_are(Observation, value, list, tuple)
+    return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
+
+
+NAMES = HookSpec("a set of names of tensors", lambda value: _all_are(str, value, Set))
+_MESSAGE = HookSpec("a Message, whose trees are {name: {tensor's name: tensor}}",
+                lambda value: isinstance(value, Message) and _trees(value.trees))  # fmt: skip
+_STATE = HookSpec("a State, whose trees are {name: {tensor's name: tensor}}",
+              lambda value: isinstance(value, State) and _trees(value.trees))  # fmt: skip
+_PHASES = HookSpec("a tuple of Phases", lambda value: _all_are(Phase, value, tuple))
+_OBSERVATIONS = HookSpec("Observations", _numbers)
+HOOK_SPECS = {
+    "base_algorithm": HookSpec(
+        "a class made of Algorithm", lambda value: isinstance(value, type) and hasattr(value, "Config")
+    ),
+    "wrap_model": HookSpec("a torch.nn.Module", lambda value: isinstance(value, nn.Module)),
+    "notes": HookSpec("a list of lines of text", lambda value: _all_are(str, value, list, tuple)),
+    "default_plan": HookSpec("a LayerPlan or None", lambda value: value is None or isinstance(value, LayerPlan)),
+    "resolve_plan": HookSpec("a LayerPlan", lambda value: isinstance(value, LayerPlan)),
+    "server_state": _STATE,
+    "client_state": _STATE,
+    **dict.fromkeys(("submodel", "shared", "uploaded", "local_tensors"), NAMES),
+    "exchanges": HookSpec("a tuple of names", lambda value: bool(value) and _all_are(str, value, tuple)),
+    "server_message": _MESSAGE,
+    "client_start": HookSpec("the weights, {tensor's name: tensor}", lambda value: isinstance(value, Mapping)),
+    "phases": _PHASES,
+    "client_update": _MESSAGE,
+    "aggregate": HookSpec("nothing, and change the server's State in place", lambda value: value is None),
+    "models": HookSpec("the models, {name: {tensor's name: tensor}}", _trees),
+    "finetuning": _PHASES,
+    "observations": _OBSERVATIONS,
+    "client_observations": _OBSERVATIONS,
+}
+"""What each hook must return; a loss is looked at where it is trained with."""
+
+
+def checked(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The hook, followed by :func:`check_returned`."""
+
+    @wraps(hook)
+    def answer(self: AlgorithmLike, *args: Any, **options: Any) -> Any:
+        value = hook(self, *args, **options)
+        check_returned(self, name, value)
+        return value
+
+    return answer
+
+
+def check_returned(algorithm: AlgorithmLike, name: str, value: Any) -> None:
+    """Refuse what a hook returned if it is something else than :data:`HOOK_SPECS` says.
+
+    Raises:
+        UsageError: names the algorithm, the hook, what it returned and what is expected; of names of tensors that the
+            model does not have, the nearest.
+    """
+    form = HOOK_SPECS[name]
+    if not form.fits(value):
+        raise UsageError(f"{algorithm.name}: {name} returned {_shown(value)}; it must return {form.words}")
+    if form is NAMES and not value <= (known := algorithm.task_info.tensors):
+        check_known(f"tensor that {name} of {algorithm.name} returned,", min(value - known), sorted(known))
+    if name == "models" and algorithm.evaluates not in value:
+        made = listing(value) or "no models"
+        raise UsageError(f"{algorithm.name}: models returned {made}; it must return one named {algorithm.evaluates!r}")
+
+
+def _shown(value: Any) -> str:
+    """What a value is, for an error message: its kind, and that of what it holds."""
+    if value is None or isinstance(value, str):
+        return repr(value)
+    if isinstance(value, Mapping):
+        held: Collection[Any] = value.values()
+    else:
+        held = value if isinstance(value, (list, tuple, Set)) else ()
+    kinds = sorted({type(each).__name__ for each in held})
+    return f"a {type(value).__name__}" + (f" of {', '.join(kinds)}" if kinds else "")

@@ -24,7 +24,8 @@ from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import inside, paths_of_blocks, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 HELD = "held"  # the metric of the rows that say which layers a client had

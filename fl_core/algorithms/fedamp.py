@@ -16,7 +16,8 @@ from fl_core.algorithms.base import Algorithm, Message, Observation, Round, Stat
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 AGGREGATION_WEIGHT = "aggregation_weight"

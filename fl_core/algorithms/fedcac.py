@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
 from fl_core.errors import UsageError
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from fl_core.tree import Tree
 
 NEGLIGIBLE = 1e-10

@@ -10,7 +10,7 @@ from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from fl_core.tree import Tree
 
 PENDING = "pending"  # at a client: layers trained since they were last sent; at the server: their names, by client

@@ -12,7 +12,8 @@ from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, re
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan, prefix_length, shifted
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 SENSITIVITY = "federation_sensitivity"

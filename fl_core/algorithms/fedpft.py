@@ -19,7 +19,8 @@ from fl_core.models.heads import split_head
 from fl_core.models.prompted import PROMPTS, Prompted, Transform
 from fl_core.plan import LayerPlan
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.training.local import Context, Group, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Group, Phase
 from fl_core.tree import Tree
 
 ATTENTION = "prompt_attention"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round, State, register
 from fl_core.models.heads import TwoHeads, split_head
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from fl_core.tree import Tree
 
 

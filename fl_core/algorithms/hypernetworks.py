@@ -22,7 +22,8 @@ from fl_core.algorithms.fedamp import Mixing
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 PURPOSE = "hypernetwork"  # of its seeded streams, and the name of its tree

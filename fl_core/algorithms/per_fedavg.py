@@ -11,7 +11,8 @@ from torch import Tensor
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State, Update, register
 from fl_core.errors import UsageError, check_known
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.training.steps import Batch, Steps
 from fl_core.tree import Tree
 

@@ -13,7 +13,8 @@ from fl_core.errors import UsageError
 from fl_core.models.gated import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
-from fl_core.training.local import Context, Group, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Group, Phase
 from fl_core.training.steps import Batch, Steps, clipped
 
 

@@ -12,7 +12,8 @@ from fl_core import tree
 from fl_core.algorithms.averaging import with_term
 from fl_core.algorithms.base import Algorithm, Message, Round, State, register
 from fl_core.errors import UsageError
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 TEACHER = "teacher"

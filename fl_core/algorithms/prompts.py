@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from fl_core import seeds
 from fl_core.algorithms.base import Algorithm, Round, State, register
 from fl_core.errors import UsageError
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 CLIENT = "prompts"  # the stream of a client's own initial prompts

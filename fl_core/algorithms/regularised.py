@@ -10,7 +10,8 @@ from torch import Tensor
 from fl_core import tree
 from fl_core.algorithms.averaging import half_pull, with_term
 from fl_core.algorithms.base import Algorithm, Round, State, register
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 

@@ -14,7 +14,8 @@ from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 FROZEN = "frozen"  # a client's tree of what has not thawed yet

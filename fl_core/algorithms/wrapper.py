@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, find
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Context, Phase
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 

@@ -8,15 +8,12 @@ keeps as much as the tensors have, Adam and AdamW twice that, with amsgrad three
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
-
-if TYPE_CHECKING:
-    from fl_core.training.local import Phase
 
 MOMENTUM = "momentum_buffer"
 Entries = dict[str, dict[str, Tensor]]  # name of a tensor -> key of the optimiser -> value

@@ -11,20 +11,15 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from fl_core import seeds
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import NonFiniteError
+from fl_core.training.context import Context
+from fl_core.training.phases import Observer, Phase, Training
 
 if TYPE_CHECKING:
     from fl_core.execution.workspace import Workspace
-    from fl_core.training.local import Context, Observer, Phase, Training
     from fl_core.training.watching import Watch
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
-
-
-def check_clip(most: float | None) -> None:
-    """Refuse a clipping norm that is not above 0; None means no clipping."""
-    if most is not None and not most > 0:
-        raise UsageError(f"max_grad_norm must be above 0, not {most}")
 
 
 def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
@@ -41,7 +36,7 @@ def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 class Steps:
     """What an algorithm's own training step can use: parameters, gradients, optimiser steps, further batches.
 
-    The step is a method of the algorithm, named by :attr:`~.local.Phase.step`, which takes this object, the
+    The step is a method of the algorithm, named by :attr:`~.phases.Phase.step`, which takes this object, the
     phase's next batch and the context. ``steps.descend(steps.gradients(batch))`` is what happens without one.
 
     Attributes:

@@ -15,7 +15,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.execution.client_runner import Part
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan, prefix_length, shifted
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, every_other, kind_for, network, play
 
 ALL = sorted(registry())

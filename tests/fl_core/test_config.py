@@ -16,7 +16,7 @@ from fl_core.config import RunConfig, resolved
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.training import losses
-from fl_core.training.local import Training
+from fl_core.training.phases import Training
 from tests.conftest import TOY
 
 DATASETS = sorted(data.datasets())

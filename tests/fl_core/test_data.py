@@ -21,7 +21,7 @@ from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
 from fl_core.registry import Entry
 from fl_core.training import losses
-from fl_core.training.local import Training
+from fl_core.training.phases import Training
 
 SPLITS = ("train", "validation", "test")
 RANDOM = np.random.default_rng(0)

@@ -25,7 +25,7 @@ from fl_core.execution.client_runner import FinetuneJob, JobResult, ScoreJob, Tr
 from fl_core.execution.executors import Serial, Workers, executor
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
 from tests.processes import alive
 

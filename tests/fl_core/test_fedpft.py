@@ -19,7 +19,7 @@ from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner, Part, TrainJob
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from fl_core.training.steps import Batch, Steps
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
 

@@ -20,8 +20,10 @@ from fl_core.execution.prefix import FrozenPrefixCache, cut
 from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of
 from fl_core.seeds import torch_seeded
-from fl_core.training.local import Context, Phase, Training, train
+from fl_core.training.context import Context
+from fl_core.training.local import train
 from fl_core.training.losses import build
+from fl_core.training.phases import Phase, Training
 from fl_core.tree import Tree
 
 CE = build("cross_entropy")

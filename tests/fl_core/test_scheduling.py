@@ -19,7 +19,7 @@ from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Phase
+from fl_core.training.phases import Phase
 from tests.conftest import CONFIG, TOY, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}

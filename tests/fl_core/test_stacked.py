@@ -21,7 +21,7 @@ from fl_core.execution.client_runner import ClientRunner, FinetuneJob, JobResult
 from fl_core.execution.executors import Serial, Workers, executor
 from fl_core.execution.stacked import BatchedClients, stacks
 from fl_core.records.store import Checkpoint
-from fl_core.training.local import Context
+from fl_core.training.context import Context
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
 
 TRAININGS: dict[str, dict[str, Any]] = {

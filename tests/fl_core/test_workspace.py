@@ -16,8 +16,10 @@ from fl_core.data import Split
 from fl_core.errors import UsageError
 from fl_core.execution.workspace import Workspace, memory_format, pool_first
 from fl_core.tokens import TokenShape
-from fl_core.training.local import Context, Phase, Training, batch_slices, train
+from fl_core.training.context import Context
+from fl_core.training.local import train
 from fl_core.training.losses import build
+from fl_core.training.phases import Phase, Training, batch_slices
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 from tests.networks import Wired

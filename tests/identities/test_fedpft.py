@@ -16,8 +16,8 @@ from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import layers_of
-from fl_core.training.local import Group, Phase, Training
 from fl_core.training.losses import build
+from fl_core.training.phases import Group, Phase, Training
 from tests.conftest import TOY, network
 from tests.identities.test_references import double
 

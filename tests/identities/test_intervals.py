@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fl_core import tree
-from fl_core.training.local import Training
+from fl_core.training.phases import Training
 from tests.identities.test_variates import LR, UNEVEN, Run, check_close, initial
 
 WHOLE = max(len(client.train) for client in UNEVEN.clients)

@@ -12,8 +12,8 @@ from fl_core.algorithms import Round, State, TaskInfo, Update, find
 from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
 from fl_core.layers import layers_of
-from fl_core.training.local import Training
 from fl_core.training.losses import build
+from fl_core.training.phases import Training
 from fl_core.tree import Tree
 from tests.conftest import TOY, network
 from tests.identities.test_limits import Setting, local, run, settings

@@ -17,7 +17,7 @@ from fl_core import models
 from fl_core.algorithms import TaskInfo, find
 from fl_core.algorithms.hypernetworks import PFedLA
 from fl_core.layers import layers_of
-from fl_core.training.local import Training
+from fl_core.training.phases import Training
 from tests.conftest import TOY, network
 from tests.identities.test_variates import LR, SEED, UNEVEN, Run, check_close, initial, plain_steps
 

@@ -20,8 +20,8 @@ from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
-from fl_core.training.local import Training
 from fl_core.training.losses import build
+from fl_core.training.phases import Training
 from tests.conftest import TOY, network
 
 SEED, BATCH, EPOCHS, LR = 3, 8, 2, 0.05

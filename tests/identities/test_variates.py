@@ -20,8 +20,8 @@ from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner, TrainJob
 from fl_core.execution.executors import Serial
 from fl_core.layers import layers_of
-from fl_core.training.local import Training
 from fl_core.training.losses import build
+from fl_core.training.phases import Training
 from tests.conftest import TOY, federation, network
 from tests.identities.test_references import double
 

@@ -1,0 +1,197 @@
+"""Settings of local training: optimiser, phases, groups of tensors, and observers of steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_core.choices import OPTIMIZERS, PRECISIONS
+from fl_core.errors import UsageError, check_known
+
+
+def check_clip(most: float | None) -> None:
+    """Refuse a clipping norm that is not above 0; None means no clipping."""
+    if most is not None and not most > 0:
+        raise UsageError(f"max_grad_norm must be above 0, not {most}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains: optimiser, rates, batch size and clipping.
+
+    Attributes:
+        epochs: passes over the client's training data in a round.
+        batch: samples a step; the last, smaller batch is used too, and its step is as long as any, as is usual with
+            SGD. What is reported of losses weights it by its samples.
+        lr: learning rate.
+        optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
+        momentum: of SGD.
+        weight_decay, amsgrad: as in PyTorch.
+        clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
+            down to it before anything is done with it. None = never.
+        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
+            run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
+            sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
+            memory and in every checkpoint (:mod:`fl_core.training.optimizer_state`); fine-tuning always begins anew.
+        precision: ``bf16`` computes the model's passes, forward and backward, with PyTorch's autocast to bfloat16
+            (8 bits of mantissa); what comes out of them is float32 again. Weights, gradients, losses, the
+            optimiser, averages, evaluation and diagnostics are float32 or float64 in either. It is faster on CPUs
+            with AVX512-BF16 or AMX and on GPUs, and slower on others; it is never chosen by timing.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.01
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    max_grad_norm: float | None = None
+    keep_optimizer: bool = False
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_known("optimizer", self.optimizer, OPTIMIZERS)
+        check_known("precision", self.precision, PRECISIONS)
+        for name, least in (("epochs", 0), ("batch_size", 1), ("momentum", 0), ("weight_decay", 0)):
+            if not getattr(self, name) >= least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
+            if getattr(self, name) and not used:
+                raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise UsageError(f"lr must be a number above 0, not {self.lr}")
+        check_clip(self.max_grad_norm)
+
+    @property
+    def description(self) -> str:
+        """Optimiser, rate and what becomes of its state, for tables and reports.
+
+        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).description
+        'adamw (amsgrad), lr 0.001, its state kept from round to round'
+        """
+        options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
+        options += ["amsgrad"] * self.amsgrad
+        state = "kept from round to round" if self.keep_optimizer else "new in each round"
+        named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
+        passes = "" if self.precision == PRECISIONS[0] else f", passes in {self.precision}"
+        return f"{named}, lr {self.lr:g}, its state {state}{passes}".replace("_", " ")
+
+    @property
+    def optimizer_slots(self) -> int:
+        """How many numbers of the optimiser a client keeps for each one that trains: 0 to 3."""
+        numbers = bool(self.momentum) if self.optimizer == "sgd" else 2 + self.amsgrad
+        return int(numbers) if self.keep_optimizer else 0
+
+    def grad_norm_limit(self, phase: Phase) -> float | None:
+        """The norm to which gradients are clipped in a phase."""
+        return self.max_grad_norm if phase.max_grad_norm is None else phase.max_grad_norm
+
+    def build(
+        self,
+        parameters: list[Tensor] | list[dict[str, Any]],
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        optimizer: str | None = None,
+    ) -> torch.optim.Optimizer:
+        """A new optimiser of these tensors or groups of tensors; those that do not train are left out.
+
+        Args:
+            lr, momentum, weight_decay, optimizer: in place of this training's; adam and adamw know no momentum and
+                ignore one.
+        """
+        name = self.optimizer if optimizer is None else optimizer
+        rate = self.lr if lr is None else lr
+        decay = self.weight_decay if weight_decay is None else weight_decay
+        if name == "sgd":
+            speed = self.momentum if momentum is None else momentum
+            return torch.optim.SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of a phase with rates of their own; None stands for the phase's, ``lr`` divided by ``slower``."""
+
+    train: frozenset[str]
+    lr: float | None = None
+    lr_divisor: float = 1.0
+    momentum: float | None = None
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training: which tensors are trained, for how long, and by which loss.
+
+    Attributes:
+        name: for messages and rows.
+        train: names of the tensors that move (parameters, and the buffers of their normalisations); the rest has no
+            gradient, is in no optimiser, and its normalisations run in evaluation mode.
+        epochs: passes over the training data.
+        tree: which of the client's trees is trained.
+        loss: name of the algorithm's method that gives the objective.
+        stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
+        observe: names of observers that see parameters and gradients of every step of the first pass: those of the
+            loss, not clipped, or with a ``step`` of its own what that follows.
+        lr, momentum, weight_decay, optimizer, clip: if not the run's.
+        groups: tensors among those that train with rates of their own; no tensor is in two groups.
+        steps: stop after so many batches, if ``epochs`` passes have more.
+        step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
+            the gradient of the loss. See :class:`fl_core.training.steps.Steps`.
+    """
+
+    name: str
+    train: frozenset[str]
+    epochs: int
+    state_key: str = "model"
+    loss: str = "loss"
+    batch_stream: str = "main"
+    observe: tuple[str, ...] = ()
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    optimizer: str | None = None
+    max_grad_norm: float | None = None
+    groups: tuple[Group, ...] = ()
+    steps: int | None = None
+    step: str = ""
+
+    def __post_init__(self) -> None:
+        check_clip(self.max_grad_norm)
+
+    def length(self, batches: int) -> int:
+        """Steps of the phase where a pass over the training data has so many batches."""
+        whole = self.epochs * batches
+        return whole if self.steps is None else min(self.steps, whole)
+
+    @property
+    def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
+        """The phase's rates and optimiser, as :meth:`Training.build` takes them."""
+        return self.lr, self.momentum, self.weight_decay, self.optimizer
+
+
+class Observer(Protocol):
+    """A named accumulator that sees every step of local training; its result is sent in the reply."""
+
+    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        """Take in one step, before the optimiser changes the parameters."""
+
+    def result(self) -> dict[str, Any]:
+        """The measurement, as JSON."""
+
+
+def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
+    """Slices of at most ``size``; with ``whole`` (batch statistics) a last single sample joins the batch before it."""
+    starts = list(range(0, n, size))
+    if whole and len(starts) > 1 and n - starts[-1] == 1:
+        starts.pop()
+    return [slice(a, b) for a, b in pairwise([*starts, n])]
