@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from fedlayers.instruments import default_instruments
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known
 
@@ -96,7 +97,7 @@ def run(
     return runner.run(
         config,
         out,
-        instruments=instruments or of_diagnostics(),
+        instruments=instruments or default_instruments(),
         data=data,
         model=own_model,
         plan=own_plan,
@@ -167,11 +168,4 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
 
     stored = runner.stored_config(Run(out).config)[0] if backend else RunConfig()
     trained_by = _clients_on(backend, replace(stored, workers=0))
-    return runner.resume(out, instruments=instruments or of_diagnostics(), trained_by=trained_by, **options)
-
-
-def of_diagnostics() -> Instruments:
-    """How a run decides in its first round: by the diagnostics' observers and rules."""
-    from fedlayers.diagnostics.measure import instruments
-
-    return instruments()
+    return runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)

@@ -13,7 +13,7 @@ import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
-from fedlayers.backends.base import check_backend
+from fedlayers.backends.names import check_backend
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
     decision,

@@ -18,7 +18,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlayers.backends.base import Backend, Result, carry_out, opened
+from fedlayers.backends.base import Backend, Result, carry_out
+from fedlayers.backends.names import open_backend
 from figures.drawing import COLUMNS as COLUMNS
 from figures.drawing import VERDICTS as VERDICTS
 from figures.drawing import Drawing as Drawing
@@ -254,7 +255,7 @@ def train(
 
     Args:
         seeds: number of seeds in place of the item's own.
-        backend: where runs are trained (:mod:`fedlayers.backends.base`); default this process.
+        backend: where runs are trained (:mod:`fedlayers.backends.names`); default this process.
 
     Raises:
         UsageError: data that are not there, or no seed at all; RunError: a run failed.
@@ -275,7 +276,7 @@ def train(
             raise result.error
         made[result.work.run, result.work.seed] = result.value
 
-    with opened(backend) as place:
+    with open_backend(backend) as place:
         carry_out(wanted, place, keep, total=len(wanted), what=item.name, progress=progress)
     parts: list[pd.DataFrame] = []
     runs: dict[str, dict[str, Any]] = {}

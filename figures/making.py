@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fedlayers.backends.remote_errors import remote_errors
 from fl_core.records import sync
 
-if TYPE_CHECKING:
-    from figures.items import Item
-
 ROWS = ".jsonl"
+
+
+class Makes(Protocol):
+    """The part of an item that makes its rows; :class:`figures.items.Item` has it."""
+
+    @property
+    def runs(self) -> Mapping[str, Any]: ...
+    def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Making:
         away: whether it is on another machine than the one that asked for it.
     """
 
-    item: Item
+    item: Makes
     run: str
     seed: int
     path: Path

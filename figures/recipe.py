@@ -19,7 +19,8 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from fedlayers.backends.base import Backend, Result, carry_out, opened
+from fedlayers.backends.base import Backend, Result, carry_out
+from fedlayers.backends.names import open_backend
 from fedlayers.diagnostics import measure
 from figures import items
 from figures.making import Making
@@ -234,7 +235,7 @@ def train(
         seeds: number of seeds in place of the item's own.
         budget: minutes after which no run is begun. One that took longer with another seed than is left is not
             begun either.
-        backend: where they are trained (:mod:`fedlayers.backends.base`); default this process.
+        backend: where they are trained (:mod:`fedlayers.backends.names`); default this process.
 
     Raises:
         UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
@@ -283,7 +284,7 @@ def train(
         }
         rows.write(rows_file(folder, run, seed), header, items.records(frame))
 
-    with opened(backend) as place:
+    with open_backend(backend) as place:
         carry_out(affordable(), place, store, total=len(left), what=item.name, progress=progress)
     return time.perf_counter() - began
 

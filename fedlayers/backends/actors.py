@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fedlayers.backends.base import RAY, check_backend
 from fedlayers.backends.cluster import connected, reachable
+from fedlayers.backends.names import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
 from fl_core.errors import RunError, UsageError, WorkerError

@@ -6,13 +6,12 @@ it is this process. The bits of results are the same everywhere.
 
 from __future__ import annotations
 
-import re
 import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -21,7 +20,6 @@ from fl_core.errors import RunError, UsageError, WorkerError
 if TYPE_CHECKING:
     from fl_core.records.sync import FileBatch, Sent
 
-RAY = "ray"
 TRIES = 5
 """How often a work is begun whose process or node is lost each time."""
 
@@ -237,68 +235,6 @@ class WorkerPool(Backend, Generic[H]):
 
     def stop(self, running: dict[H, Job]) -> None:
         """End works whose results nobody takes."""
-
-
-# --- by name ---------------------------------------------------------------------------------------------------
-
-
-def check_backend(name: str) -> None:
-    """Refuse what is no name of a place.
-
-    Raises:
-        UsageError: says what there is.
-
-    >>> check_backend("local:2"), check_backend("ray"), check_backend("ray:10.0.0.1:6379")
-    (None, None, None)
-    >>> check_backend("slurm")
-    Traceback (most recent call last):
-        ...
-    fl_core.errors.UsageError: no place is called 'slurm': local:N (N processes of this machine), ray, or ray:HOST:PORT
-    """
-    kind, colon, rest = name.partition(":")
-    if kind == "local" and re.fullmatch("[1-9][0-9]{0,3}", rest):
-        return
-    if kind == RAY and (not colon or re.fullmatch(r"[^\s/]+:[0-9]{1,5}", rest)):
-        return
-    raise UsageError(f"no place is called {name!r}: local:N (N processes of this machine), {RAY}, or {RAY}:HOST:PORT")
-
-
-@contextmanager
-def opened(backend: Backend | str, workers: int = 0) -> Iterator[Backend]:
-    """A place by name, closed at the end; one that is open already stays so. No name is this process.
-
-    Args:
-        workers: of the configuration; there are none within runs that are trained elsewhere.
-
-    Raises:
-        UsageError: no such place, a package that it needs is not installed, or workers were asked for as well.
-    """
-    if isinstance(backend, Backend):
-        yield backend
-        return
-    if backend and workers > 1:
-        raise UsageError("--backend trains whole runs side by side, each in one process: leave --workers out")
-    with closing(_place(backend)) as place:
-        yield place
-
-
-def side_by_side(backend: Backend | str, workers: int) -> AbstractContextManager[Backend]:
-    """As :func:`opened`, for runs without workers within: where no place is named, so many are trained at a time."""
-    return opened(f"local:{workers}") if workers > 1 and not backend else opened(backend, workers)
-
-
-def _place(name: str) -> Backend:
-    if not name:
-        return InProcessBackend()
-    check_backend(name)
-    kind, _, rest = name.partition(":")
-    if kind == RAY:
-        from fedlayers.backends.cluster import Cluster
-
-        return Cluster(rest)
-    from fedlayers.backends.local import Local
-
-    return Local(int(rest)) if int(rest) > 1 else InProcessBackend()
 
 
 def carry_out(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedlayers import catalogue
-from fedlayers.backends.base import check_backend
+from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command

@@ -11,13 +11,13 @@ from typing import Any
 from uuid import uuid4
 
 import fl_core
+from fedlayers.instruments import default_instruments
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.remote_clients import RemoteClients, RpcClient, TimeoutPolicy
 from fedlayers.remote.site import HERE
 from fedlayers.remote.site_data import Moments
-from fedlayers.runs import of_diagnostics
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
@@ -79,7 +79,7 @@ def federate(
         check_same(list(map(_known, known)), facts, "this federation")
     data = data_of(facts, config.dataset)
     task = task_of(config, data, plan)
-    instruments = instruments or of_diagnostics()
+    instruments = instruments or default_instruments()
     runner.plan_selection_of(task, instruments).check(task.algorithm(task.plan))
     if task.config.dropout_trace is not None:
         task.lost_replies = read_trace(task.config.dropout_trace, line.names)
@@ -124,7 +124,7 @@ def resume(
 
     return runner.resume(
         out,
-        instruments=instruments or of_diagnostics(),
+        instruments=instruments or default_instruments(),
         data=data,
         code=code,
         progress=progress,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedlayers.backends.base import Backend, side_by_side
+from fedlayers.backends.base import Backend
+from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.above_chance import guessing
 from fedlayers.studies.answers import Answers, answers
@@ -119,7 +120,7 @@ class Choice:
         beside = [] if self.personalised is None else [self.side_by_side()]
         return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
 
-    def side_by_side(self) -> str:
+    def open_parallel(self) -> str:
         """The winner's end beside that of the cheap alternative: scores on validation samples, and what each has cost.
 
         Raises:
@@ -220,7 +221,7 @@ def choose(
             scored on that seed's test samples, which other seeds have validated on.
         with_finetuning: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a
             few epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
-        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.names`);
             default this process, or so many as the configuration has ``workers``.
         link: the sites of a federation, over which all runs are trained, one after another: the clients of the
             configuration's dataset, of which only defaults are used here. The decision and the runs' rows are those of
@@ -252,7 +253,7 @@ def choose(
     task, entries, until = race.task, race.entries, race.until
     finished = (len(seeds) if each_seed else 1) * complete
     whole = until >= int(task.config.rounds or 1)
-    with side_by_side(backend if over is None else over, race.config.workers) as place:
+    with open_parallel(backend if over is None else over, race.config.workers) as place:
         cost = foreseen(race.tasks, entries, until, finished, place.side_by_side, apart=over is not None)
         tell(cost.text())
         began = time.monotonic()

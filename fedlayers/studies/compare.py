@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.backends.base import Backend, opened
+from fedlayers.backends.base import Backend
+from fedlayers.backends.names import open_backend
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.config_only import config_only
@@ -309,7 +310,7 @@ def compare(
         score: by which algorithms are ranked; see :class:`Comparison`.
         baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, under a name of their own among the algorithms.
-        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.names`);
             default this process.
 
     Raises:
@@ -328,7 +329,7 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.applied(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
-    with opened(backend, config.workers) as place:
+    with open_backend(backend, config.workers) as place:
         train([replace(job, instruments=instruments, command=command) for job in jobs], place, progress=progress)
     frames = [*([] if beside is None else [beside]), *(store.Run(job.path).rows()[1] for job in jobs)]
     for job in jobs[:: len(algorithms)] if baselines else ():

@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from fedlayers.backends.base import Backend, opened
+from fedlayers.backends.base import Backend
+from fedlayers.backends.names import open_backend
 from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.rules.base import RULES, deciding
@@ -269,7 +270,7 @@ def regret(
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
-    with opened(backend, config.workers) as place:
+    with open_backend(backend, config.workers) as place:
         jobs = [job for cut, plan in plans.items() for job in _jobs(config, seeds, plan, _folder(out, cut), command)]
         train(jobs, place, progress=progress)
     frames = []

@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.base import Backend, opened
+from fedlayers.backends.base import Backend
+from fedlayers.backends.names import open_backend
 from fedlayers.diagnostics import measure
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.decide.against import in_words
@@ -113,7 +114,7 @@ def study(
 
     report = measure.diagnose_task(task, command=command, null=NULLS, progress=progress)
     described = select.select(report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY)
-    with opened(backend, config.workers) as place:
+    with open_backend(backend, config.workers) as place:
         backend = place if backend else backend
         choice = None
         if rule is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedlayers.backends.base import Backend, Result, WorkerPool, carry_out
 from fedlayers.backends.remote_errors import remote_errors
-from fedlayers.runs import of_diagnostics
+from fedlayers.instruments import default_instruments
 from fl_core import data as datasets
 from fl_core import runner
 from fl_core.config import DEALING, READING, RunConfig, resolved
@@ -83,7 +83,7 @@ class TrainingJob:
             self._train()
 
     def _train(self) -> None:
-        instruments = self.instruments or of_diagnostics()
+        instruments = self.instruments or default_instruments()
         if not self.begun:
             runner.run(
                 self.config,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.base import Backend, side_by_side
+from fedlayers.backends.base import Backend
+from fedlayers.backends.names import open_parallel
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.config_only import config_only
@@ -168,7 +169,7 @@ def tune(
     entries = [entry for trial in tried for entry in trial.entries]
     rounds = int(tasks[algorithms[0]].config.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
-    with side_by_side(backend, config.workers) as place:
+    with open_parallel(backend, config.workers) as place:
         tell(foreseen(by_arm, entries, rounds, 0, place.side_by_side).text())
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from fl_core.errors import CorruptError, ForeignError
 from fl_core.records import timing
-from fl_core.records.files import json_bytes, sha
-
-if TYPE_CHECKING:
-    from fl_core.records.store import Run
+from fl_core.records.files import Folder, json_bytes, sha
 
 JOURNAL = "journal.jsonl"
 """The blobs of a checkpoint that is being written, announced before they are."""
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
-def verify(run: Run) -> list[str]:
+class RunFiles(Protocol):
+    """The parts of a run directory that its checks read; :class:`fl_core.records.store.Run` has them."""
+
+    path: Path
+    folder: Folder
+
+    @property
+    def begun(self) -> bool: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def rounds(self) -> list[int]: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    def begin(self) -> dict[str, Any]: ...
+    def plan(self) -> dict[str, Any] | None: ...
+    def manifest(self, which: int) -> dict[str, Any]: ...
+    def checkpoint_path(self, which: int) -> Path: ...
+    def check_files(self) -> list[str]: ...
+    def check_trees(self, entry: Mapping[str, Any]) -> None: ...
+    def check_rows(self, *ends: Mapping[str, Any]) -> None: ...
+
+
+def verify(run: RunFiles) -> list[str]:
     """What :meth:`fl_core.records.store.Run.verify` is."""
     if not run.begun:
         path = run.path / "manifest.json"
@@ -56,7 +77,7 @@ def verify(run: Run) -> list[str]:
     return checked
 
 
-def _check_named(run: Run, strange: set[str]) -> None:
+def _check_named(run: RunFiles, strange: set[str]) -> None:
     """Refuse whole blobs that no checkpoint names, in a run that is not over: the one that named them is gone.
 
     Raises:
@@ -74,7 +95,7 @@ def _check_named(run: Run, strange: set[str]) -> None:
             )
 
 
-def check_chain(run: Run, manifests: Mapping[int, Mapping[str, Any]]) -> None:
+def check_chain(run: RunFiles, manifests: Mapping[int, Mapping[str, Any]]) -> None:
     """Hold every checkpoint against the one that it says it was written after, as far as both are given.
 
     Raises:
@@ -99,7 +120,7 @@ def check_chain(run: Run, manifests: Mapping[int, Mapping[str, Any]]) -> None:
             )
 
 
-def is_foreign(run: Run) -> bool:
+def is_foreign(run: RunFiles) -> bool:
     """Whether ``manifest.json`` is another run's, now that something else does not fit it.
 
     The checkpoints tell, which name their run. Where none does, the manifest is at fault if two of the files that it
@@ -113,11 +134,11 @@ def is_foreign(run: Run) -> bool:
     return all(map(run.folder.is_own, names)) and _wrong(run) > 1
 
 
-def _fits(run: Run) -> bool:
+def _fits(run: RunFiles) -> bool:
     return _wrong(run) == 0
 
 
-def _wrong(run: Run) -> int:
+def _wrong(run: RunFiles) -> int:
     """How many of the files that the manifest covers differ from it."""
     begin = run.begin()
     wrong = 0
@@ -133,7 +154,7 @@ def _wrong(run: Run) -> int:
     return wrong
 
 
-def _sound(run: Run) -> Iterator[dict[str, Any]]:
+def _sound(run: RunFiles) -> Iterator[dict[str, Any]]:
     """The checkpoints' manifests that are not damaged, whosever they are."""
     for which in run.rounds:
         try:
@@ -142,11 +163,11 @@ def _sound(run: Run) -> Iterator[dict[str, Any]]:
             continue
 
 
-def _timed(run: Run) -> set[int]:
+def _timed(run: RunFiles) -> set[int]:
     return timing.rounds(run.folder.read("timing.jsonl")) if run.folder.has("timing.jsonl") else set()
 
 
-def _progress(run: Run, timed: set[int]) -> str:
+def _progress(run: RunFiles, timed: set[int]) -> str:
     """How many of the rounds are there, in words.
 
     Raises:

@@ -12,8 +12,9 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import base
-from fedlayers.backends.base import InProcessBackend, Result, carry_out, check_backend, opened, side_by_side
+from fedlayers.backends.base import InProcessBackend, Result, carry_out
 from fedlayers.backends.local import Local
+from fedlayers.backends.names import check_backend, open_backend, open_parallel
 from fedlayers.studies.training_job import TrainingJob
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 @pytest.fixture(scope="module")
 def two() -> Iterator[Local]:
     """Two processes, started once."""
-    with opened("local:2") as place:
+    with open_backend("local:2") as place:
         assert isinstance(place, Local)
         yield place
 
@@ -150,22 +151,30 @@ def test_what_is_no_place_is_refused(name: str) -> None:
 
 
 def test_places_by_name() -> None:
-    with opened("") as here, opened("local:1") as one, opened(here) as same, side_by_side("", 3) as three:
+    with (
+        open_backend("") as here,
+        open_backend("local:1") as one,
+        open_backend(here) as same,
+        open_parallel("", 3) as three,
+    ):
         assert isinstance(one, InProcessBackend)
         assert (same is here, three.side_by_side) == (True, 3)
-    with pytest.raises(UsageError, match="leave --workers out"), opened("local:2", 2):
+    with pytest.raises(UsageError, match="leave --workers out"), open_backend("local:2", 2):
         pass
 
 
 def test_ray_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"needs the package ray: pip install 'fedlayers\[ray\]'"), opened("ray"):
+    with pytest.raises(UsageError, match=r"needs the package ray: pip install 'fedlayers\[ray\]'"), open_backend("ray"):
         pass
 
 
 def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
     pytest.importorskip("ray")
-    with pytest.raises(UsageError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "), opened("ray:127.0.0.1:1"):
+    with (
+        pytest.raises(UsageError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "),
+        open_backend("ray:127.0.0.1:1"),
+    ):
         pass
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import cluster
-from fedlayers.backends.base import opened
+from fedlayers.backends.names import open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
@@ -140,5 +140,5 @@ def test_what_a_node_cannot_import_is_told(tmp_path: Path, nodes: Nodes, monkeyp
 
 def test_a_cluster_that_was_open_before_stays_open(nodes: Nodes) -> None:
     """Nothing here shuts it down: these nodes could not be."""
-    with opened("ray") as place:
+    with open_backend("ray") as place:
         assert (place.here, place.side_by_side) == (False, 1)
