@@ -37,7 +37,7 @@ demo: $(READY)   ## a decision with a clear answer, then a study of four hospita
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
 
 federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html; ROUNDS=1: short
-	$(BIN)/python -m fedlayers.remote.flower.demo out/federation $(ROUNDS)
+	$(BIN)/python -m fedlayers.demo out/federation $(ROUNDS)
 
 figures: $(READY) ## the figures and tables that have rows, drawn again: figures/pictures, some minutes
 	$(BIN)/python -m figures all

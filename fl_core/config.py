@@ -15,6 +15,7 @@ from fl_core.data import columns as tables
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
+from fl_core.former import current_keys
 from fl_core.registry import is_outside
 from fl_core.scores import CLASSIFICATION
 
@@ -191,6 +192,7 @@ class RunConfig:
         Raises:
             UsageError: an unknown key.
         """
+        values = current_keys(values)
         for name in values:
             check_known("configuration key", name, [f.name for f in fields(cls)])
         return cls(**values)

@@ -15,8 +15,8 @@ from torch.utils.module_tracker import ModuleTracker
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, check_known
-from fl_core.execution.workspace import Workspace
 from fl_core.training.phases import batch_slices
+from fl_core.training.workspace import Workspace
 
 
 class _Everything(ModuleTracker):

@@ -24,8 +24,9 @@ from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
 from fl_core.models.options import check_stored, without_weights
-from fl_core.records import blobs, store
-from fl_core.records.files import Folder, check_version, sha, signed
+from fl_core.records import store
+from fl_core.storage import blobs
+from fl_core.storage.files import Folder, check_version, sha, signed
 from fl_core.task import Task, drop_statistics
 from fl_core.training import evaluate
 

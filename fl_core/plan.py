@@ -14,7 +14,7 @@ from torch import nn
 from fl_core import limits, tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.records.files import check_version, sha, write_json
+from fl_core.storage.files import check_version, sha, write_json
 
 FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own

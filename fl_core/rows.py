@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
-from fl_core.records.files import check_version, write_atomically
+from fl_core.former import current
+from fl_core.storage.files import check_version, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +137,7 @@ def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[di
         raise UsageError(f"{path} is not a rows file: its first line has no schema")
     if not check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"):
         raise UsageError(f"{path} is not a rows file: its schema is {header['schema']!r}")
-    return header, lines
+    return current(header), lines
 
 
 def _is_row(record: Any) -> bool:

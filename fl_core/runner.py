@@ -26,8 +26,9 @@ from fl_core.execution.executors import MakesExecutor, Serial, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
-from fl_core.records import environment, files, store, writing
+from fl_core.records import environment, store, writing
 from fl_core.restore import check_code, code_of, stored_config, task_of
+from fl_core.storage import files
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")

@@ -23,7 +23,6 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing
 from fl_core.execution.executors import check_sendable
 from fl_core.execution.stacked import stacks
-from fl_core.execution.workspace import memory_format
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import weights
@@ -34,6 +33,7 @@ from fl_core.plan import LayerPlan
 from fl_core.scores import REGRESSION
 from fl_core.training import losses
 from fl_core.training.losses import Loss
+from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
 
 SPREAD = 100.0

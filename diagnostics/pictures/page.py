@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
 from fl_core.names import in_html
-from fl_core.records.files import write_atomically
+from fl_core.storage.files import write_atomically
 
 from . import alt_text
 

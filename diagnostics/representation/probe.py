@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import takes_channels_last
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training.workspace import takes_channels_last
 
 from ..activation_cache import ActivationCache, See
 from ..capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode

@@ -20,10 +20,10 @@ def check_backend(name: str) -> None:
 
     >>> check_backend("local:2"), check_backend("ray"), check_backend("ray:10.0.0.1:6379")
     (None, None, None)
-    >>> check_backend("slurm")
+    >>> check_backend("x")
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: backend must be local:N, ray or ray:HOST:PORT; got 'slurm'. Use local:2 for two processes.
+    fl_core.errors.UsageError: backend must be local:N, ray or ray:HOST:PORT; got 'x'. Use local:2 for two processes.
     """
     kind, colon, rest = name.partition(":")
     if kind == "local" and re.fullmatch("[1-9][0-9]{0,3}", rest):

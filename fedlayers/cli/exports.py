@@ -71,7 +71,7 @@ class Predict(Command):
 
         from fl_core.exported import SCORES, predict
         from fl_core.names import csv_bytes
-        from fl_core.records.files import write_atomically
+        from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
         made = predict(self.file, self.data, code=self.allow_code)

@@ -164,8 +164,9 @@ class Federate(Command):
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
         with self.federation.linked(known) as link:
-            from fedlayers.remote import federation, report
+            from fedlayers.remote import federation
             from fedlayers.remote.remote_clients import left
+            from fedlayers.studies import federation_report as report
 
             out = self.resume or self.out
             if self.resume is not None:

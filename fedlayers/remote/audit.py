@@ -15,8 +15,8 @@ from fedlayers.remote.policy import Policy
 from fedlayers.remote.site_data import Moments, SiteData
 from fl_core.errors import CorruptError, UsageError, listing
 from fl_core.limits import parsed_json
-from fl_core.records.files import Folder
-from fl_core.records.schema import COUNT, validate
+from fl_core.storage.files import Folder
+from fl_core.storage.schema import COUNT, validate
 
 AUDIT = "audit.jsonl"
 """The file of a site's folder with a line for each distinct answer."""

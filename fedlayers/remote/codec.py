@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from fl_core import limits, tree
 from fl_core.errors import RunError
-from fl_core.records import blobs
+from fl_core.storage import blobs
 from fl_core.tree import Tree
 
 MAGIC = b"fedlyrs1"
@@ -174,12 +174,12 @@ def most_bytes(model: Mapping[str, torch.Tensor], trees: int) -> int:
 
 
 def fields(head: Mapping[str, Any], form: Mapping[str, Any], optional: Collection[str] = ()) -> dict[str, Any]:
-    """A head's values besides its kind, exactly those of a form as :func:`fl_core.records.schema.misfit` takes it.
+    """A head's values besides its kind, exactly those of a form as :func:`fl_core.storage.schema.misfit` takes it.
 
     Raises:
         PacketError: one is missing, of another type, or unknown.
     """
-    from fl_core.records.schema import validate
+    from fl_core.storage.schema import validate
 
     wrong = validate(head, {f"{key}?" if key in optional else key: value for key, value in form.items()})
     unknown = sorted(head.keys() - form.keys() - {"kind"})

@@ -15,7 +15,7 @@ from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
 from fl_core.errors import NonFiniteError, RunError, UsageError
 from fl_core.limits import parsed_json
-from fl_core.records.files import Folder, json_bytes
+from fl_core.storage.files import Folder, json_bytes
 from fl_core.tree import Tree
 
 ACCOUNT = "privacy.json"

@@ -36,8 +36,8 @@ from fl_core.execution.client_backend import (
     TrainRequest,
 )
 from fl_core.plan import LayerPlan
-from fl_core.records.schema import COUNT, Each, validate
 from fl_core.scores import TABLE
+from fl_core.storage.schema import COUNT, Each, validate
 
 PROTOCOL = 2
 STAMP = {"session": str, "seq": COUNT}

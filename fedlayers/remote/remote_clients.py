@@ -17,11 +17,11 @@ from fl_core.algorithms.model_template import StateSchema
 from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
 from fl_core.execution.client_backend import ClientReply, ClientRequest, TrainRequest
 from fl_core.limits import parsed_json
-from fl_core.records.files import Folder
-from fl_core.records.schema import Each, validate
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.rows import dumps, row
+from fl_core.storage.files import Folder
+from fl_core.storage.schema import Each, validate
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:

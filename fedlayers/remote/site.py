@@ -38,7 +38,7 @@ from fl_core.execution.executors import Serial
 from fl_core.limits import LimitError, data_bytes, lacks_memory
 from fl_core.models.counting import counted
 from fl_core.plan import LayerPlan
-from fl_core.records.files import Folder
+from fl_core.storage.files import Folder
 from fl_core.task import Task, assemble
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)

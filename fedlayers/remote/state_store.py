@@ -10,7 +10,7 @@ from pathlib import Path
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError
-from fl_core.records.files import Folder
+from fl_core.storage.files import Folder
 from fl_core.tree import Tree
 
 STATE = "state/"

@@ -41,14 +41,14 @@ from fl_core.errors import RunError, UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.records.files import write_atomically, write_json
 from fl_core.scores import column_of, in_column, label_of, main_score
+from fl_core.storage.files import write_atomically, write_json
 from fl_core.task import Task
 
 if TYPE_CHECKING:
-    from fedlayers.backends.federations import Federations
     from fedlayers.remote.link import SiteLink
     from fedlayers.remote.remote_clients import TimeoutPolicy
+    from fedlayers.studies.site_backend import Federations
 
 OBEYS = "fedper"
 """What obeys the cuts where the configuration's algorithm takes no plan."""
@@ -364,7 +364,7 @@ def _over(link: SiteLink, patience: TimeoutPolicy | None, config: RunConfig, bac
     Raises:
         UsageError: runs were to be trained side by side, or elsewhere.
     """
-    from fedlayers.backends.federations import Federations
+    from fedlayers.studies.site_backend import Federations
 
     if backend or config.workers > 1:
         what = f"backend={backend!r}" if backend else f"workers={config.workers}"

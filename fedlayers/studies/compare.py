@@ -28,8 +28,8 @@ from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
-from fl_core.records.files import write_atomically
 from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score, positive_in
+from fl_core.storage.files import write_atomically
 from fl_core.training.losses import LOSSES
 
 BASELINES = ("local", "fedavg")

@@ -30,12 +30,12 @@ from fl_core.errors import RunError, UsageError, check_distinct, check_known, li
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.records.files import write_atomically
 from fl_core.registry import is_outside
 from fl_core.restore import allowed_by
 from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
+from fl_core.storage.files import write_atomically
 from fl_core.training.losses import LOSSES
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point", "vote")

@@ -23,7 +23,7 @@ from fl_core import __version__
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
-from fl_core.records.files import write_atomically
+from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 
 CAPTIONS = {

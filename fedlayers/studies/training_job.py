@@ -21,8 +21,8 @@ from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
-from fl_core.records.files import Folder
 from fl_core.restore import allowed_by
+from fl_core.storage.files import Folder
 from fl_core.tree import Tree
 
 

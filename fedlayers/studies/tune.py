@@ -25,8 +25,8 @@ from fl_core.config import RunConfig, resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.records import store
-from fl_core.records.files import write_atomically
 from fl_core.scores import of_class
+from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.records.files import check_version, write_json
+from fl_core.former import current_keys
+from fl_core.storage.files import check_version, write_json
 
 FORMAT = "fedlayers.tuned/1"
 Settings = dict[str, dict[str, Any]]
@@ -65,7 +66,8 @@ class Tuned:
             or not all(isinstance(found[key], dict) for key in ("settings", "options"))
         ):
             raise UsageError(f"{path} is not what tune has written")
-        return cls(**{**found, "seeds": tuple(found["seeds"])})
+        settings = {name: current_keys(each) for name, each in found["settings"].items()}
+        return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
 
     def applied(
         self,

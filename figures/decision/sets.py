@@ -14,7 +14,7 @@ from fl_core.data import Source, open_named
 from fl_core.data.registry import Location, dataset
 from fl_core.models.adapters import adapt
 from fl_core.models.blocks import with_optional_blocks
-from fl_core.records.files import write_atomically
+from fl_core.storage.files import write_atomically
 
 COMPONENTS = 32
 VIT = {"depth": 4, "width": 64, "heads": 4, "patch": 4}

@@ -24,7 +24,7 @@ from figures.recipe import Recipe, labels, tested, trained
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
-from fl_core.records.files import write_atomically
+from fl_core.storage.files import write_atomically
 from fl_core.tree import Tree
 
 NAME = "algorithms.pacs_depth"

@@ -15,14 +15,14 @@ from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError
-from fl_core.execution.workspace import Workspace
+from fl_core.execution.local_training import train
 from fl_core.layers import Layer
 from fl_core.training import evaluate
 from fl_core.training.context import Context
-from fl_core.training.local import train
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.watching import Watch
+from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, one_thread
 
 OPTIMIZER_TREE = "optimizer"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms.base import State
-from fl_core.records.blobs import joined, parted
+from fl_core.storage.blobs import joined, parted
 from fl_core.tree import Tree
 
 BOUND = 2**28

@@ -15,12 +15,12 @@ from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.execution.client_runner import ClientRunner, Job, JobResult, Part
-from fl_core.execution.prefix import chain, hooked
+from fl_core.execution.local_training import GATHERED
 from fl_core.training import optimizer_state
-from fl_core.training.local import GATHERED
 from fl_core.training.losses import Loss
 from fl_core.training.optimizer_state import MOMENTUM, Entries
 from fl_core.training.phases import Phase, Training, batch_slices
+from fl_core.training.prefix import chain, hooked
 from fl_core.tree import Tree
 
 TOGETHER = 50

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fl_core.errors import CorruptError, ForeignError
 from fl_core.records import timing
-from fl_core.records.files import Folder, json_bytes, sha
+from fl_core.storage.files import Folder, json_bytes, sha
 
 JOURNAL = "journal.jsonl"
 """The blobs of a checkpoint that is being written, announced before they are."""

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import limits, rows
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
-from fl_core.records import blobs, checking, schema
-from fl_core.records.files import Folder, check_version, json_bytes, sha
+from fl_core.former import current_keys
+from fl_core.records import checking
+from fl_core.storage import blobs, schema
+from fl_core.storage.files import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +102,7 @@ class Run:
             self._checked("config.json")
         found = self.folder.read_signed("config.json")
         check_version(self.path, found.pop("format", None), FORMAT)
-        return found
+        return current_keys(found)
 
     def task_config(self) -> dict[str, Any]:
         """The configuration, from which a task can be made again; errors as of :attr:`config`."""
@@ -246,7 +248,7 @@ class Run:
 
         Raises:
             CorruptError: their file is missing, a byte of it differs, it is no sound file of tensors
-                (:func:`fl_core.records.blobs.types`), or holds one of no tree that the entry names.
+                (:func:`fl_core.storage.blobs.types`), or holds one of no tree that the entry names.
         """
         self._trees(entry, blobs.types)
 

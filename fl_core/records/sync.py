@@ -11,8 +11,8 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from fl_core.errors import CorruptError
-from fl_core.records.files import Folder, sha
 from fl_core.records.store import ROOT_FILES, START, Run, blob_name, checkpoint_name
+from fl_core.storage.files import Folder, sha
 
 FileBatch = dict[str, bytes]
 """Files that travel together: contents by relative name."""

@@ -23,10 +23,10 @@ from fl_core import rows
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
 from fl_core.records import checking, timing
-from fl_core.records.blobs import joined
 from fl_core.records.checking import JOURNAL
-from fl_core.records.files import Folder, json_bytes, sha, signed
 from fl_core.records.store import FORMAT, ROOT_FILES, START, Checkpoint, Run, blob_name, checkpoint_name
+from fl_core.storage.blobs import joined
+from fl_core.storage.files import Folder, json_bytes, sha, signed
 from fl_core.tree import clone
 
 _WRITTEN = (*ROOT_FILES, START, "manifest.json", "rows.jsonl", "plan.json", "timing.jsonl")

@@ -24,7 +24,7 @@ class Context:
         algorithm: its name. round: 0-based. client: its position. n_train: its training samples.
         criterion: the run's loss of logits and labels.
         forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in
-            ``client_start`` and in phases; see :meth:`fl_core.execution.workspace.Workspace.forward`.
+            ``client_start`` and in phases; see :meth:`fl_core.training.workspace.Workspace.forward`.
         infer: the same in evaluation mode and without gradients, of a whole tree.
         batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
             drawn without replacement from a stream of that name, which is another one in each round and client.

@@ -13,8 +13,8 @@ from fl_core import tree
 from fl_core.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from fl_core.execution.workspace import Workspace
     from fl_core.layers import Layer
+    from fl_core.training.workspace import Workspace
 
 SMALLER = "; a smaller lr may help"
 

@@ -21,8 +21,9 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
 from fl_core.plan import LayerPlan
-from fl_core.records import files, timing
+from fl_core.records import timing
 from fl_core.records.store import Run
+from fl_core.storage import files
 
 VAST = 9 << 40
 LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names

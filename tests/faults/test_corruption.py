@@ -20,8 +20,8 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
-from fl_core.records import files
 from fl_core.records.store import Run
+from fl_core.storage import files
 from tests.faults.injected import contents
 
 ROUNDS = 3

@@ -12,8 +12,8 @@ import pytest
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.plan import UNSIGNED, Evidence, LayerPlan
-from fl_core.records import files
 from fl_core.records.store import Run
+from fl_core.storage import files
 
 CONFIG = RunConfig(algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1)
 

@@ -15,8 +15,9 @@ import torch
 from fl_core import rows
 from fl_core.algorithms import State
 from fl_core.errors import CorruptError
-from fl_core.records import files, writing
+from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
+from fl_core.storage import files
 from tests.faults.injected import CALLS, FailingOS, contents
 
 ROUNDS = 2

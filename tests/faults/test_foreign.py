@@ -17,9 +17,10 @@ from safetensors.torch import save
 from fl_core import plan, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, ForeignError, UsageError
-from fl_core.records import blobs, files, store, writing
-from fl_core.records.files import Folder, sha
+from fl_core.records import store, writing
 from fl_core.records.store import Run
+from fl_core.storage import blobs, files
+from fl_core.storage.files import Folder, sha
 from tests.faults.injected import contents
 
 ROUNDS = 4

@@ -15,8 +15,8 @@ from fedlayers.diagnostics.measure import instruments
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
-from fl_core.records import files
 from fl_core.records.store import Run
+from fl_core.storage import files
 from tests.faults.injected import contents
 
 ROUNDS = 3

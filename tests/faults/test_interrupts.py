@@ -14,8 +14,8 @@ import pytest
 
 from fedlayers.cli import main as cli
 from fl_core import interrupts
-from fl_core.records import files
 from fl_core.records.store import Run
+from fl_core.storage import files
 from tests.faults.conftest import SMALL
 from tests.processes import alive
 

@@ -29,8 +29,8 @@ from fl_core import exported, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.models.options import LIBRARIES, check_stored
-from fl_core.records.files import Folder, sha, signed
 from fl_core.records.store import START, Run, checkpoint_name
+from fl_core.storage.files import Folder, sha, signed
 from tests.conftest import CONFIG, TOY
 from tests.federation.test_faults import Listening, told
 

@@ -27,8 +27,8 @@ from fl_core.engine import Engine
 from fl_core.errors import RunError
 from fl_core.execution import shared
 from fl_core.execution.shared import Shared
-from fl_core.records import files
 from fl_core.records.store import Run
+from fl_core.storage import files
 from tests.faults.conftest import SMALL
 from tests.faults.injected import FailingOS, contents
 

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedlayers.backends.federations import Federations
 from fedlayers.cli import superlinks
 from fedlayers.cli.main import main
 from fedlayers.diagnostics.null import NULLS
@@ -21,10 +20,11 @@ from fedlayers.remote.codec import decode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.remote_clients import RefusedError, left
-from fedlayers.remote.report import KINDS
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import SiteDataset
 from fedlayers.studies.choose import Choice, choose
+from fedlayers.studies.federation_report import KINDS
+from fedlayers.studies.site_backend import Federations
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core.config import RunConfig
 from fl_core.data import load

@@ -25,7 +25,7 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 from fl_core.records import store
-from fl_core.records.files import signed
+from fl_core.storage.files import signed
 from tests.conftest import TOY, play
 from tests.conftest import federation as toy
 from tests.federation.test_in_memory import NAMES, SHORT, comparable, config_for, link, server

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fl_core.records import blobs
+from fl_core.storage import blobs
 
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 

@@ -14,9 +14,9 @@ from fedlayers.diagnostics.layer_flops import step_work
 from fl_core import runner, tree
 from fl_core.costs import round_costs, training_cost, training_flops
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
+from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, Played, network, play
 
 CLIENTS = [client.name for client in TOY.clients]

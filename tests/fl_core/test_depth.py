@@ -22,11 +22,11 @@ from fl_core.algorithms.allocation import covering, drawn, fixed_depths, random_
 from fl_core.algorithms.base import Message, TaskInfo, Update
 from fl_core.algorithms.depth import Limited
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import Workspace
 from fl_core.models.blocks import hold, inside, paths_of_blocks, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
+from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import BLOCKS, CONFIG, TOY, network, play
 from tests.networks import Wired

@@ -13,8 +13,8 @@ from fl_core import runner, tree
 from fl_core.choices import PRECISIONS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import Workspace
 from fl_core.training.phases import Training
+from fl_core.training.workspace import Workspace
 
 DIGITS = RunConfig(dataset="digits", max_samples=120, clients=3, rounds=2, batch_size=16, precision="bf16")
 pytestmark = pytest.mark.filterwarnings("ignore:client")

@@ -16,10 +16,10 @@ from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
 from fl_core.costs import TrainingCost, training_cost, training_flops
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import Workspace
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
 from fl_core.training.phases import Phase
+from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}

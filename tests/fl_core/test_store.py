@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from fl_core import rows, tree
 from fl_core.algorithms.base import State
 from fl_core.errors import BusyError, CorruptError, UsageError
-from fl_core.records import files, store, writing
+from fl_core.records import store, writing
 from fl_core.records.store import Checkpoint, Run
+from fl_core.storage import files
 
 CONFIG = {"rounds": 3, "given": None, "name": "Zürich/北京"}
 PARTITION = {"meta": torch.arange(5, dtype=torch.uint8), "0/train": torch.tensor([0, 2, 4])}

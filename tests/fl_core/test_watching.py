@@ -17,10 +17,10 @@ from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import LocalAdaptation
 from fl_core.errors import NonFiniteError
 from fl_core.execution.client_runner import ClientRunner, FinetuneJob, ScoreJob, TrainJob
-from fl_core.execution.prefix import hooked
 from fl_core.execution.stacked import BatchedClients
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
+from fl_core.training.prefix import hooked
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, play
 from tests.networks import Wired

@@ -14,12 +14,12 @@ from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.errors import UsageError
-from fl_core.execution.workspace import Workspace, memory_format, pool_first
+from fl_core.execution.local_training import train
 from fl_core.tokens import TokenShape
 from fl_core.training.context import Context
-from fl_core.training.local import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Phase, Training, batch_slices
+from fl_core.training.workspace import Workspace, memory_format, pool_first
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 from tests.networks import Wired
@@ -181,7 +181,7 @@ def test_the_order_of_a_gradient_in_memory_does_not_matter(which: str) -> None:
 @pytest.mark.parametrize("limit", [0, 1 << 26])
 def test_batches_are_the_same_however_they_are_gathered(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, _ = trained(colours(), TRAININGS["sgd"], samples())
-    monkeypatch.setattr("fl_core.training.local.GATHERED", limit)
+    monkeypatch.setattr("fl_core.execution.local_training.GATHERED", limit)
     found, _ = trained(colours(), TRAININGS["sgd"], samples())
     assert tree.digest(found) == tree.digest(wanted)
 

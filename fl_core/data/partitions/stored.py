@@ -16,7 +16,7 @@ from fl_core.data.partitions.registry import PARTITIONS
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 from fl_core.limits import parsed_json
-from fl_core.records.schema import COUNT, validate
+from fl_core.storage.schema import COUNT, validate
 from fl_core.tree import Tree
 
 META = {"kind": str, "params": dict, "seed": int, "names": [str], "n_samples": COUNT, "source_digest": str}

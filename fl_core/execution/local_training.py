@@ -21,7 +21,7 @@ from fl_core.tree import Tree
 
 if TYPE_CHECKING:
     from fl_core.data import Split
-    from fl_core.execution.workspace import Workspace
+    from fl_core.training.workspace import Workspace
 
 GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
 

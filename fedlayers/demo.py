@@ -17,15 +17,15 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.remote.flower.local import FEDLAYERS, Local
-from fedlayers.remote.report import NEVER, add_left
 from fedlayers.studies.compare import Comparison, display_name
+from fedlayers.studies.federation_report import NEVER, add_left
 from fedlayers.studies.pictures import of_comparison
 from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS
 from fl_core import __version__, interrupts
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
-from fl_core.records.files import write_atomically
 from fl_core.records.store import Run
+from fl_core.storage.files import write_atomically
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 ALGORITHMS = ("local", "fedavg", "playerfl")
@@ -140,7 +140,7 @@ def write(file: Path, text: str) -> Path:
 
 
 def main(words: Sequence[str]) -> None:
-    """``python -m fedlayers.remote.flower.demo [OUT [ROUNDS]]``."""
+    """``python -m fedlayers.demo [OUT [ROUNDS]]``."""
     demo = Demo(Path(words[0] if words else "out/federation"), *map(int, words[1:]))
     with interrupts.ending(lambda: "all processes are stopped"):
         try:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.choices import FORMATS
 from fl_core.errors import check_known
-from fl_core.execution.prefix import Cut, FrozenPrefixCache, chain, cut, hooked
 from fl_core.models import blocks
+from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, hooked
 from fl_core.tree import Tree
 
 _NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics

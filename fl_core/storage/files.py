@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from fl_core import limits
 from fl_core.errors import BusyError, CorruptError, UsageError
-from fl_core.records.schema import validate
+from fl_core.storage.schema import validate
 
 Parsed = TypeVar("Parsed")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -150,7 +150,7 @@ class Folder:
         """What :func:`signed` was given.
 
         Args:
-            shapes: forms that it must have, each as :func:`fl_core.records.schema.misfit` takes it.
+            shapes: forms that it must have, each as :func:`fl_core.storage.schema.misfit` takes it.
 
         Raises:
             CorruptError: missing, any byte differs, or it has another form.

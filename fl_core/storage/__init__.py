@@ -1,0 +1,1 @@
+"""Safe files below everything that is stored: folders, checked JSON and blobs of tensors."""
