@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
-from fedlayers.diagnostics import METRICS, diagnose
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.representation.classifiers import SAMPLES
-from fedlayers.diagnostics.representation.features import collect
-from fedlayers.diagnostics.representation.probe import PROBE, places, probe_of, watch
+from diagnostics.client_model import ClientModel
+from diagnostics.diagnosis import diagnose
+from diagnostics.metrics.base import METRICS
+from diagnostics.representation.classifiers import SAMPLES
+from diagnostics.representation.features import collect
+from diagnostics.representation.probe import PROBE, places, probe_of, watch
 from fl_core.layers import layers_of
 
 CLIENTS = 3

@@ -23,12 +23,12 @@ from benchmarks.measurements import BATCH, LOSS, held_out, network, plain_pass, 
 from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
-from fedlayers.diagnostics.client_model import Measurement
-from fedlayers.diagnostics.curvature.hessian import hessian_trace
-from fedlayers.diagnostics.gradients.passes import one_pass
-from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
-from fedlayers.diagnostics.metrics.cka import Cka, cka
-from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.client_model import Measurement
+from diagnostics.curvature.hessian import hessian_trace
+from diagnostics.gradients.passes import one_pass
+from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.metrics.cka import Cka, cka
+from diagnostics.metrics.grad_variance import GradVariance
 from fl_core import runner
 from fl_core.data import Split
 from fl_core.engine import Engine

@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
-from fedlayers.diagnostics.capture import activations
-from fedlayers.diagnostics.client_model import ClientModel, Measurement
-from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace
-from fedlayers.diagnostics.gradients.passes import one_pass
-from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
-from fedlayers.diagnostics.metrics.cka import Cka, cka
-from fedlayers.diagnostics.metrics.grad_noise import GradNoise
-from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.capture import activations
+from diagnostics.client_model import ClientModel, Measurement
+from diagnostics.curvature.hessian import TraceResult, hessian_trace
+from diagnostics.gradients.passes import one_pass
+from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.metrics.cka import Cka, cka
+from diagnostics.metrics.grad_noise import GradNoise
+from diagnostics.metrics.grad_variance import GradVariance
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator

@@ -9,33 +9,33 @@ Everything that a user needs has its name here; a name is imported when it is fi
 """
 
 from fl_core.interrupts import quiet_imports
+from fl_core.lazy import attach, check_neighbour
 
 quiet_imports("fedlayers")
+check_neighbour("diagnostics", __file__)
 
 from typing import TYPE_CHECKING  # noqa: E402
 
-from fl_core.lazy import attach  # noqa: E402
-
 if TYPE_CHECKING:
-    from fedlayers.diagnostics import measure as measure
-    from fedlayers.diagnostics import plots as plots
-    from fedlayers.diagnostics.capture import batches as batches
-    from fedlayers.diagnostics.capture import set_mode as set_mode
-    from fedlayers.diagnostics.client_model import ClientModel as ClientModel
-    from fedlayers.diagnostics.client_model import Measurement as Measurement
-    from fedlayers.diagnostics.decide.explain import explain as explain
-    from fedlayers.diagnostics.decide.rules.base import RULES as RULES
-    from fedlayers.diagnostics.decide.rules.base import Rule as Rule
-    from fedlayers.diagnostics.decide.rules.base import rule as rule
-    from fedlayers.diagnostics.decide.select import select as select
-    from fedlayers.diagnostics.diagnosis import diagnose as diagnose
-    from fedlayers.diagnostics.metrics.base import METRICS as METRICS
-    from fedlayers.diagnostics.metrics.base import Metric as Metric
-    from fedlayers.diagnostics.metrics.base import metric as metric
-    from fedlayers.diagnostics.plan_costs import cost_steps as cost_steps
-    from fedlayers.diagnostics.plan_costs import plan_cost as plan_cost
-    from fedlayers.diagnostics.report import Report as Report
-    from fedlayers.diagnostics.representation.probe import probe_set as probe_set
+    from diagnostics import measure as measure
+    from diagnostics import plots as plots
+    from diagnostics.capture import batches as batches
+    from diagnostics.capture import set_mode as set_mode
+    from diagnostics.client_model import ClientModel as ClientModel
+    from diagnostics.client_model import Measurement as Measurement
+    from diagnostics.decide.explain import explain as explain
+    from diagnostics.decide.rules.base import RULES as RULES
+    from diagnostics.decide.rules.base import Rule as Rule
+    from diagnostics.decide.rules.base import rule as rule
+    from diagnostics.decide.select import select as select
+    from diagnostics.diagnosis import diagnose as diagnose
+    from diagnostics.metrics.base import METRICS as METRICS
+    from diagnostics.metrics.base import Metric as Metric
+    from diagnostics.metrics.base import metric as metric
+    from diagnostics.plan_costs import cost_steps as cost_steps
+    from diagnostics.plan_costs import plan_cost as plan_cost
+    from diagnostics.report import Report as Report
+    from diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
     from fedlayers.studies.choose import Choice as Choice
@@ -97,23 +97,23 @@ _HOMES = {
     "LayerPlan": "fl_core.plan",
     "LoggedRun": "fl_core.loggers.base",
     "Logger": "fl_core.loggers.base",
-    "METRICS": "fedlayers.diagnostics.metrics.base",
-    "Measurement": "fedlayers.diagnostics.client_model",
+    "METRICS": "diagnostics.metrics.base",
+    "Measurement": "diagnostics.client_model",
     "Message": "fl_core.algorithms.base",
-    "Metric": "fedlayers.diagnostics.metrics.base",
+    "Metric": "diagnostics.metrics.base",
     "Phase": "fl_core.training.phases",
     "Predictions": "fl_core.exported",
-    "RULES": "fedlayers.diagnostics.decide.rules.base",
+    "RULES": "diagnostics.decide.rules.base",
     "Regret": "fedlayers.studies.regret",
-    "Report": "fedlayers.diagnostics.report",
+    "Report": "diagnostics.report",
     "Round": "fl_core.algorithms.base",
     "Row": "fl_core.rows",
-    "Rule": "fedlayers.diagnostics.decide.rules.base",
+    "Rule": "diagnostics.decide.rules.base",
     "Run": "fl_core.records.store",
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
     "State": "fl_core.algorithms.base",
-    "ClientModel": "fedlayers.diagnostics.client_model",
+    "ClientModel": "diagnostics.client_model",
     "Tuned": "fedlayers.studies.tuned",
     "Tuning": "fedlayers.studies.tune",
     "Update": "fl_core.algorithms.base",
@@ -121,13 +121,13 @@ _HOMES = {
     "__version__": "fl_core",
     "assemble": "fl_core.task",
     "available_datasets": "fl_core.data.loading",
-    "batches": "fedlayers.diagnostics.capture",
+    "batches": "diagnostics.capture",
     "choose": "fedlayers.studies.choose",
     "compare": "fedlayers.studies.compare",
-    "cost_steps": "fedlayers.diagnostics.plan_costs",
+    "cost_steps": "diagnostics.plan_costs",
     "dataset": "fl_core.data.registry",
-    "diagnose": "fedlayers.diagnostics.diagnosis",
-    "explain": "fedlayers.diagnostics.decide.explain",
+    "diagnose": "diagnostics.diagnosis",
+    "explain": "diagnostics.decide.explain",
     "export": "fl_core.exported",
     "train_first_round": "fl_core.runner",
     "frame": "fl_core.runner",
@@ -135,24 +135,24 @@ _HOMES = {
     "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",
     "logger": "fl_core.loggers.base",
-    "measure": "fedlayers.diagnostics.measure:",
-    "metric": "fedlayers.diagnostics.metrics.base",
+    "measure": "diagnostics.measure:",
+    "metric": "diagnostics.metrics.base",
     "model": "fl_core.models.registry",
     "from_clients": "fl_core.data.silos",
     "partition": "fl_core.data.partitions.registry",
-    "plan_cost": "fedlayers.diagnostics.plan_costs",
-    "plots": "fedlayers.diagnostics.plots:",
+    "plan_cost": "diagnostics.plan_costs",
+    "plots": "diagnostics.plots:",
     "predict": "fl_core.exported",
     "display_name": "fedlayers.studies.compare",
-    "probe_set": "fedlayers.diagnostics.representation.probe",
+    "probe_set": "diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",
     "resume": "fedlayers.runs",
     "row": "fl_core.rows",
-    "rule": "fedlayers.diagnostics.decide.rules.base",
+    "rule": "diagnostics.decide.rules.base",
     "run": "fedlayers.runs",
-    "select": "fedlayers.diagnostics.decide.select",
-    "set_mode": "fedlayers.diagnostics.capture",
+    "select": "diagnostics.decide.select",
+    "set_mode": "diagnostics.capture",
     "study": "fedlayers.studies.study",
     "tune": "fedlayers.studies.tune",
 }

@@ -22,8 +22,8 @@ from fl_core.source_scan import Entry
 
 HOMES = {
     "algorithm": ("fl_core.algorithms", "register"),
-    "metric": ("fedlayers.diagnostics.metrics", "metric"),
-    "rule": ("fedlayers.diagnostics.decide.rules", "rule"),
+    "metric": ("diagnostics.metrics", "metric"),
+    "rule": ("diagnostics.decide.rules", "rule"),
     "dataset": ("fl_core.data.named", "dataset"),
     "partition": ("fl_core.data.partitions", "partition"),
     "model": ("fl_core.models", "model"),

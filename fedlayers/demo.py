@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlayers.diagnostics.pictures.page import Page
+from diagnostics.pictures.page import Page
 from fedlayers.remote.flower.local import FEDLAYERS, Local
 from fedlayers.studies.compare import Comparison, display_name
 from fedlayers.studies.federation_report import NEVER, add_left

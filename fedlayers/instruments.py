@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 def default_instruments() -> Instruments:
     """Return the diagnostics' observers and rules; they are imported at the first call."""
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
 
     return instruments()

@@ -18,13 +18,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from fedlayers.diagnostics import measure, plots
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.metrics.base import METRICS
-from fedlayers.diagnostics.pictures.collect import album, figure_of
-from fedlayers.diagnostics.report import Report
-from fedlayers.diagnostics.representation import embedding
-from fedlayers.diagnostics.representation.mismatch import mismatch
+from diagnostics import measure, plots
+from diagnostics.decide import select
+from diagnostics.metrics.base import METRICS
+from diagnostics.pictures.collect import album, figure_of
+from diagnostics.report import Report
+from diagnostics.representation import embedding
+from diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import Comparison, compare
 from fedlayers.studies.regret import regret
 from figures import items

@@ -15,10 +15,10 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
-from fedlayers.diagnostics import measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.diagnosis import diagnose
-from fedlayers.diagnostics.pictures.drawing import both_ways, name_ticks, set_scale, weighted_mean
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.diagnosis import diagnose
+from diagnostics.pictures.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding
 from figures.verdicts import beyond

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, style
-from fedlayers.diagnostics.pictures.runs import comparison
+from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.pictures.runs import comparison
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, joint, outcome
 from figures.items import Drawing, Finding

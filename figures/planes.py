@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.diagnostics.representation.embedding import Pool, embed, scores
+from diagnostics.representation.embedding import Pool, embed, scores
 from fl_core import rows
 
 X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
@@ -47,7 +47,7 @@ def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.R
 
 
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
-    """A run's samples in the plane, as :func:`fedlayers.diagnostics.representation.embedding.embed` returns them.
+    """A run's samples in the plane, as :func:`diagnostics.representation.embedding.embed` returns them.
 
     A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, where
     the feature was taken in ``layer`` (of FedPFT the prompts it passed; empty: none), and in ``variant`` its place

@@ -10,7 +10,7 @@ import pandas as pd
 import scikit_posthocs
 from matplotlib.axes import Axes
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MEAN
+from diagnostics.pictures.drawing import COLOURS, MEAN
 from fl_core import statistics
 
 ALPHA = 0.05

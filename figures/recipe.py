@@ -19,9 +19,9 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
+from diagnostics import measure
 from fedlayers.backends.base import Backend, Result, carry_out
 from fedlayers.backends.names import open_backend
-from fedlayers.diagnostics import measure
 from figures import items
 from figures.making import Making
 from fl_core import __version__, rows, runner, tree

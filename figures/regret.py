@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.drawing import MARKERS, MEAN, style
+from diagnostics import plots
+from diagnostics.pictures.drawing import MARKERS, MEAN, style
 from fedlayers.studies.regret import RANDOM, REFERENCES, SPLITS, Regret, regret
 from figures import items
 from figures.differences import LEAST

@@ -1,10 +1,12 @@
-"""Packages whose public names are imported when they are first asked for."""
+"""Packages whose public names are imported at their first use, and which find their neighbours."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
@@ -37,3 +39,20 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return sorted({*vars(sys.modules[package]), *homes})
 
     return look_up, names
+
+
+def check_neighbour(package: str, file: str) -> None:
+    """Refuse a file of the user that hides a package of this installation.
+
+    Args:
+        package: name of a top-level package in the same folder as the asking one.
+        file: the asking package's ``__file__``.
+
+    Raises:
+        ImportError: names the file, and what to do.
+    """
+    spec = sys.modules[package].__spec__ if package in sys.modules else find_spec(package)
+    found = spec.origin if spec is not None else None
+    expected = Path(file).parents[1] / package / "__init__.py"
+    if found is None or Path(found).resolve() != expected.resolve():
+        raise ImportError(f"the module {package!r} must be {expected}; got {found}. Rename that file.")

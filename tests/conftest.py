@@ -22,7 +22,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.config import RunConfig

@@ -88,7 +88,7 @@ class Metric:
         rule: the rule by which the metric votes.
         pooled_variants: the variants that pool all clients' samples. They are missing if each client is alone.
 
-    >>> from fedlayers.diagnostics.metrics.base import METRICS
+    >>> from diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
     'higher = more similar; 1 = same'
     >>> METRICS["grad_variance"].options
@@ -237,7 +237,7 @@ def _undecorated(function: Any, path: str) -> Metric:
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
-METRICS: Registry[Metric] = Registry("metric", "fedlayers.diagnostics.metrics", "metric", _undecorated)
+METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", "metric", _undecorated)
 
 
 def metric(
@@ -273,7 +273,7 @@ def metric(
         UsageError: another metric has the name, an attribute does not exist, or the options are not a frozen dataclass.
 
     >>> from fl_core.rows import row
-    >>> from fedlayers.diagnostics.metrics.base import Measurement, metric
+    >>> from diagnostics.metrics.base import Measurement, metric
     >>> @metric(description="number of a layer's tensors", direction="higher = more", requires="weights")
     ... def tensor_count(measurement: Measurement):
     ...     return [

@@ -21,8 +21,8 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
 
 if TYPE_CHECKING:
-    from fedlayers.diagnostics.metrics.base import Metric
-    from fedlayers.diagnostics.report import Report
+    from diagnostics.metrics.base import Metric
+    from diagnostics.report import Report
 
 AT_HOME = ("resamples", "allow_code")
 """What a diagnosis over sites cannot have."""
@@ -112,12 +112,12 @@ class Diagnose(Command):
             raise UsageError("--superlink goes without a run directory: the sites measure after their first training")
         over = self.federation.check(config, [name for name in AT_HOME if getattr(self, name)])
 
+        from diagnostics import measure
+        from diagnostics.diagnosis import chosen_metrics
+        from diagnostics.metrics.base import DEFAULT
+        from diagnostics.null import NULLS, check_nulls
+        from diagnostics.resampling import check_resamples
         from fedlayers.cli import tables
-        from fedlayers.diagnostics import measure
-        from fedlayers.diagnostics.diagnosis import chosen_metrics
-        from fedlayers.diagnostics.metrics.base import DEFAULT
-        from fedlayers.diagnostics.null import NULLS, check_nulls
-        from fedlayers.diagnostics.resampling import check_resamples
         from fl_core import runner
 
         nulls = check_nulls(self.null, self._draws)
@@ -248,7 +248,7 @@ class Select(Command):
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)
 
-        from fedlayers.diagnostics.decide import select
+        from diagnostics.decide import select
 
         self._check_threshold()
         arguments.check_output(self.out, "plan")
@@ -274,7 +274,7 @@ class Select(Command):
         Raises:
             UsageError: names the rule, and those that have one.
         """
-        from fedlayers.diagnostics.decide.rules.base import RULES
+        from diagnostics.decide.rules.base import RULES
 
         rule = RULES[self.rule]
         if self.threshold is not None and not rule.thresholded and rule.reads != "curves":

@@ -48,8 +48,8 @@ class Plot(Command):
         if not 20 <= self.dpi <= 1200:
             raise UsageError(f"--dpi {self.dpi}: it must be between 20 and 1200")
 
-        from fedlayers.diagnostics import plots
-        from fedlayers.diagnostics.pictures.collect import album, figure_of
+        from diagnostics import plots
+        from diagnostics.pictures.collect import album, figure_of
         from fedlayers.studies.pictures import save, to_files
         from fl_core.plan import LayerPlan
         from fl_core.rows import read

@@ -289,8 +289,8 @@ class Regret(OneAlgorithm):
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
 
-        from fedlayers.diagnostics import plots
-        from fedlayers.diagnostics.pictures.collect import figure_of
+        from diagnostics import plots
+        from diagnostics.pictures.collect import figure_of
         from fedlayers.studies import pictures
         from fedlayers.studies.regret import regret
 

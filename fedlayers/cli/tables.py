@@ -12,7 +12,7 @@ from fl_core.ordering import MANY, in_order
 from fl_core.scores import OF_CLASS, SCORES, positive_in
 
 if TYPE_CHECKING:
-    from fedlayers.diagnostics.report import Report
+    from diagnostics.report import Report
 
 RANKED_BY = "macro_f1"
 

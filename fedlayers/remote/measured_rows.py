@@ -26,7 +26,7 @@ def check_nulls(names: Sequence[str], draws: int = 1) -> None:
     Raises:
         UsageError: names them, and what there is.
     """
-    from fedlayers.diagnostics.null import NULLS
+    from diagnostics.null import NULLS
 
     if draws > MOST_DRAWS:
         raise UsageError(f"null_draws must be at most {MOST_DRAWS} over sites; got {draws}. Ask for fewer.")
@@ -38,7 +38,7 @@ def check_nulls(names: Sequence[str], draws: int = 1) -> None:
 
 def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None:
     """Refuse metrics whose rows say something of the samples beside their values, to which alone noise is added."""
-    from fedlayers.diagnostics.diagnosis import chosen_metrics
+    from diagnostics.diagnosis import chosen_metrics
 
     for metric in chosen_metrics(names):
         written = metric.written(metric.settings(**options.get(metric.name, {})))
@@ -53,7 +53,7 @@ def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
     """A client's own rows, as JSON has them, without the variants that are made of all clients' samples together."""
     import pandas as pd
 
-    from fedlayers.diagnostics.metrics.base import known
+    from diagnostics.metrics.base import known
 
     pairs = zip(table["metric"], table["variant"], strict=True)
     alone = pd.Series(

@@ -29,7 +29,7 @@ def check_alone(names: Sequence[str]) -> None:
     Raises:
         UsageError: names them, and what there is.
     """
-    from fedlayers.diagnostics.metrics.base import METRICS
+    from diagnostics.metrics.base import METRICS
 
     pairs = [name for name in names if METRICS[name].pairs]
     if pairs:
@@ -150,7 +150,7 @@ class Policy:
         Raises:
             UsageError: names the first, and what is allowed.
         """
-        from fedlayers.diagnostics.metrics.base import METRICS
+        from diagnostics.metrics.base import METRICS
 
         for name in (*names, *options):
             if is_outside(name):

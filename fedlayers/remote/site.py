@@ -219,7 +219,7 @@ class _Joined:
             raise UsageError(f"the run cannot be built at this site: {type(error).__name__}: {error}") from error
         site.policy.check_epochs(int(self.task.config.epochs or 0))
         self._check_model(asked)
-        from fedlayers.diagnostics.measure import instruments
+        from diagnostics.measure import instruments
 
         runner_of = runner.client_runner_of(self.task, instruments().observers)
         self.initial = tree.state_dict(self.task.model)
@@ -314,7 +314,7 @@ class _Joined:
 
     def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         """What of a report's header leaves, and the site's own rows in it."""
-        from fedlayers.diagnostics import measure
+        from diagnostics import measure
 
         names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
         settings = {name: asked[name] for name in names if asked[name] is not None}

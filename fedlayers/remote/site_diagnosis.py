@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from fedlayers.diagnostics.gradients.sensitivity import combine
-from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
-from fedlayers.diagnostics.report import Report
+from diagnostics.gradients.sensitivity import combine
+from diagnostics.metrics.base import DEFAULT, METRICS
+from diagnostics.report import Report
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink

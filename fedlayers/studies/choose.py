@@ -120,7 +120,7 @@ class Choice:
         beside = [] if self.personalised is None else [self.side_by_side()]
         return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
 
-    def open_parallel(self) -> str:
+    def side_by_side(self) -> str:
         """The winner's end beside that of the cheap alternative: scores on validation samples, and what each has cost.
 
         Raises:

@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.collect import figure_of
+from diagnostics import plots
+from diagnostics.pictures.collect import figure_of
 from fl_core import rows
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.decide.rules.base import RULES, deciding
+from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.diagnostics import measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.decide.rules.base import RULES, deciding
-from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.compare import check_folder, compare, headline, jobs_of
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.held_out import held_out, score_of

@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.decide.against import in_words
+from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.diagnostics import measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.decide.against import in_words
-from fedlayers.diagnostics.report import Report
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm

@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.decide.against import in_words
-from fedlayers.diagnostics.pictures.collect import album, figure_of
-from fedlayers.diagnostics.pictures.page import Page
-from fedlayers.diagnostics.report import Report
+from diagnostics import plots
+from diagnostics.decide.against import in_words
+from diagnostics.pictures.collect import album, figure_of
+from diagnostics.pictures.page import Page
+from diagnostics.report import Report
 from fedlayers.studies import summary
 from fedlayers.studies.choose import Choice
 from fedlayers.studies.compare import Comparison, display_name

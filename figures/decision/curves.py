@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedlayers.diagnostics.metrics.base import METRICS, known
+from diagnostics.metrics.base import METRICS, known
 from fl_core.statistics import Interval
 
 DRAWS = 3

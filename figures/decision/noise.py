@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose
 from figures import items

@@ -46,10 +46,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedlayers.diagnostics import Report, measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS, known
-from fedlayers.diagnostics.pictures.drawing import style
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.metrics.base import DEFAULT, METRICS, known
+from diagnostics.pictures.drawing import style
+from diagnostics.report import Report
 from figures import items
 from figures.decision.curves import CHANCE, CONTROL, DRAWS, LEAST, NULLS, OTHER, SAME_DECISION, held_against, summary
 from figures.items import Drawing, Finding

@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from fedlayers.diagnostics.decide.select import select
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.decide.select import select
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import DELTA, Privacy
 from fedlayers.remote.site import Site

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from fedlayers.diagnostics import measure
-from fedlayers.diagnostics.decide import select
+from diagnostics import measure
+from diagnostics.decide import select
 from figures import items
 from figures.decision import sets
 from figures.decision.federations import FEDERATIONS, FURTHER, PRETRAINED, PRETRAINING, cuts

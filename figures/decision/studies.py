@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from fedlayers.studies import inference, summary
 from fedlayers.studies.study import CHOSEN, Outcome, study
 from figures import items

@@ -11,8 +11,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlayers.diagnostics.pictures.drawing import style
-from fedlayers.diagnostics.representation.mismatch import classifier_input, mismatch, probe_accuracy
+from diagnostics.pictures.drawing import style
+from diagnostics.representation.mismatch import classifier_input, mismatch, probe_accuracy
 from figures import items
 from figures.beside import marks
 from figures.differences import difference, joint

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from fedlayers.diagnostics.representation.embedding import Pool, pool
+from diagnostics.representation.embedding import Pool, pool
 from figures import items
 from figures.planes import placed, scored
 from figures.recipe import PLAIN_SGD, Recipe, by_method, final_models, labels, scored_at_end, tested, trained

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from safetensors.torch import save
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import FEWEST, TWO_SIDED, UNDECIDED, difference
 from figures.items import Drawing, Finding, View

@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from torch import nn
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
-from fedlayers.diagnostics.pictures.features import tsne_panels
-from fedlayers.diagnostics.representation.embedding import Pool
-from fedlayers.diagnostics.representation.features import collect
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.pictures.features import tsne_panels
+from diagnostics.representation.embedding import Pool
+from diagnostics.representation.features import collect
 from figures import items
 from figures.differences import FEWEST, difference, joint
 from figures.fedra import nobody
@@ -63,7 +63,7 @@ def last_attention(model: nn.Module) -> str:
 def attended(model: nn.Module, task: runner.Task) -> Pool:
     """The class token as the last attention layer leaves it, of the clients' test images, equally many of each.
 
-    Attention is a part of a layer, so that :func:`fedlayers.diagnostics.representation.embedding.pool` cannot name it.
+    Attention is a part of a layer, so that :func:`diagnostics.representation.embedding.pool` cannot name it.
     """
     path, width = last_attention(model), int(task.config.model_options["embed_dim"])
     share, classes = POOLED // len(task.data.clients), task.data.classes

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import TWO_SIDED, Difference, difference, joint
 from figures.fedra.depth import (

@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
-from fedlayers.diagnostics.pictures.algorithm_state import SHARE, unfreezing
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
+from diagnostics.pictures.algorithm_state import SHARE, unfreezing
+from diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.items import Drawing, Finding

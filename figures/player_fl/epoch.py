@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.pictures.drawing import COLOURS, name_ticks, set_scale, style
-from fedlayers.diagnostics.representation.probe import probe_set
+from diagnostics.decide import select
+from diagnostics.pictures.drawing import COLOURS, name_ticks, set_scale, style
+from diagnostics.representation.probe import probe_set
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import (

@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
-from fedlayers.diagnostics.representation.probe import probe_set
+from diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
+from diagnostics.representation.probe import probe_set
 from figures import items
 from figures.layerwise import SENSITIVITY, Epoch, after_run
 from figures.recipe import Recipe

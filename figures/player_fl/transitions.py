@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.decide import select
+from diagnostics.pictures.drawing import COLOURS, style
 from figures import items
 from figures.differences import LEAST
 from figures.items import Drawing, Finding

@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from fedlayers.diagnostics.pictures.costs import cost_steps as draw_steps
-from fedlayers.diagnostics.pictures.drawing import COLOURS, style
-from fedlayers.diagnostics.plan_costs import cost_steps
+from diagnostics.pictures.costs import cost_steps as draw_steps
+from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plan_costs import cost_steps
 from figures import items, names
 from figures.items import Drawing, Finding, Item, View
 from figures.page import markdown

@@ -6,23 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fl_core.errors import UsageError, check_known
 
 
-class Configurable(Protocol):
-    """The parts of an algorithm's class that its options are read with."""
-
-    name: ClassVar[str]
-    Config: ClassVar[type]
-
-    @classmethod
-    def base_algorithm(cls, config: Mapping[str, Any]) -> type[Configurable]:
-        """Return the class whose model and options these are."""
-
-
-def configured(algorithm: type[Configurable], values: Mapping[str, Any]) -> Any:
+def configured(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
     """The algorithm's own ``Config`` with the given values; strings are read as the field's type.
 
     Raises:
@@ -31,7 +20,7 @@ def configured(algorithm: type[Configurable], values: Mapping[str, Any]) -> Any:
     return configurations(algorithm, values)[0]
 
 
-def configurations(algorithm: type[Configurable], values: Mapping[str, Any]) -> tuple[Any, ...]:
+def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The algorithm's ``Config`` and, if it wraps another algorithm, that one's ``Config`` after it.
 
     Raises:

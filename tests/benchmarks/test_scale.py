@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import commands, diagnosis, pairs, scale
 from benchmarks.curves import CURVES
-from fedlayers.diagnostics import METRICS
+from diagnostics.metrics.base import METRICS
 
 
 def points(seconds: float, megabytes: float) -> pd.DataFrame:

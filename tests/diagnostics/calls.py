@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedlayers.diagnostics.client_model import ClientModel, Measurement
-from fedlayers.diagnostics.gradients import passes
-from fedlayers.diagnostics.metrics.base import METRICS
+from diagnostics.client_model import ClientModel, Measurement
+from diagnostics.gradients import passes
+from diagnostics.metrics.base import METRICS
 from fl_core.layers import Layer
 from fl_core.rows import Row
 

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics import METRICS, Report, diagnose, diagnosis
-from fedlayers.diagnostics.activation_cache import ActivationCache, See
-from fedlayers.diagnostics.representation.features import collect
+from diagnostics import diagnosis
+from diagnostics.activation_cache import ActivationCache, See
+from diagnostics.diagnosis import diagnose
+from diagnostics.metrics.base import METRICS
+from diagnostics.report import Report
+from diagnostics.representation.features import collect
 
 C = 3
 READERS = [name for name, metric in METRICS.members().items() if metric.features]

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.collect import OWN, album
-from fedlayers.diagnostics.report import Report
+from diagnostics import plots
+from diagnostics.pictures.collect import OWN, album
+from diagnostics.report import Report
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 

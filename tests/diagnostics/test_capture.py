@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.capture import activations, batches, set_mode, untouched
+from diagnostics.capture import activations, batches, set_mode, untouched
 from fl_core.errors import UsageError
 from tests.networks import Wired
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedlayers.diagnostics import diagnosis
-from fedlayers.diagnostics.diagnosis import diagnose
+from diagnostics import diagnosis
+from diagnostics.diagnosis import diagnose
 from fl_core.errors import UsageError
 
 X, Y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3

@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from torch import nn
 
+from diagnostics import plots
+from diagnostics.curvature.spectrum import AT, smoothed
+from diagnostics.diagnosis import diagnose
+from diagnostics.metrics.base import METRICS
+from diagnostics.pictures.collect import album
 from fedlayers.cli.main import main
-from fedlayers.diagnostics import diagnose, plots
-from fedlayers.diagnostics.curvature.spectrum import AT, smoothed
-from fedlayers.diagnostics.metrics.base import METRICS
-from fedlayers.diagnostics.pictures.collect import album
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

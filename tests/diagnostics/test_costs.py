@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlayers.diagnostics import diagnose, plots
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.layer_flops import step_work
-from fedlayers.diagnostics.plan_costs import cost_steps, plan_cost
+from diagnostics import plots
+from diagnostics.client_model import ClientModel
+from diagnostics.diagnosis import diagnose
+from diagnostics.layer_flops import step_work
+from diagnostics.plan_costs import cost_steps, plan_cost
 from fl_core import runner, tree
 from fl_core.costs import training_cost
 from fl_core.errors import UsageError

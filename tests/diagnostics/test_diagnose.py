@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from fedlayers.diagnostics import METRICS, Report, diagnose
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.curvature.hessian import hessian_trace
-from fedlayers.diagnostics.gradients import passes
+from diagnostics.client_model import ClientModel
+from diagnostics.curvature.hessian import hessian_trace
+from diagnostics.diagnosis import diagnose
+from diagnostics.gradients import passes
+from diagnostics.metrics.base import METRICS
+from diagnostics.report import Report
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
@@ -575,7 +577,7 @@ def test_unused_modules_and_tuples_by_every_metric() -> None:
 def test_progress_counts_every_metric_and_client(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["fedlayers.diagnostics.diagnosis"]
+    module = sys.modules["diagnostics.diagnosis"]
     monkeypatch.setattr(module, "tqdm", partial(tqdm, mininterval=0))  # draw every step
     diagnose([net(), net(1)], pair(), progress=True)
     assert "6/6" in capsys.readouterr().err  # two gradient metrics share a pass

@@ -13,9 +13,9 @@ import torch
 from matplotlib.colors import to_hex
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS
-from fedlayers.diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
+from diagnostics import plots
+from diagnostics.pictures.drawing import COLOURS, MARKERS
+from diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
 from fl_core.errors import UsageError
 
 mpl.use("agg")

@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.representation.features import (
+from diagnostics.client_model import ClientModel
+from diagnostics.representation.features import (
     NoValue,
     collect,
     constant,
@@ -23,7 +23,7 @@ from fedlayers.diagnostics.representation.features import (
     reduced,
     standardised,
 )
-from fedlayers.diagnostics.representation.scatter import scatter_ratio
+from diagnostics.representation.scatter import scatter_ratio
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from tests.diagnostics.calls import separability

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from diagnostics.decide.curve import curve_of
+from diagnostics.decide.select import explain, select
+from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose_task, instruments
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.measure import diagnose_task, instruments
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

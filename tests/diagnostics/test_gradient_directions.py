@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import METRICS, diagnose
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.gradients.vectors import cosine
-from fedlayers.diagnostics.metrics.grad_norm import GradNorm
-from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
-from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.client_model import ClientModel
+from diagnostics.diagnosis import diagnose
+from diagnostics.gradients.vectors import cosine
+from diagnostics.metrics.base import METRICS
+from diagnostics.metrics.grad_norm import GradNorm
+from diagnostics.metrics.grad_similarity import GradSimilarity
+from diagnostics.metrics.grad_variance import GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses

@@ -18,10 +18,10 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.curvature import exact as curvature_exact
-from fedlayers.diagnostics.curvature import linear as curvature_linear
-from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace
-from fedlayers.diagnostics.curvature.norms import grams_of_patches, norms_of, patches_of
+from diagnostics.curvature import exact as curvature_exact
+from diagnostics.curvature import linear as curvature_linear
+from diagnostics.curvature.hessian import TraceResult, hessian_trace
+from diagnostics.curvature.norms import grams_of_patches, norms_of, patches_of
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build
@@ -277,7 +277,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("large", [True, False])
 def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not large:  # every intermediate is too large to keep
-        monkeypatch.setattr("fedlayers.diagnostics.curvature.norms.LARGEST", 40)
+        monkeypatch.setattr("diagnostics.curvature.norms.LARGEST", 40)
     conv = CONVOLUTIONS[name].double()
     side = {"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6))
     x = torch.randn(5, 4, *side)
@@ -289,7 +289,7 @@ def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("pixels", [True, False])
 def test_gram_matrices_of_patches(name: str, pixels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlayers.diagnostics.curvature.norms.ADD", -1e9 if pixels else 1e9)  # which way costs less
+    monkeypatch.setattr("diagnostics.curvature.norms.ADD", -1e9 if pixels else 1e9)  # which way costs less
     conv = CONVOLUTIONS[name].double()
     a = torch.randn(5, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)), dtype=torch.float64)
     patches, grid = patches_of(conv, a)

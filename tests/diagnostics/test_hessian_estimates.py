@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.curvature.draws import draw_of
-from fedlayers.diagnostics.curvature.hessian import TraceResult, hessian_trace, released_norm
-from fedlayers.diagnostics.curvature.released import _direction, nuclear_norm
+from diagnostics.curvature.draws import draw_of
+from diagnostics.curvature.hessian import TraceResult, hessian_trace, released_norm
+from diagnostics.curvature.released import _direction, nuclear_norm
+from diagnostics.diagnosis import diagnose
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 import torch
 
-from fedlayers.diagnostics import diagnose, measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.representation.probe import probe_set
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.diagnosis import diagnose
+from diagnostics.representation.probe import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.representation import mismatch
-from fedlayers.diagnostics.representation.classifiers import logistic
-from fedlayers.diagnostics.representation.mismatch import (
+from diagnostics import plots
+from diagnostics.representation import mismatch
+from diagnostics.representation.classifiers import logistic
+from diagnostics.representation.mismatch import (
     classifier_input,
     match_accuracy,
     origin_accuracy,

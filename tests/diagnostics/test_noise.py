@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.gradients.noise import COUPLED
-from fedlayers.diagnostics.gradients.sensitivity import Sensitivity
-from fedlayers.diagnostics.metrics.grad_noise import GradNoise
-from fedlayers.diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.client_model import ClientModel
+from diagnostics.gradients.noise import COUPLED
+from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.metrics.grad_noise import GradNoise
+from diagnostics.metrics.grad_variance import GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.decide.curve import curve_of
+from diagnostics.diagnosis import diagnose
+from diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
+from diagnostics.pictures.collect import album
+from diagnostics.report import Report
+from diagnostics.resampling import parted
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics import Report, diagnose, measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
-from fedlayers.diagnostics.pictures.collect import album
-from fedlayers.diagnostics.resampling import parted
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data.partitions import SPLITS

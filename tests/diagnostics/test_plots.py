@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.drawing import MOST
-from fedlayers.diagnostics.pictures.plan import FEDERATED, LOCAL
+from diagnostics import plots
+from diagnostics.pictures.drawing import MOST
+from diagnostics.pictures.plan import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

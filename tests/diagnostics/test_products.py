@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlayers.diagnostics.curvature import model as curvature_model
-from fedlayers.diagnostics.curvature.hessian import hessian_trace
-from fedlayers.diagnostics.curvature.spectrum import hessian_spectrum, spectral_density
+from diagnostics.curvature import model as curvature_model
+from diagnostics.curvature.hessian import hessian_trace
+from diagnostics.curvature.spectrum import hessian_spectrum, spectral_density
 from fl_core.errors import RunError
 from fl_core.layers import Layer
 from fl_core.training.losses import build

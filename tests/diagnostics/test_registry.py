@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import nn
 
+from diagnostics import measure
+from diagnostics.decide.rules.base import RULES, deciding, rule
+from diagnostics.decide.select import explain, select
+from diagnostics.diagnosis import diagnose
+from diagnostics.metrics.base import METRICS, PlotStyle, metric
+from diagnostics.pictures.collect import FURTHER, album
+from diagnostics.report import Report
 from fedlayers.cli.main import main
-from fedlayers.diagnostics import METRICS, RULES, Report, diagnose, measure, metric, rule
-from fedlayers.diagnostics.decide.rules.base import deciding
-from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.metrics.base import PlotStyle
-from fedlayers.diagnostics.pictures.collect import FURTHER, album
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -103,7 +105,9 @@ OWN = '''
 
 from dataclasses import dataclass
 
-from fedlayers.diagnostics import Measurement, metric, rule
+from diagnostics.client_model import Measurement
+from diagnostics.decide.rules.base import rule
+from diagnostics.metrics.base import metric
 from fl_core.errors import UsageError
 from fl_core.rows import row
 

@@ -12,19 +12,20 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from diagnostics.client_model import ClientModel
+from diagnostics.decide.curve import curve_of
+from diagnostics.decide.rules.base import RULES
+from diagnostics.decide.select import explain, select
+from diagnostics.decide.stability import Opinion, stability
+from diagnostics.diagnosis import diagnose
+from diagnostics.gradients.importance import ReleasedTables, SensitivityAccumulator
+from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
+from diagnostics.metrics.grad_norm import GradNorm
+from diagnostics.metrics.grad_similarity import GradSimilarity
+from diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.report import Report
+from diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics import Report, diagnose
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.rules.base import RULES
-from fedlayers.diagnostics.decide.select import explain, select
-from fedlayers.diagnostics.decide.stability import Opinion, stability
-from fedlayers.diagnostics.gradients.importance import ReleasedTables, SensitivityAccumulator
-from fedlayers.diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
-from fedlayers.diagnostics.metrics.grad_norm import GradNorm
-from fedlayers.diagnostics.metrics.grad_similarity import GradSimilarity
-from fedlayers.diagnostics.metrics.grad_variance import GradVariance
-from fedlayers.diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
 from fl_core import rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

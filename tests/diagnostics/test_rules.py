@@ -12,12 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
-from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.decide.rules.base import RULES
-from fedlayers.diagnostics.decide.rules.change import change_gains, change_point
-from fedlayers.diagnostics.decide.rules.jumps import largest_jump, sensitivity_ratio
-from fedlayers.diagnostics.decide.rules.several import longest_prefix, vote
-from fedlayers.diagnostics.decide.stability import Opinion, agreement, stability
+from diagnostics.decide.curve import curve_of
+from diagnostics.decide.rules.base import RULES
+from diagnostics.decide.rules.change import change_gains, change_point
+from diagnostics.decide.rules.jumps import largest_jump, sensitivity_ratio
+from diagnostics.decide.rules.several import longest_prefix, vote
+from diagnostics.decide.stability import Opinion, agreement, stability
 from fl_core.layers import Layer
 from fl_core.rows import frame, row
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlayers.diagnostics import Report
-from fedlayers.diagnostics.decide.rules.change import change_point
-from fedlayers.diagnostics.decide.select import (
+from diagnostics.decide.rules.change import change_point
+from diagnostics.decide.select import (
     RULES,
     THRESHOLDS,
     decide,
@@ -27,7 +26,8 @@ from fedlayers.diagnostics.decide.select import (
     select,
     sensitivity_ratio,
 )
-from fedlayers.diagnostics.gradients.sensitivity import recorded_rows
+from diagnostics.gradients.sensitivity import recorded_rows
+from diagnostics.report import Report
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.gradients.importance import SensitivityAccumulator, importance
-from fedlayers.diagnostics.gradients.sensitivity import combine, cumulative, recorded_rows
+from diagnostics.client_model import ClientModel
+from diagnostics.gradients.importance import SensitivityAccumulator, importance
+from diagnostics.gradients.sensitivity import combine, cumulative, recorded_rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics.client_model import ClientModel
-from fedlayers.diagnostics.representation.gram import linear_cka, rbf_cka
-from fedlayers.diagnostics.representation.probe import probe_set, shared_probe
+from diagnostics.client_model import ClientModel
+from diagnostics.representation.gram import linear_cka, rbf_cka
+from diagnostics.representation.probe import probe_set, shared_probe
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.rows import Row

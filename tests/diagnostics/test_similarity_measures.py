@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlayers.diagnostics.representation.gram import rbf_cka
-from fedlayers.diagnostics.representation.moments import CCA as CCA_MEASURE
-from fedlayers.diagnostics.representation.moments import (
+from diagnostics.representation.gram import rbf_cka
+from diagnostics.representation.moments import CCA as CCA_MEASURE
+from diagnostics.representation.moments import (
     LINEAR_CKA,
     PROCRUSTES,
     Kept,
@@ -27,7 +27,7 @@ from fedlayers.diagnostics.representation.moments import (
     svcca,
     svcca_measure,
 )
-from fedlayers.diagnostics.representation.shifts import shifted_procrustes
+from diagnostics.representation.shifts import shifted_procrustes
 from fl_core.errors import UsageError
 from tests.diagnostics.test_similarity import dense, features, mixed, song
 
@@ -281,7 +281,7 @@ def test_least_angle_against_every_shift(size: tuple[int, ...], d: tuple[int, in
 def test_shifts_are_left_out_only_where_they_cannot_win(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = maps(seed, 3, 5, 5, 4), maps(seed + 10, 3, 5, 5, 4)
     whole = shifted_procrustes(x, y)
-    monkeypatch.setattr("fedlayers.diagnostics.representation.shifts._SHIFTS", 1)
+    monkeypatch.setattr("diagnostics.representation.shifts._SHIFTS", 1)
     assert shifted_procrustes(x, y) == pytest.approx(whole, abs=1e-12)
 
 

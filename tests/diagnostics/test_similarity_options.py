@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlayers.diagnostics import METRICS, Report, diagnose, plots
-from fedlayers.diagnostics.decide.curve import curve_of
-from fedlayers.diagnostics.representation.gram import rbf_cka
-from fedlayers.diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
-from fedlayers.diagnostics.representation.probe import by_position
-from fedlayers.diagnostics.representation.shifts import shifted_procrustes
+from diagnostics import plots
+from diagnostics.decide.curve import curve_of
+from diagnostics.diagnosis import diagnose
+from diagnostics.metrics.base import METRICS
+from diagnostics.report import Report
+from diagnostics.representation.gram import rbf_cka
+from diagnostics.representation.moments import mean_cca, procrustes_distance, svcca
+from diagnostics.representation.probe import by_position
+from diagnostics.representation.shifts import shifted_procrustes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

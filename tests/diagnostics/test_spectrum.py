@@ -12,8 +12,8 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.curvature.spectrum import hessian_spectrum, spectral_density
+from diagnostics.curvature.spectrum import hessian_spectrum, spectral_density
+from diagnostics.diagnosis import diagnose
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.training.losses import build
@@ -35,7 +35,7 @@ def values_of(model: nn.Module, data: tuple[Tensor, Tensor], names: tuple[str, .
 @pytest.mark.parametrize("dense", [0, 1000])
 @pytest.mark.parametrize("build_model", [mlp, lambda: mlp(nn.Tanh), images, tokens])
 def test_largest_eigenvalues(build_model: object, dense: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlayers.diagnostics.curvature.spectrum.DENSE", dense)
+    monkeypatch.setattr("diagnostics.curvature.spectrum.DENSE", dense)
     model: nn.Module = build_model()  # type: ignore[operator]
     data = pair(9, 6, tokens=5) if build_model is tokens else pair(9, *((4,) if len(model) == 5 else (2, 5, 5)))
     layers = loose(model)

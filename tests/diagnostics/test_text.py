@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedlayers.diagnostics import diagnose
-from fedlayers.diagnostics.metrics.base import METRICS
+from diagnostics.diagnosis import diagnose
+from diagnostics.metrics.base import METRICS
 from fl_core import models
 from fl_core.tokens import PAD, TokenShape
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedlayers.diagnostics import diagnose, measure
-from fedlayers.diagnostics.client_model import ClientModel
+from diagnostics import measure
+from diagnostics.client_model import ClientModel
+from diagnostics.diagnosis import diagnose
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

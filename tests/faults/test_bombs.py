@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlayers.diagnostics.decide.select import select
+from diagnostics.decide.select import select
 from fl_core import limits, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError

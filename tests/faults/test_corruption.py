@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedlayers.diagnostics.decide.select import select
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.decide.select import select
+from diagnostics.measure import instruments
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError

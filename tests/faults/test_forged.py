@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from fedlayers.diagnostics.decide.select import select
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.decide.select import select
+from diagnostics.measure import instruments
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError

@@ -99,7 +99,7 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
 
 def go(out: Path, algorithm: str, workers: int | None) -> None:
     """Run, or go on where there is a run; without a number of workers on small noise, which takes any algorithm."""
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
     from fl_core import runner
     from fl_core.config import RunConfig
     from fl_core.execution import executors
@@ -127,7 +127,7 @@ def go(out: Path, algorithm: str, workers: int | None) -> None:
 
 def go_small(out: Path, algorithm: str) -> None:
     """Run or go on with a small federation and network, of which some clients take part in each round."""
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
     from fl_core import runner
     from fl_core.config import RunConfig
     from tests.conftest import TOY, kind_for, network
@@ -161,7 +161,7 @@ def nursery(cases: dict[str, dict]) -> None:
     """Kill and recover every case; print what happened, a JSON line each."""
     import torch
 
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
     from fl_core import runner
     from fl_core.config import RunConfig
 

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from diagnostics.null import NULLS
+from diagnostics.report import Report
 from fedlayers.cli import superlinks
 from fedlayers.cli.main import main
-from fedlayers.diagnostics.null import NULLS
-from fedlayers.diagnostics.report import Report
 from fedlayers.remote.codec import decode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy

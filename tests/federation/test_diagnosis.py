@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedlayers.diagnostics import measure
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.metrics.base import METRICS
-from fedlayers.diagnostics.report import Report
+from diagnostics import measure
+from diagnostics.decide import select
+from diagnostics.metrics.base import METRICS
+from diagnostics.report import Report
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy

@@ -99,7 +99,7 @@ def test_a_server_killed_in_the_middle_goes_on_bit_for_bit(name: str, at: int, t
 
 
 def instruments() -> Any:
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
 
     return instruments()
 

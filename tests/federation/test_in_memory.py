@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fedlayers.remote import federation
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.site import Site

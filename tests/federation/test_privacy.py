@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlayers.diagnostics.metrics.base import METRICS, Measurement
+from diagnostics.metrics.base import METRICS, Measurement
 from fedlayers.remote import federation
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
@@ -292,7 +292,7 @@ def test_a_value_that_the_data_lack_is_refused_without_saying_why(tmp_path: Path
 def test_eigenvalues_in_the_names_of_rows_are_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedlayers.diagnostics.measure.diagnose_task", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("diagnostics.measure.diagnose_task", lambda *_, **__: pytest.fail("it was measured"))
     options = {"hessian_spectrum": {"density": 50}}
     with pytest.raises(
         RefusedError, match="hessian_spectrum writes the eigenvalues of density=50 into its rows' names"

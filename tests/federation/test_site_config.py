@@ -38,7 +38,7 @@ def test_a_silo_alone_has_the_split_that_it_has_in_the_whole(number: int) -> Non
 
 def test_sites_with_a_hospital_each_run_as_all_of_them_together(tmp_path: Path) -> None:
     config = RunConfig(dataset="heart", algorithm="playerfl", rounds=2, seed=5, participation=0.75, stack="off")
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
 
     wanted = runner.run(config, instruments=instruments(), progress=False)
     link = InMemoryTransport({name: Site(SiteDataset(name, "heart"), tmp_path / name) for name in NAMES})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fedlayers.remote import federation
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy

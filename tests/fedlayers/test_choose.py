@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fedlayers.studies import race, runtime_estimate
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.choose import choose

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t
 
+from diagnostics import measure
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics import measure
 from fedlayers.studies.compare import Comparison, compare, display_name, headline, jobs_of
 from fl_core import rows, runner
 from fl_core.config import RunConfig

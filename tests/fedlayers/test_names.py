@@ -13,9 +13,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from diagnostics.pictures.collect import album
+from diagnostics.pictures.page import Page
 from fedlayers.cli import tables
-from fedlayers.diagnostics.pictures.collect import album
-from fedlayers.diagnostics.pictures.page import Page
 from fedlayers.remote.site_config import SiteFile
 from figures.page import markdown
 from fl_core import rows

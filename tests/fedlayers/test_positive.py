@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score
 
+from diagnostics import plots
+from diagnostics.pictures.collect import figure_of
 from fedlayers.cli import tables
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.pictures.collect import figure_of
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import Comparison, compare, display_name
 from fl_core import rows, runner

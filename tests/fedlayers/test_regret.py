@@ -14,9 +14,9 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
+from diagnostics import plots
+from diagnostics.decide import select
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics import plots
-from fedlayers.diagnostics.decide import select
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.regret import RANDOM, REFERENCES, TRIED, Regret, regret
 from fl_core import rows, runner

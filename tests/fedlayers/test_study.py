@@ -11,10 +11,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from diagnostics.decide import select
+from diagnostics.decide.against import in_words
+from diagnostics.report import Report
 from fedlayers.cli import main as cli
-from fedlayers.diagnostics.decide import select
-from fedlayers.diagnostics.decide.against import in_words
-from fedlayers.diagnostics.report import Report
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.compare import Comparison
 from fedlayers.studies.inference import LEVEL_ARMS, NOTHING_LEARNED

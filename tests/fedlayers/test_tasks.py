@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fedlayers.diagnostics import measure
-from fedlayers.diagnostics.metrics.base import DEFAULT, METRICS
+from diagnostics import measure
+from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import compare
 from fedlayers.studies.study import study

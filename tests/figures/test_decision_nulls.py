@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.diagnostics import measure
+from diagnostics import measure
 from figures.decision import nulls
 from figures.decision.curves import NULLS, OTHER, SAME_DECISION, gone, odd_one_out, shapes, summary
 from fl_core import rows, runner

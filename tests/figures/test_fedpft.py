@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fedlayers.diagnostics.representation.embedding import Pool, embed
+from diagnostics.representation.embedding import Pool, embed
 from figures import items, planes, recipe
 from figures.fedpft import counts as fedpft_counts
 from figures.fedpft import dealt as fedpft_dealt

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedlayers.diagnostics.decide.select import THRESHOLDS
+from diagnostics.decide.select import THRESHOLDS
 from figures import items, layerwise, learning
 from figures.__main__ import main
 from figures.player_fl import epoch as player_fl

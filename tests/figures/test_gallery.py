@@ -12,8 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from diagnostics.metrics.base import METRICS
 from fedlayers.cli.main import command_class, parsed
-from fedlayers.diagnostics.metrics.base import METRICS
 from figures import gallery, items
 from figures.__main__ import main
 from fl_core import rows

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedlayers.diagnostics.decide import select
+from diagnostics.decide import select
 from figures import items
 from figures.__main__ import main
 from figures.layerwise import SENSITIVITY

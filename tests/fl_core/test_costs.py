@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlayers.diagnostics.layer_flops import step_work
+from diagnostics.layer_flops import step_work
 from fl_core import runner, tree
 from fl_core.costs import round_costs, training_cost, training_flops
 from fl_core.errors import UsageError

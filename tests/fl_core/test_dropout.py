@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import TaskInfo, registry
 from fl_core.algorithms.scaffold import VARIATE, Corrected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.tree import distance

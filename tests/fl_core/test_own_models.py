@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlayers.diagnostics.decide.explain import explain
+from diagnostics.decide.explain import explain
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

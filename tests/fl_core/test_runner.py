@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fl_core import rows, runner, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fl_core import data, models, runner, tree
 from fl_core.config import RunConfig, resolved
 from fl_core.data import sources, text

@@ -84,7 +84,7 @@ def write(runs: Iterable[tuple[str, Engine]]) -> None:
 
 def main() -> None:
     """Run every algorithm and write the table."""
-    from fedlayers.diagnostics.measure import instruments
+    from diagnostics.measure import instruments
     from fl_core import runner
     from tests.conftest import TOY
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.diagnostics.measure import instruments
+from diagnostics.measure import instruments
 from fedlayers.remote import federation
 from fl_core import runner
 from fl_core.algorithms import registry

@@ -35,7 +35,7 @@ class Rule:
             ``bytes`` or ``flops``.
         lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
 
-    >>> from fedlayers.diagnostics.decide.rules.base import RULES
+    >>> from diagnostics.decide.rules.base import RULES
     >>> RULES["sensitivity_ratio"].cut([1.0, 1.1, 2.0, 2.1], 1.2)
     2
     """
@@ -85,7 +85,7 @@ def _undecorated(function: Any, path: str) -> Rule:
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
-RULES: Registry[Rule] = Registry("rule", "fedlayers.diagnostics.decide.rules", "rule", _undecorated)
+RULES: Registry[Rule] = Registry("rule", "diagnostics.decide.rules", "rule", _undecorated)
 
 
 def rule(
@@ -99,7 +99,7 @@ def rule(
         UsageError: another rule has the name, ``reads`` is unknown, or the function takes too few or too many
             arguments.
 
-    >>> from fedlayers.diagnostics.decide.rules.base import RULES, rule
+    >>> from diagnostics.decide.rules.base import RULES, rule
     >>> @rule(summary="share all but the last layer")
     ... def all_but_last(values):
     ...     return len(values) - 1

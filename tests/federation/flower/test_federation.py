@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from diagnostics.report import Report
 from fedlayers.cli.main import main
-from fedlayers.diagnostics.report import Report
 from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
 from fedlayers.remote.flower.local import Local
