@@ -61,7 +61,7 @@ def table(privacy: Privacy, algorithms: Sequence[str], seeds: int, rounds: int) 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table for the numbers of a [privacy] table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--max-grad-norm", type=float, required=True)
+    parser.add_argument("--clip", type=float, required=True)
     parser.add_argument("--clip-numbers", type=float, default=1.0)
     parser.add_argument("--noise", type=float, required=True)
     parser.add_argument("--epsilon", type=float, default=0.0)

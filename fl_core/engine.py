@@ -47,9 +47,9 @@ class Engine:
     Args:
         algorithm: under the plan in force, if there is one yet. It is frozen: from here on nothing is kept on it.
         data: names and sizes of the clients; of the samples the engine reads nothing.
-        client_runner: counts floating point operations, and knows the criterion; clients run at ``home``.
-        home: where the clients live.
-        decision: how the run comes to a plan, if it begins without one that it needs.
+        client_runner: counts floating point operations, and knows the criterion; they run at ``clients``.
+        clients: where the clients live.
+        plan_selection: how the run comes to a plan, if it begins without one that it needs.
         columns: further ones of every row.
         on_divergence: ``note`` or ``stop``, once a client's loss is beyond the limit of :mod:`fl_core.divergence`.
         loggers: that get every round's rows once they are complete.

@@ -87,7 +87,7 @@ class PlanSelection:
     """How a run decides on its plan: by which function and rule, and whether clients measure before the first round.
 
     Attributes:
-        ahead: measure before the first round, for an algorithm that does not do so itself.
+        measure_first: measure before the first round, for an algorithm that does not do so itself.
         rule, threshold: handed to ``instruments.decide``.
     """
 

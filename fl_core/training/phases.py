@@ -27,13 +27,13 @@ class Training:
 
     Attributes:
         epochs: passes over the client's training data in a round.
-        batch: samples a step; the last, smaller batch is used too, and its step is as long as any, as is usual with
+        batch_size: samples a step; the last, smaller batch is used too, and its step is as long as any, as is usual with
             SGD. What is reported of losses weights it by its samples.
         lr: learning rate.
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.
         weight_decay, amsgrad: as in PyTorch.
-        clip: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
+        max_grad_norm: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
             down to it before anything is done with it. None = never.
         keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
             run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
@@ -119,7 +119,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a phase with rates of their own; None stands for the phase's, ``lr`` divided by ``slower``."""
+    """Tensors of a phase with rates of their own; None stands for the phase's, ``lr`` divided by ``lr_divisor``."""
 
     train: frozenset[str]
     lr: float | None = None
@@ -137,12 +137,12 @@ class Phase:
         train: names of the tensors that move (parameters, and the buffers of their normalisations); the rest has no
             gradient, is in no optimiser, and its normalisations run in evaluation mode.
         epochs: passes over the training data.
-        tree: which of the client's trees is trained.
+        state_key: which of the client's trees is trained.
         loss: name of the algorithm's method that gives the objective.
-        stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
+        batch_stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
         observe: names of observers that see parameters and gradients of every step of the first pass: those of the
             loss, not clipped, or with a ``step`` of its own what that follows.
-        lr, momentum, weight_decay, optimizer, clip: if not the run's.
+        lr, momentum, weight_decay, optimizer, max_grad_norm: if not the run's.
         groups: tensors among those that train with rates of their own; no tensor is in two groups.
         steps: stop after so many batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along

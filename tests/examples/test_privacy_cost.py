@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="the account
 
 
 def test_a_short_table(capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = {"max_grad_norm": 0.003, "clip-numbers": 0.003, "noise": 6, "seeds": 1, "rounds": 1}
+    numbers = {"clip": 0.003, "clip-numbers": 0.003, "noise": 6, "seeds": 1, "rounds": 1}
     main([f"--{name}={value}" for name, value in numbers.items()] + ["--algorithms", "fedavg"])
     cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].strip("|").split("|")]
     assert cells[0] == "fedavg"

@@ -106,7 +106,7 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     expected = (z[0] - z[1]).groupby("seed").mean().stack()
     judged = choice.standing.judged.set_index(["seed", "arm"])["score"]
     assert judged.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
-    assert choice.inference.left[0] == judged.groupby("arm").mean().idxmax()
+    assert choice.inference.remaining[0] == judged.groupby("arm").mean().idxmax()
 
 
 def test_the_winners_run_is_that_of_an_undisturbed_one(raced: Raced, tmp_path: Path) -> None:
@@ -308,12 +308,12 @@ def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> 
     kept = json.loads((out / "choice.json").read_text())
     assert kept["answers"] == choice.answers.codes
     assert kept["verdict"] == choice.inference.verdict == choice.plan.why.detail["verdict"]
-    assert kept["left"] == list(choice.inference.left)
+    assert kept["left"] == list(choice.inference.remaining)
 
 
 def test_of_arms_without_a_significant_difference_the_one_that_sends_least_is_used(raced: Raced) -> None:
     _, choice, _ = raced
-    levels = [name for name in choice.table["arm"] if name in choice.inference.left]
+    levels = [name for name in choice.table["arm"] if name in choice.inference.remaining]
     assert choice.inference.verdict in (LEVEL_ARMS, NOTHING_LEARNED)
     assert choice.winner.name == min(levels, key=SHORT["arms"].index)
 

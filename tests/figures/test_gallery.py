@@ -66,7 +66,7 @@ def test_stored_rows_have_values_and_their_configurations() -> None:
         assert stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any(), name
     for name, config in gallery.CONFIGS.items():
         kept = stored.header["runs"][name]["config"]
-        for flag in ("dataset", "model", "clients", "samples", "alpha", "epochs", "batch"):
+        for flag in ("dataset", "model", "clients", "max_samples", "alpha", "epochs", "batch_size"):
             if getattr(config, flag) is not None:
                 assert kept[flag] == getattr(config, flag)
 

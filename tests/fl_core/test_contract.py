@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from fl_core.algorithms.hook_types import HOOK_SPECS
 from torch import Tensor, nn
 
 from fl_core import runner, tree
@@ -32,7 +31,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS, register
-from fl_core.algorithms.contract import RENAMED, check_unchanged, freeze
+from fl_core.algorithms.contract import HOOK_SPECS, RENAMED, check_unchanged, freeze
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.execution.executors import Workers
