@@ -61,7 +61,9 @@ class Demo:
             tell(f"keys for the server and {len(HOSPITALS)} hospitals in {self.out / 'keys'}")
             tell(f"superlink on {local.start_superlink()}")
             for name in HOSPITALS:
-                local.start_site(name, [*FEDLAYERS, "site", str(self._site_file(local, name))], wait=False)
+                local.start_site(
+                    name, [*FEDLAYERS, "federation", "site", str(self._site_file(local, name))], wait=False
+                )
             for name in HOSPITALS:
                 local.until(name, "is connected to")
             tell(f"sites {', '.join(HOSPITALS)} are connected")
@@ -92,7 +94,7 @@ class Demo:
     def _command(self, local: Local, algorithm: str) -> Sequence[str]:
         flags = ["--superlink", local.place, "--keys", str(local.server_keys), "--out", str(self._path(algorithm))]
         what = ["--dataset", "heart", "--algorithm", algorithm, "--rounds", str(self.rounds)]
-        return [*FEDLAYERS, "federate", *what, *flags]
+        return [*FEDLAYERS, "federation", "run", *what, *flags]
 
     def _path(self, algorithm: str) -> Path:
         return self.out / "runs" / algorithm

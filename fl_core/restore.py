@@ -221,7 +221,7 @@ def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None
     if FEDERATION in stored and not at_sites:
         names = listing(site["name"] for site in stored[FEDERATION]["sites"])
         raise UsageError(
-            f"{path} is a federation's run: what its clients keep is at their sites, {names}; fedlayers federate "
+            f"{path} is a federation's run: what its clients keep is at their sites, {names}; fedlayers federation run "
             f"--resume {path} goes on with it"
         )
     if at_sites and FEDERATION not in stored:

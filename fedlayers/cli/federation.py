@@ -30,9 +30,9 @@ class Keys(Command):
     Keys are never overwritten.
 
     Examples:
-        fedlayers keys keys --host fed.example.org --sites cleveland hungary
-        fedlayers keys keys --sites zurich
-        fedlayers keys mykey --own basel
+        fedlayers federation keys keys --host fed.example.org --sites cleveland hungary
+        fedlayers federation keys keys --sites zurich
+        fedlayers federation keys mykey --own basel
     """
 
     dir: Annotated[Positional[Path], option("Where the keys are written.", "DIR")]
@@ -64,14 +64,14 @@ class Keys(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Superlink(Command):
-    """Run the server's meeting point, to which sites connect; it holds no data and no model of its own.
+    """Run the server's meeting point, to which sites connect.
 
-    It listens with the certificate that `fedlayers keys` made, and lets in the sites whose keys lie in DIR/sites.
-    Whoever starts federations (fedlayers federate) needs the secret in DIR.
+    It listens with the certificate that `fedlayers federation keys` made. Sites need a key in DIR/sites.
+    Whoever starts a federation needs the secret in DIR.
 
     Examples:
-        fedlayers superlink keys/server
-        fedlayers superlink keys/server --host 0.0.0.0 --port 8443 --database /var/lib/fedlayers/superlink.db
+        fedlayers federation superlink keys/server
+        fedlayers federation superlink keys/server --host 0.0.0.0 --port 8443 --database /var/lib/fedlayers/superlink.db
     """
 
     dir: Annotated[Positional[Path], option("The `server` folder of the keys.", "DIR")]
@@ -101,7 +101,7 @@ class Site(Command):
     opens one connection to there, and none is opened to it; it connects again by itself.
 
     Examples:
-        fedlayers site cleveland.toml
+        fedlayers federation site cleveland.toml
     """
 
     file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
@@ -133,10 +133,10 @@ class Federate(Command):
     --stack off` on the same samples. An interrupted federation goes on with --resume, to the same bits in the end.
 
     Examples:
-        fedlayers federate --algorithm playerfl --out runs/playerfl
-        fedlayers federate --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
-        fedlayers federate --algorithm fedavg --min-sites 3 --timeout 600
-        fedlayers federate --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
+        fedlayers federation run --algorithm playerfl --out runs/playerfl
+        fedlayers federation run --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
+        fedlayers federation run --algorithm fedavg --min-sites 3 --timeout 600
+        fedlayers federation run --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
     """
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
@@ -181,4 +181,4 @@ class Federate(Command):
         out = self.resume or self.out
         begun = (out / "config.json").exists()
         where = shlex.join(["--superlink", self.federation.superlink, "--keys", str(self.federation.keys)])
-        return f"fedlayers federate --resume {out} {where} goes on" if begun else super().interrupted()
+        return f"fedlayers federation run --resume {out} {where} goes on" if begun else super().interrupted()

@@ -16,27 +16,38 @@ from fl_core.errors import RunError, UsageError, WorkerError, check_known
 if TYPE_CHECKING:
     from fedlayers.cli.base import Command
 
-COMMANDS = {
-    "study": "studies",
-    "run": "runs",
-    "resume": "runs",
-    "verify": "runs",
-    "diagnose": "layers",
-    "select": "layers",
-    "plot": "pictures",
-    "export": "exports",
-    "predict": "exports",
-    "choose": "studies",
-    "compare": "studies",
-    "tune": "studies",
-    "regret": "studies",
-    "keys": "federation",
-    "superlink": "federation",
-    "site": "federation",
-    "federate": "federation",
-    "list": "listings",
+GROUPS = {
+    "Decide": {
+        "choose": "studies:Choose",
+        "study": "studies:Study",
+        "compare": "studies:Compare",
+        "tune": "studies:Tune",
+        "regret": "studies:Regret",
+    },
+    "Train": {
+        "run": "runs:Run",
+        "resume": "runs:Resume",
+        "export": "exports:Export",
+        "predict": "exports:Predict",
+    },
+    "Measure": {
+        "diagnose": "layers:Diagnose",
+        "select": "layers:Select",
+        "plot": "pictures:Plot",
+    },
+    "Federate over a network": {
+        "federation keys": "federation:Keys",
+        "federation superlink": "federation:Superlink",
+        "federation site": "federation:Site",
+        "federation run": "federation:Federate",
+    },
+    "Inspect": {
+        "verify": "runs:Verify",
+        "list": "listings:List",
+    },
 }
-"""The module of each command, which is a class of the command's name there."""
+"""The commands in the groups of the help, each with the module and class in :mod:`fedlayers.cli`."""
+COMMANDS = {name: home for group in GROUPS.values() for name, home in group.items()}
 MENDED_BY = {
     "ENOSPC EDQUOT EFBIG": "make room there",
     "EMFILE ENFILE": "allow more open files (ulimit -n 4096)",
@@ -49,7 +60,7 @@ KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "mo
 CHECKED = {
     **{
         name: {**KINDS, "--algorithms": "algorithm"}
-        for name in ("run", "federate", "study", "choose", "compare", "regret")
+        for name in ("run", "federation run", "study", "choose", "compare", "regret")
     },
     "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
 }
@@ -71,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _main(words: Sequence[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
-        print(overview())
+    if asked := help_asked(words):
+        print(asked)
         sys.exit(0)
     try:
         check_names(words)
@@ -111,30 +122,45 @@ def _way_out(error: Exception, command: Command) -> str:
     return f"; {', then '.join(steps)}" if steps else ""
 
 
-def overview() -> str:
-    """All commands with a line of description each, read from their sources."""
+def overview(prefix: str = "") -> str:
+    """Return the commands whose names begin with a prefix, in groups, with a line of description each."""
     from fl_core.source_scan import Sources
 
     sources = Sources("fedlayers.cli")
     width = max(map(len, COMMANDS))
-    lines = [
-        f"  {name.ljust(width)}  {sources.summary(f'fedlayers.cli.{module}', name.capitalize())}"
-        for name, module in COMMANDS.items()
-    ]
-    usage = "usage: fedlayers COMMAND [FLAGS]"
-    return "\n".join([usage, "", ABOUT, "", *lines, "", "fedlayers COMMAND --help shows flags and examples."])
+    lines = []
+    for group, commands in GROUPS.items():
+        shown = {name: home.split(":") for name, home in commands.items() if name.startswith(prefix)}
+        lines += ["", f"{group}:"] if shown else []
+        for name, (module, kind) in shown.items():
+            lines.append(f"  {name.ljust(width)}  {sources.summary(f'fedlayers.cli.{module}', kind)}")
+    usage = f"usage: fedlayers {prefix}COMMAND [FLAGS]"
+    return "\n".join([usage, "", ABOUT, *lines, "", f"fedlayers {prefix}COMMAND --help shows flags and examples."])
 
 
 def command_class(name: str) -> type[Command]:
-    """The class of the command with this name.
+    """Return the class of the command with this name.
 
     Raises:
         UsageError: there is none, with the nearest.
     """
     from importlib import import_module
 
-    module = COMMANDS[check_known("command", name, COMMANDS)]
-    return getattr(import_module(f"fedlayers.cli.{module}"), name.capitalize())
+    module, kind = COMMANDS[check_known("command", name, COMMANDS)].split(":")
+    return getattr(import_module(f"fedlayers.cli.{module}"), kind)
+
+
+def help_asked(words: Sequence[str]) -> str:
+    """Return the overview of all commands or of one group, if the words ask for it; else nothing."""
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    group, rest = ("", words) if not words or words[0] not in groups else (f"{words[0]} ", words[1:])
+    return overview(group) if not rest or rest[0] in ("-h", "--help") else ""
+
+
+def split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Split the words into the command's name, which has two words within a group, and its flags."""
+    length = 2 if any(name.startswith(f"{words[0]} ") for name in COMMANDS) else 1
+    return " ".join(words[:length]), list(words[length:])
 
 
 def check_names(words: Sequence[str]) -> None:
@@ -145,8 +171,9 @@ def check_names(words: Sequence[str]) -> None:
     """
     from itertools import takewhile
 
+    command, words = split(words)
     given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    flags = CHECKED.get(words[0], {})
+    flags = CHECKED.get(command, {})
     if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(words):  # the command answers these
         return
     from fedlayers import catalogue
@@ -164,7 +191,8 @@ def parsed(words: Sequence[str]) -> Command:
     Raises:
         UsageError: an unknown command, or flags that do not parse.
     """
-    command = command_class(words[0])
+    name, words = split(words)
+    command = command_class(name)
     import inspect
     import io
     from contextlib import redirect_stderr
@@ -177,10 +205,10 @@ def parsed(words: Sequence[str]) -> Command:
     text, said = inspect.getdoc(command), io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(command, prog=f"fedlayers {words[0]}", description=text, args=words[1:], config=MARKERS)
+            return tyro.cli(command, prog=f"fedlayers {name}", description=text, args=words, config=MARKERS)
     except SystemExit as ended:
         if ended.code == 2:
-            raise UsageError(one_line(said.getvalue(), words[0])) from None
+            raise UsageError(one_line(said.getvalue(), name)) from None
         raise
 
 

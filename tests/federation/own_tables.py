@@ -33,8 +33,8 @@ class Section:
 
     def command(self, name: str, changes: Mapping[str, str]) -> list[str]:
         """Return the words of one command after ``fedlayers``, some of them replaced."""
-        (line,) = (line for line in self.commands if line.split()[1] == name)
-        return [name, *(changes.get(word, word) for word in shlex.split(line)[2:])]
+        (line,) = (line for line in self.commands if line.startswith(f"fedlayers {name} "))
+        return [changes.get(word, word) for word in shlex.split(line)[1:]]
 
 
 def section() -> Section:

@@ -87,7 +87,7 @@ def test_what_the_sites_measure_is_selected_from_and_federated(
     plan = LayerPlan.load("plan.json")
     assert plan.shared
     what = ["--dataset", "heart", "--algorithm", "fedper", "--rounds", "2", "--plan", "plan.json"]
-    fedlayers("federate", *what, *AT, "--out", "there")
+    fedlayers("federation", "run", *what, *AT, "--out", "there")
     fedlayers("run", *what, "--stack", "off", "--out", "here")
     same_rows(Path("there"), Path("here"))
     assert Run("there").config["given"]["shared"] == list(plan.shared)
@@ -257,7 +257,7 @@ def test_the_report_of_a_run_shows_what_left_each_site(
     sites: InMemoryTransport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = Path("run")
-    fedlayers("federate", *AT, "--algorithm", "playerfl", "--rounds", "1", "--out", str(out))
+    fedlayers("federation", "run", *AT, "--algorithm", "playerfl", "--rounds", "1", "--out", str(out))
     assert f"report: {out / 'report.html'}" in capsys.readouterr().out
     page = (out / "report.html").read_text()
     shown, scores = (table_of(part) for part in page.split("<table>")[1:])

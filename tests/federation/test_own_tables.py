@@ -40,7 +40,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemoryTransport:
 
 
 def test_hospitals_with_own_tables_train_as_the_page_says(link: InMemoryTransport, tmp_path: Path) -> None:
-    main(section().command("federate", {"20": "3"}))
+    main(section().command("federation run", {"20": "3"}))
     config = Run("runs/patients").config
     assert (config["model"], config["loss"], config["algorithm"]) == ("mlp", "cross_entropy", "fedper")
     same_as_in_one_process(tmp_path / "runs/patients", tmp_path / "whole.csv")
@@ -57,6 +57,6 @@ def test_another_dataset_than_the_sites_have_is_refused(
     link: InMemoryTransport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["federate", "--dataset", "digits", *AT])
+        main(["federation", "run", "--dataset", "digits", *AT])
     assert "'digits'" in capsys.readouterr().err
     assert not Path("runs").exists()

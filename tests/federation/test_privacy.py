@@ -130,7 +130,9 @@ def test_what_has_no_finite_norm_does_not_leave(value: float) -> None:
 def test_a_site_sends_and_spends_nothing_for_a_reply_that_is_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl_core.algorithms.averaging.FedAvg.client_update", lambda *_: Message({}, {"found": [1.0, math.nan]}))
+    monkeypatch.setattr(
+        "fl_core.algorithms.averaging.FedAvg.client_update", lambda *_: Message({}, {"found": [1.0, math.nan]})
+    )
     with pytest.raises(NonFiniteError, match="site 'a': the norm of what would leave is not finite"):
         federation.federate(replace(SHORT, participation=1.0), noisy(tmp_path), progress=False)
     assert Account(Privacy(0.5, 0.5, 6.0), tmp_path / "a").spent() == 0

@@ -61,7 +61,7 @@ def test_help_of_a_command_needs_nothing_heavy(tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_unknown_flags_need_nothing_heavy(tmp_path, name):
-    status, modules = loaded(name, *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path)
+    status, modules = loaded(*name.split(), *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path)
     assert status == 2
     assert not modules & HEAVY
 

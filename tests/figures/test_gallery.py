@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from diagnostics.metrics.base import METRICS
-from fedlayers.cli.main import command_class, parsed
+from fedlayers.cli.main import command_class, parsed, split
 from figures import gallery, items
 from figures.__main__ import main
 from fl_core import rows
@@ -83,8 +83,8 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
         lines = entry.command.splitlines()
         if lines[0].startswith("fedlayers"):
             for line in lines:
-                command, *words = line.removeprefix("fedlayers ").split()
-                assert isinstance(parsed([command, *words]), command_class(command))
+                words = line.removeprefix("fedlayers ").split()
+                assert isinstance(parsed(words), command_class(split(words)[0]))
         else:
             compile(entry.command, entry.name, "exec")
 

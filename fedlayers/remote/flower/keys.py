@@ -111,14 +111,14 @@ def registered(server: Path) -> dict[str, bytes]:
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise ValueError("another kind of key")
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise UsageError(f"{file}: no public key that `fedlayers keys` makes ({error})") from None
+            raise UsageError(f"{file}: no public key that `fedlayers federation keys` makes ({error})") from None
         pem = key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         twin = next((name for name, other in found.items() if other == pem), None)
         if twin:
             raise UsageError(f"{file}: sites {twin!r} and {file.stem!r} have the same key")
         found[file.stem] = pem
     if not found:
-        raise UsageError(f"{server / 'sites'}: no public key of a site (fedlayers keys --help)")
+        raise UsageError(f"{server / 'sites'}: no public key of a site (fedlayers federation keys --help)")
     return found
 
 

@@ -45,7 +45,7 @@ class Local:
 
     @property
     def server_keys(self) -> Path:
-        """What ``fedlayers federate --keys`` takes."""
+        """What ``fedlayers federation run --keys`` takes."""
         return self.folder / "keys" / "server"
 
     def site_keys(self, name: str) -> Path:
@@ -55,7 +55,7 @@ class Local:
     def start_superlink(self) -> str:
         """Start the superlink, again at its former place if it has one; host:port."""
         flags = ["--port", self.place.rpartition(":")[2], *(["--memory"] if self.memory else [])]
-        self.start("superlink", [*FEDLAYERS, "superlink", str(self.server_keys), *flags])
+        self.start("superlink", [*FEDLAYERS, "federation", "superlink", str(self.server_keys), *flags])
         line = self.until("superlink", "superlink on https://")
         self.place = line.split("https://")[1].split()[0]
         return self.place

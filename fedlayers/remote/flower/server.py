@@ -77,7 +77,7 @@ class FlowerLink:
     ) -> None:
         for name in ("ca.crt", "secret"):
             if not (keys / name).is_file():
-                raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers keys` made")
+                raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers federation keys` made")
         ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
         secret = (keys / "secret").read_bytes()
         self.address, self.say = wire.Address(superlink, keys / "ca.crt"), say

@@ -73,7 +73,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     need = {name: folder / name for name in ("ca.crt", "server.crt", "server.key", "secret")}
     for file in need.values():
         if not file.is_file():
-            raise UsageError(f"{file} is missing: `fedlayers keys` makes it")
+            raise UsageError(f"{file} is missing: `fedlayers federation keys` makes it")
     sites = keys.registered(folder)
     listening = _bound(host, port)
     port = listening.getsockname()[1]

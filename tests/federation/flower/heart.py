@@ -31,7 +31,7 @@ def site_file(local: Local, name: str, more: str = "") -> Path:
 
 def start_site(local: Local, name: str, wait: bool = True, module: str = "") -> None:
     """Start a hospital's site: the command, or a module of the tests that takes the same file."""
-    command = [sys.executable, "-m", module] if module else [*FEDLAYERS, "site"]
+    command = [sys.executable, "-m", module] if module else [*FEDLAYERS, "federation", "site"]
     local.start_site(name, [*command, str(site_file(local, name))], wait=wait)
 
 
@@ -45,9 +45,9 @@ def start(local: Local, module: str = "") -> Local:
     return local
 
 
-def server(local: Local, *flags: str, command: str = "federate") -> list[str]:
-    """The command ``fedlayers federate``, or another that reaches the sites, with these flags."""
-    return [*FEDLAYERS, command, *flags, "--superlink", local.place, "--keys", str(local.server_keys)]
+def server(local: Local, *flags: str, command: str = "federation run") -> list[str]:
+    """The command ``fedlayers federation run``, or another that reaches the sites, with these flags."""
+    return [*FEDLAYERS, *command.split(), *flags, "--superlink", local.place, "--keys", str(local.server_keys)]
 
 
 def at_home(

@@ -11,4 +11,4 @@ if what == "version":
     fl_core.__version__ = "0.0.1"
 else:
     site.tree.digest = lambda tensors: "0" * 64
-main(["site", file])
+main(["federation", "site", file])

@@ -46,22 +46,25 @@ def free_port():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("keys keys --host x", "has a certificate already"),
-        ("keys keys --sites a", "site 'a' has a key"),
-        ("keys keys --sites c c", "c is named twice"),
-        ("keys keys/sites/a --own a", "never overwritten"),
-        ("keys keys --sites d --own b", "--sites is for the authority's keys; --own makes only the key of one site"),
-        ("keys keys --host x --own b", "--host is for the server's keys"),
-        ("superlink nowhere", "ca.crt is missing: `fedlayers keys` makes it"),
-        ("superlink keys/server --port 70000", "--port 70000"),
-        ("federate --keys nowhere", "no ca.crt in nowhere"),
-        ("federate --superlink https://x", "expected host:port"),
-        ("federate --min-sites 2", "--timeout"),
-        ("federate --algorithm fedavgg", "did you mean 'fedavg'"),
-        ("federate --workers 2", "--workers"),
-        ("federate --out keys", "keys"),
-        ("federate --resume nowhere", "no run at nowhere"),
-        ("site nowhere.toml", "nowhere.toml"),
+        ("federation keys keys --host x", "has a certificate already"),
+        ("federation keys keys --sites a", "site 'a' has a key"),
+        ("federation keys keys --sites c c", "c is named twice"),
+        ("federation keys keys/sites/a --own a", "never overwritten"),
+        (
+            "federation keys keys --sites d --own b",
+            "--sites is for the authority's keys; --own makes only the key of one site",
+        ),
+        ("federation keys keys --host x --own b", "--host is for the server's keys"),
+        ("federation superlink nowhere", "ca.crt is missing: `fedlayers federation keys` makes it"),
+        ("federation superlink keys/server --port 70000", "--port 70000"),
+        ("federation run --keys nowhere", "no ca.crt in nowhere"),
+        ("federation run --superlink https://x", "expected host:port"),
+        ("federation run --min-sites 2", "--timeout"),
+        ("federation run --algorithm fedavgg", "did you mean 'fedavg'"),
+        ("federation run --workers 2", "--workers"),
+        ("federation run --out keys", "keys"),
+        ("federation run --resume nowhere", "no run at nowhere"),
+        ("federation site nowhere.toml", "nowhere.toml"),
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(made, capsys, words, says):
@@ -73,13 +76,15 @@ def test_a_mistake_is_one_line_and_changes_nothing(made, capsys, words, says):
 def test_nobody_listens_and_somebody_does(made, capsys):
     port = free_port()
     assert f"no superlink answers at 127.0.0.1:{port}" in refused(
-        capsys, "federate", "--superlink", f"127.0.0.1:{port}"
+        capsys, "federation", "run", "--superlink", f"127.0.0.1:{port}"
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"cannot listen on 127.0.0.1:{port}" in refused(capsys, "superlink", "keys/server", "--port", str(port))
+        assert f"cannot listen on 127.0.0.1:{port}" in refused(
+            capsys, "federation", "superlink", "keys/server", "--port", str(port)
+        )
     assert not (made / "keys/server/superlink.db").exists()
 
 

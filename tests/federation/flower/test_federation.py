@@ -46,7 +46,7 @@ def ended(local: Local, name: str, patience: float = 900) -> str:
 
 
 def run(local: Local, name: str, algorithm: str, out: Path, rounds: int = 2) -> str:
-    """``fedlayers federate`` from its start to its end."""
+    """``fedlayers federation run`` from its start to its end."""
     options = [f"--option={key}={json.dumps(value)}" for key, value in OPTIONS.get(algorithm, {}).items()]
     flags = ["--dataset", "heart", "--algorithm", algorithm, "--rounds", str(rounds), "--out", str(out)]
     local.start(name, heart.server(local, *flags, *options))
@@ -238,7 +238,7 @@ def test_ctrl_c_at_the_server_leaves_a_run_that_goes_on_and_no_process(tmp_path)
         said = ended(local, "server", 300)
         assert process.returncode == 130
         assert [line for line in said.splitlines() if line.startswith("fedlayers: ")] == [said.splitlines()[-1]]
-        assert f"fedlayers federate --resume {out}" in said.splitlines()[-1]
+        assert f"fedlayers federation run --resume {out}" in said.splitlines()[-1]
         assert "Traceback" not in said
         assert Run(out).rounds[-1] < 3
         assert not (out / "report.html").exists()
@@ -276,7 +276,7 @@ def test_four_hospitals_diagnose_and_choose_as_one_process_does(hospitals, tmp_p
 
     main(["select", str(tmp_path / "there.jsonl"), "--out", str(tmp_path / "plan.json")])
     planned = ["--algorithm", "fedper", "--plan", str(tmp_path / "plan.json"), "--rounds", "1", "--out"]
-    assert "1 round of fedper" in reached("federate", *planned, str(tmp_path / "planned"))
+    assert "1 round of fedper" in reached("federation run", *planned, str(tmp_path / "planned"))
 
     race = ["--rounds", "2", "--eval-every", "1", "--arms", "half", "fedavg", "--stack"]
     said = reached("choose", *race[:-1], "--out", str(tmp_path / "there"))

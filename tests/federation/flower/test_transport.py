@@ -215,7 +215,7 @@ def test_a_clock_that_is_a_minute_ahead_is_named(federation, tmp_path):
         echo(federation, "a", environment=off)
     echo(federation, "a")
     where = ["--superlink", federation.place, "--keys", str(federation.server_keys), "--sites", "a"]
-    federation.start("server", [*FEDLAYERS, "federate", *where, "--out", str(tmp_path / "run")], off)
+    federation.start("server", [*FEDLAYERS, "federation", "run", *where, "--out", str(tmp_path / "run")], off)
     with pytest.raises(RunError, match=r"does not let this server in: this machine's clock is 6\d s ahead"):
         federation.until("server", "never")
 
