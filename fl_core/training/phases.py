@@ -27,14 +27,13 @@ class Training:
 
     Attributes:
         epochs: passes over the client's training data in a round.
-        batch_size: samples a step; the last, smaller batch is used too, and its step is as long as any, as is usual with
-            SGD. What is reported of losses weights it by its samples.
+        batch_size: samples a step. The last, smaller batch is used too. Reported losses weight it by its samples.
         lr: learning rate.
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.
         weight_decay, amsgrad: as in PyTorch.
-        max_grad_norm: longest gradient of a loss, by the Euclidean norm over all that the phase trains; a longer one is scaled
-            down to it before anything is done with it. None = never.
+        max_grad_norm: largest Euclidean norm of a gradient over all that the phase trains. A longer gradient is
+            scaled down to it. None = never.
         keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
             run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
             sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
