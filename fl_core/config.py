@@ -28,36 +28,16 @@ DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_c
 """Keys that say what of a dataset is read, and how that is dealt to clients."""
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """One run. What is None is the dataset's default; :func:`resolved` fills it in.
-
-    >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
-    >>> resolved(config).model, resolved(config).batch_size
-    ('mlp', 32)
-    >>> RunConfig.from_json({"algoritm": "fedavg"})
-    Traceback (most recent call last):
-        ...
-    fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
-    """
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What data there are, and which client has which."""
 
     dataset: str = "heart"
     """Registered name, package.module:function, your file, or folder."""
-    model: str | None = None
-    """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
-    algorithm: str = "fedavg"
-    """Registered name, or package.module:Class."""
-    plan: str | None = None
-    """Path of a plan, auto to measure and decide first, or, of run alone, choose to race first; without it the
-    algorithm's own default."""
-    rule: str = "sensitivity_ratio"
-    """How auto and PLayer-FL decide: registered name, or package.module:function."""
-    threshold: float = 1.2
-    """Of the rule: layers before the first jump above it are shared."""
-    rounds: int | None = None
-    """Communication rounds."""
-    seed: int = 0
-    """Of all that is drawn: split, initial model, clients, batches."""
+    data_root: str | None = None
+    """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
+    download: bool = False
+    """Let torchvision fetch missing files."""
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
@@ -75,14 +55,48 @@ class RunConfig:
     """Size of the pool that is dealt."""
     task: str = CLASSIFICATION
     """Of your own data: classification, or regression."""
-    participation: float = 1.0
-    """Fraction of the clients in a round; at least one takes part."""
-    client_weights: str = "samples"
-    """Of clients in a mean: samples (of training) or uniform."""
-    client_dropout: float = 0.0
-    """Probability with which a client's reply is lost in a round."""
-    dropout_trace: str | None = None
-    """A .csv with columns round (from 1) and client: whose replies are lost."""
+    positive: str | None = None
+    """Of two classes, the one whose AUROC and AUPRC are scored; default the second."""
+    client_column: str = CLIENT_COLUMN
+    """Of your own file."""
+    label_column: str = LABEL_COLUMN
+    """Of your own file."""
+    text_column: str = TEXT_COLUMN
+    """Of your own file of texts."""
+    columns: list[str] | None = None
+    """Feature columns of your own table to read; default all."""
+    exclude_columns: list[str] | None = None
+    """Feature columns of your own table that are not read."""
+    separator: str = SEPARATOR
+    """Of your own .csv file: one character, or tab."""
+    encoding: str = ENCODING
+    """Of your own .csv or .jsonl file, such as latin-1."""
+    scale: str = choices.SCALES[0]
+    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust."""
+    impute: str = choices.IMPUTES[0]
+    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none refuses them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model and its layers."""
+
+    model: str | None = None
+    """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """The model's own options."""
+    init: str | None = None
+    """Weights to start from: a run's directory, or a file."""
+    batchnorm: str = "global"
+    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
+    layer_granularity: str = "block"
+    """A layer: module, or block (with normalisations and groups)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Local training of a client in a round."""
+
     epochs: int | None = None
     """Local epochs a round."""
     batch_size: int | None = None
@@ -107,28 +121,53 @@ class RunConfig:
     """Of the loss; what is not given is the dataset's own, if the loss is."""
     class_weights: str = "none"
     """In the loss: none, balanced, or W,W,... one a class."""
-    batchnorm: str = "global"
-    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
-    layer_granularity: str = "block"
-    """A layer: module, or block (with normalisations and groups)."""
+    precision: str = "float32"
+    """float32, or bf16: the model's passes in local training; all else stays float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationConfig:
+    """The algorithm, its plan, and who takes part in a round."""
+
+    algorithm: str = "fedavg"
+    """Registered name, or package.module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
-    model_options: dict[str, Any] = field(default_factory=dict)
-    """The model's own options."""
-    init: str | None = None
-    """Weights to start from: a run's directory, or a file."""
+    plan: str | None = None
+    """Path of a plan, auto to measure and decide first, or, of run alone, choose to race first; without it the
+    algorithm's own default."""
+    rule: str = "sensitivity_ratio"
+    """How auto and PLayer-FL decide: registered name, or package.module:function."""
+    threshold: float = 1.2
+    """Of the rule: layers before the first jump above it are shared."""
+    rounds: int | None = None
+    """Communication rounds."""
+    participation: float = 1.0
+    """Fraction of the clients in a round; at least one takes part."""
+    client_weights: str = "samples"
+    """Of clients in a mean: samples (of training) or uniform."""
+    client_dropout: float = 0.0
+    """Probability with which a client's reply is lost in a round."""
+    dropout_trace: str | None = None
+    """A .csv with columns round (from 1) and client: whose replies are lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """Where and how a run is carried out, and what it records."""
+
+    seed: int = 0
+    """Of all that is drawn: split, initial model, clients, batches."""
     workers: int = 0
     """Worker processes; the results are the same bits with any number."""
     device: str = "cpu"
     """Where clients train."""
-    recompute_frozen: bool = False
-    """Compute frozen first layers in every step, not once."""
     stack: str = "auto"
     """Train clients together: on, off or auto."""
     memory_format: str = "auto"
     """auto, contiguous, or channels_last."""
-    precision: str = "float32"
-    """float32, or bf16: the model's passes in local training; all else stays float32."""
+    recompute_frozen: bool = False
+    """Compute frozen first layers in every step, not once."""
     eval_every: int | None = None
     """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
     checkpoint_every: int | None = None
@@ -139,30 +178,20 @@ class RunConfig:
     """Score trained local models in every round."""
     local_models: int = 100
     """Locally trained models that a checkpoint keeps for diagnoses: those of the first so many clients of the round."""
-    data_root: str | None = None
-    """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
-    download: bool = False
-    """Let torchvision fetch missing files."""
-    positive: str | None = None
-    """Of two classes, the one whose AUROC and AUPRC are scored; default the second."""
-    client_column: str = CLIENT_COLUMN
-    """Of your own file."""
-    label_column: str = LABEL_COLUMN
-    """Of your own file."""
-    text_column: str = TEXT_COLUMN
-    """Of your own file of texts."""
-    columns: list[str] | None = None
-    """Feature columns of your own table to read; default all."""
-    exclude_columns: list[str] | None = None
-    """Feature columns of your own table that are not read."""
-    separator: str = SEPARATOR
-    """Of your own .csv file: one character, or tab."""
-    encoding: str = ENCODING
-    """Of your own .csv or .jsonl file, such as latin-1."""
-    scale: str = choices.SCALES[0]
-    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust."""
-    impute: str = choices.IMPUTES[0]
-    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none refuses them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, DataConfig):
+    """The configuration of one run. A value None means the dataset's default; :func:`resolved` fills it in.
+
+    >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
+    >>> resolved(config).model, resolved(config).batch_size
+    ('mlp', 32)
+    >>> RunConfig.from_json({"algoritm": "fedavg"})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
+    """
 
     @property
     def training(self) -> Training:
@@ -196,6 +225,16 @@ class RunConfig:
         for name in values:
             check_known("configuration key", name, [f.name for f in fields(cls)])
         return cls(**values)
+
+
+GROUPS: dict[str, type] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "federation": FederationConfig,
+    "execution": ExecutionConfig,
+}
+"""The groups of a configuration's keys, by the names that help and files use."""
 
 
 def check(config: RunConfig) -> None:

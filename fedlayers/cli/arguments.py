@@ -11,39 +11,36 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from tyro.conf import DisallowNone, FlagConversionOff, FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
+from tyro.conf import (
+    DisallowNone,
+    FlagConversionOff,
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    Suppress,
+    UseAppendAction,
+    arg,
+)
 from tyro.constructors import PrimitiveConstructorSpec
 
 from fedlayers import catalogue
-from fl_core.config import RunConfig, check
+from fl_core.config import GROUPS, RunConfig, check
 from fl_core.errors import RunError, UsageError, check_known
 
 RESULTS = {"plan": "plan", "rows": "diagnosis"}
-GROUPS: dict[str, tuple[str, ...]] = {
-    "data": (
-        "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
-        "samples_per_client", "dominance", "max_samples", "task", "positive", "client_column", "label_column",
-        "text_column", "columns", "exclude_columns", "separator", "encoding", "scale", "impute",
-    ),
-    "model": ("model", "init", "batchnorm", "layer_granularity"),
-    "algorithm": ("algorithm", "plan", "rule", "threshold"),
-    "training": (
-        "rounds", "participation", "client_dropout", "dropout_trace", "client_weights", "epochs", "batch_size", "lr",
-        "optimizer",
-        "momentum", "weight_decay", "amsgrad", "max_grad_norm", "keep_optimizer", "loss", "class_weights",
-    ),
-    "execution": (
-        "seed", "workers", "stack", "device", "memory_format", "precision", "recompute_frozen", "eval_every",
-        "checkpoint_every", "on_divergence", "local_scores",
-    ),
-}  # fmt: skip
-"""The configuration's fields as the help groups them; what the ``--option`` arguments fill is not among them."""
-ABOUT = {
-    "data": "What is not given is the dataset's default: fedlayers list datasets.",
-    "training": "What is not given is the dataset's default: fedlayers list datasets.",
-}
+OTHERWISE = ("options", "model_options", "loss_options", "local_models")
+"""Keys of the configuration without a flag of their own name."""
+USUAL = (
+    *("dataset", "client_column", "label_column", "model", "algorithm", "plan"),
+    *("rounds", "epochs", "batch_size", "lr", "seed", "workers", "device"),
+)
+"""Keys of the configuration whose flags ``--help`` shows; ``--help-all`` shows all."""
+DEFAULTS = "Options that you omit use the dataset's defaults: fedlayers list datasets."
+ABOUT = {"data": DEFAULTS, "training": DEFAULTS}
+T = TypeVar("T")
+_WITHOUT: dict[Any, Collection[str]] = {}
+"""The keys that a command has no flag for, by the mark of its configuration."""
 MARKERS = (DisallowNone, FlagCreatePairsOff)
 
 
@@ -87,22 +84,32 @@ SetLoss = Annotated[
 
 @cache
 def documented() -> Mapping[str, str]:
-    """The description beneath each field of the configuration, used as the help of its flag."""
-    body = ast.parse(inspect.getsource(RunConfig)).body[0].body  # type: ignore[attr-defined]
+    """Return the description beneath each key of the configuration, which is the help of its flag."""
     texts = {}
-    for field, text in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    for group in GROUPS.values():
+        body = ast.parse(inspect.getsource(group)).body[0].body  # type: ignore[attr-defined]
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return texts
 
 
-def flags(without: Collection[str] = ()) -> Any:
-    """The flags of a command for all fields of the configuration but some, in groups; parsed into a ``RunConfig``."""
+def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -> Any:
+    """Return the flags for the keys of the configuration, in groups; they are parsed into a ``RunConfig``.
+
+    Args:
+        without: keys that the command has no flag for.
+        shown: keys whose flags the help shows; None = all.
+    """
     hints = get_type_hints(RunConfig)
-    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     groups: dict[str, Any] = {}
-    for group, names in GROUPS.items():
-        fields: list[Any] = [(name, _flag(name, hints[name]), defaults[name]) for name in names if name not in without]
+    for group, keys in GROUPS.items():
+        fields: list[Any] = []
+        for key in dataclasses.fields(keys):
+            if key.name not in (*without, *OTHERWISE):
+                flag = _flag(key.name, hints[key.name])
+                hidden = shown is not None and key.name not in shown
+                fields.append((key.name, Suppress[flag] if hidden else flag, key.default))
         if fields:
             group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, frozen=True, kw_only=True)
             group_class.__doc__ = ABOUT.get(group, " ")  # a blank, lest the help show the constructor's signature
@@ -117,7 +124,21 @@ def flags(without: Collection[str] = ()) -> Any:
     ]
     config.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     config.__annotations__ = groups
-    return arg(constructor=config, name="")
+    flag = arg(constructor=config, name="")
+    _WITHOUT[flag] = without
+    return flag
+
+
+def with_usual_flags(command: type[T]) -> type[T]:
+    """Return the command with the flags of the configuration that its short help shows."""
+    hint = get_type_hints(command, include_extras=True).get("config")
+    if hint is None:
+        return command
+    (flag,) = hint.__metadata__
+    fields = [("config", Annotated[RunConfig, flags(_WITHOUT[flag], USUAL)])]
+    made = dataclasses.make_dataclass(command.__name__, fields, bases=(command,), frozen=True, kw_only=True)
+    made.__doc__ = command.__doc__
+    return made
 
 
 def _flag(name: str, field_type: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import option
+from fl_core.config import RunConfig
 
 RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
 ModelCode = Annotated[
@@ -39,3 +40,28 @@ class Command:
     def interrupted(self) -> str:
         """What to tell the user after Ctrl-C: how to continue what was begun."""
         return "nothing was written"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Configured(Command):
+    """Base of the commands that take a run's configuration."""
+
+    file: Annotated[
+        Path | None, option("Read flags from a file that --print-config wrote. Flags win.", "FILE", "config")
+    ] = None
+    print_config: Annotated[bool, option("Print the configuration as TOML, and stop.")] = False
+    help_all: Annotated[bool, option("Show every flag; --help shows the usual ones.")] = False
+
+    def asked_config(self) -> RunConfig:
+        """Return the configuration of the command line, with names and numbers checked.
+
+        Raises:
+            UsageError: a value is wrong, or an option is not KEY=VALUE.
+        """
+        raise NotImplementedError
+
+    def printed(self) -> str:
+        """Return the configuration as TOML, with the dataset's defaults filled in."""
+        from fedlayers.cli.config_files import to_toml
+
+        return to_toml(self.asked_config())

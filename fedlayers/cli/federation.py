@@ -14,7 +14,7 @@ from tyro.conf import Positional
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
-from fedlayers.cli.base import Command
+from fedlayers.cli.base import Command, Configured
 from fedlayers.cli.runs import Log, finished
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, say
 from fl_core.config import RunConfig
@@ -124,7 +124,7 @@ class Site(Command):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Federate(Command):
+class Federate(Configured):
     """Run an algorithm over the sites of a federation, into an ordinary run directory.
 
     The data are the sites': a dataset that all have, or tables of their own, whose classes and columns they tell.
@@ -148,8 +148,11 @@ class Federate(Command):
     loss_option: SetLoss = ()
     logger: Log = ()
 
+    def asked_config(self) -> RunConfig:
+        return configured(self.config, self.set, self.model_option, self.loss_option)
+
     def main(self, line: str) -> None:
-        config = configured(self.config, self.set, self.model_option, self.loss_option)
+        config = self.asked_config()
         patience = self.federation.patience
         for name in self.logger:
             catalogue.check("logger", name)

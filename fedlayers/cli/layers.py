@@ -14,7 +14,7 @@ from tyro.conf import Positional
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
-from fedlayers.cli.base import Command, ModelCode
+from fedlayers.cli.base import Command, Configured, ModelCode
 from fedlayers.cli.superlinks import NOWHERE, OfSites, changed
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
@@ -31,7 +31,7 @@ _DTYPES = ("float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diagnose(Command):
+class Diagnose(Configured):
     """Measure every layer on every client.
 
     Either the models of a run are measured, or those of a dataset and a model after every client's first
@@ -82,13 +82,20 @@ class Diagnose(Command):
         arguments.flags(
             without=(
                 *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
-                *("checkpoint_every", "local_scores", *arguments.GROUPS["algorithm"]),
+                *("checkpoint_every", "local_scores", "algorithm", "plan", "rule", "threshold"),
             )
         ),
     ]
     set: SetMetric = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
+
+    def asked_config(self) -> RunConfig:
+        config = configured(self.config, (), self.model_option, self.loss_option)
+        if self.dir is None:
+            config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
+            catalogue.check_names(config)
+        return config
 
     def main(self, line: str) -> None:
         at_sites = bool(self.federation.superlink)
@@ -104,11 +111,8 @@ class Diagnose(Command):
             raise UsageError("--allow-code is for a run directory; with --dataset name the model with --model")
         if self.null_draws is not None and not self.null:
             raise UsageError("--null-draws is of nulls, and none is measured: name one, such as --null labels")
-        config = configured(self.config, (), self.model_option, self.loss_option)
-        if self.dir is None:
-            config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
-            catalogue.check_names(config)
-        elif at_sites:
+        config = self.asked_config()
+        if self.dir is not None and at_sites:
             raise UsageError("--superlink goes without a run directory: the sites measure after their first training")
         over = self.federation.check(config, [name for name in AT_HOME if getattr(self, name)])
 

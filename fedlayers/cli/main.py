@@ -97,7 +97,10 @@ def _main(words: Sequence[str]) -> None:
     try:
         with interrupts.ending(command.interrupted), warnings.catch_warnings():
             warnings.showwarning = _Notes()
-            command.main(shlex.join(["fedlayers", *words]))
+            if getattr(command, "print_config", False):
+                print(command.printed(), end="")
+            else:
+                command.main(shlex.join(["fedlayers", *words]))
     except BrokenPipeError:
         raise
     except Exception as error:
@@ -199,9 +202,18 @@ def parsed(words: Sequence[str]) -> Command:
 
     import tyro
 
-    from fedlayers.cli.arguments import MARKERS
+    from fedlayers.cli.arguments import MARKERS, with_usual_flags
+    from fedlayers.cli.base import Configured
     from fedlayers.cli.refusals import one_line
 
+    if issubclass(command, Configured):
+        from fedlayers.cli.config_files import expanded
+
+        words = expanded(words)
+    if "--help-all" in words:
+        words = ["--help"]
+    elif not {"-h", "--help"}.isdisjoint(words):
+        command = with_usual_flags(command)
     text, said = inspect.getdoc(command), io.StringIO()
     try:
         with redirect_stderr(said):

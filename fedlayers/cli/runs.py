@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
-from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fedlayers.cli.base import Command, Configured, ModelCode, RunDirectory
 from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
 
@@ -22,7 +22,7 @@ On = Annotated[str, option("Where clients are trained: ray, or ray:HOST:PORT (a 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run(Command):
+class Run(Configured):
     """Train one algorithm on one federation, into a run directory.
 
     With --plan choose a race decides beforehand which layers are shared; it is kept beside the run, in DIR-race.
@@ -44,8 +44,11 @@ class Run(Command):
     logger: Log = ()
     backend: On = ""
 
+    def asked_config(self) -> RunConfig:
+        return configured(self.config, self.set, self.model_option, self.loss_option)
+
     def main(self, line: str) -> None:
-        config = configured(self.config, self.set, self.model_option, self.loss_option)
+        config = self.asked_config()
         for name in self.logger:
             catalogue.check("logger", name)
 

@@ -11,7 +11,7 @@ from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
-from fedlayers.cli.base import Command
+from fedlayers.cli.base import Configured
 from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
@@ -29,7 +29,7 @@ Arms = Annotated[
 ]
 
 
-class ManyRuns(Command):
+class ManyRuns(Configured):
     """Base of the commands that train many runs, which can be interrupted and started again."""
 
     seeds: int
@@ -40,6 +40,9 @@ class ManyRuns(Command):
 
     def interrupted(self) -> str:
         return "the same command goes on"
+
+    def asked_config(self) -> RunConfig:
+        return self.asked()[0]
 
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
         """The configuration and the seeds of the command line, with names and numbers checked."""
@@ -56,6 +59,9 @@ class OneAlgorithm(ManyRuns):
 
     algorithm: str
     set: tuple[str, ...]
+
+    def asked_config(self) -> RunConfig:
+        return self.of_one()[0]
 
     def of_one(self) -> tuple[RunConfig, tuple[int, ...]]:
         """The configuration of the algorithm and the seeds, with names and numbers checked."""

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from fedlayers.cli import arguments
 from fedlayers.cli import main as cli
 from fl_core import rows
-from fl_core.config import RunConfig
+from fl_core.config import GROUPS, RunConfig
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 
@@ -145,13 +146,45 @@ def test_help_names_what_plan_and_score_take(fedlayers):
 
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
-    grouped = [name for names in arguments.GROUPS.values() for name in names]
-    beside = {"options", "model_options", "loss_options", "local_models"}  # filled by --option, or from Python only
-    assert sorted(grouped) == sorted({f.name for f in fields(RunConfig)} - beside)
-    assert set(grouped) <= set(arguments.documented())
-    out = fedlayers("run", "--help")
-    for name in grouped:
-        assert f"--{name.replace('_', '-')} " in out
+    keys = {f.name for f in fields(RunConfig)} - {*arguments.OTHERWISE}
+    assert keys <= set(arguments.documented())
+    assert {key.name for group in GROUPS.values() for key in fields(group)} == {f.name for f in fields(RunConfig)}
+    shown = [fedlayers("run", flag) for flag in ("--help", "--help-all")]
+    usual, every = (re.findall(r"^[^\w-]*(--[\w-]+)", text, re.MULTILINE) for text in shown)
+    named = {f"--{name.replace('_', '-')}": name for name in keys}
+    assert {named[flag] for flag in every if flag in named} == keys
+    assert {named[flag] for flag in usual if flag in named} == {*arguments.USUAL}
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "fedavg"), ("choose",), ("diagnose",)])
+def test_a_printed_configuration_is_read_again(fedlayers, tmp_path, command):
+    flags = ("--dataset", "digits", "--lr", "0.2", "--amsgrad", "False", "--model-option", "sizes=8,4")
+    text = fedlayers(*command, *flags, "--print-config")
+    (tmp_path / "run.toml").write_text(text)
+    kept = tomllib.loads(text)
+    assert (kept["training"]["lr"], kept["training"]["amsgrad"]) == (0.2, False)
+    assert kept["model"]["model_options"] == {"sizes": [8, 4]}
+    if command[0] == "run":
+        assert fedlayers(*command, "--config", str(tmp_path / "run.toml"), "--print-config") == text
+        changed = fedlayers(*command, "--lr", "0.3", f"--config={tmp_path / 'run.toml'}", "--print-config")
+        assert tomllib.loads(changed)["training"]["lr"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[data]\ndatset = 'heart'", "did you mean 'dataset'"),
+        ("[dta]", "did you mean 'data'"),
+        ("lr = 0.1", "unknown group"),
+        ("data = 3", "must be a group"),
+        ("[model]\nmodel = {a = 1}", "must be a value"),
+        ("[", "must be TOML"),
+    ],
+)
+def test_a_wrong_configuration_file_is_one_line(fedlayers, tmp_path, text, says):
+    (tmp_path / "run.toml").write_text(text)
+    assert says in fedlayers.refused("run", "--config", str(tmp_path / "run.toml"))
+    assert "must name a file" in fedlayers.refused("run", "--config", "nowhere.toml")
 
 
 def test_flags_become_the_configuration():

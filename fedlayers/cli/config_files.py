@@ -1,0 +1,118 @@
+"""Files of a configuration: ``--config FILE`` reads one as flags, ``--print-config`` writes one."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fl_core.config import GROUPS, RunConfig, resolved
+from fl_core.errors import UsageError, check_known
+from fl_core.limits import check_size
+
+LARGEST = 2**20
+"""Bytes of a configuration file at most."""
+OPTIONS = {"options": "--option", "model_options": "--model-option", "loss_options": "--loss-option"}
+"""The keys whose values are options, and the flag of one option."""
+
+
+def expanded(words: Sequence[str]) -> list[str]:
+    """Replace ``--config FILE`` by the flags that the file stands for; flags that are given stay and win.
+
+    Raises:
+        UsageError: the file is missing, no TOML, or has an unknown group or key.
+    """
+    rest, file = _without_file(words)
+    if file is None:
+        return rest
+    given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    own = _given_options(rest)
+    flags: list[str] = []
+    for key, value in _read(file).items():
+        if key in OPTIONS:
+            for name, each in value.items():
+                if (OPTIONS[key], name) not in own:
+                    flags += [OPTIONS[key], f"{name}={_text(each)}"]
+        elif (flag := f"--{key.replace('_', '-')}") not in given:
+            flags += _words(flag, value)
+    return [*rest, *flags]
+
+
+def to_toml(config: RunConfig) -> str:
+    """Return a configuration as TOML, in groups, with the dataset's defaults filled in.
+
+    Raises:
+        UsageError: a value is wrong.
+    """
+    import tomli_w
+
+    filled = resolved(config)
+    groups = {}
+    for group, keys in GROUPS.items():
+        values = {key.name: getattr(filled, key.name) for key in fields(keys) if key.name != "local_models"}
+        groups[group] = {name: value for name, value in values.items() if value not in (None, {})}
+    return tomli_w.dumps(groups)
+
+
+def _without_file(words: Sequence[str]) -> tuple[list[str], Path | None]:
+    rest, file = list(words), None
+    while place := next((n for n, word in enumerate(rest, 1) if word.partition("=")[0] == "--config"), 0):
+        _, equals, name = rest.pop(place - 1).partition("=")
+        if not equals:
+            if place > len(rest):
+                raise UsageError(
+                    "--config must be followed by a file; got nothing. Name one that --print-config wrote."
+                )
+            name = rest.pop(place - 1)
+        file = Path(name)
+    return rest, file
+
+
+def _given_options(words: Sequence[str]) -> set[tuple[str, str]]:
+    """Return flag and key of each option among the words."""
+    joined = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    return {(flag, text.partition("=")[0]) for flag, text in pairwise(joined) if flag in OPTIONS.values()}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise UsageError(f"--config must name a file; got {file}. Write one with --print-config.")
+    check_size(file, file.stat().st_size, LARGEST)
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{file} must be TOML; got an error: {error}. Write one with --print-config.") from error
+    values: dict[str, Any] = {}
+    for group, keys in found.items():
+        check_known(f"group of {file}", group, GROUPS)
+        names = [key.name for key in fields(GROUPS[group]) if key.name != "local_models"]
+        if not isinstance(keys, Mapping):
+            raise UsageError(f"{group} of {file} must be a group, [{group}]; got {keys!r}.")
+        for name, value in keys.items():
+            check_known(f"key in [{group}] of {file}", name, names)
+            if isinstance(value, Mapping) != (name in OPTIONS):
+                raise UsageError(f"{name} in [{group}] of {file} must be {_kind(name)}; got {value!r}.")
+            values[name] = value
+    return values
+
+
+def _kind(name: str) -> str:
+    return f"a group, [...{name}]" if name in OPTIONS else "a value"
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    """Return a flag with its value as words of a command line."""
+    optional = flag in ("--amsgrad", "--keep-optimizer")
+    if isinstance(value, bool) and not optional:
+        return [flag] if value else []
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    return [flag, str(value)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
