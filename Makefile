@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo federation figures notebooks lists docs test test-slow test-federation clean
+.PHONY: help setup lock demo federation figures notebooks lists docs test coverage test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -58,6 +58,10 @@ test: $(READY)   ## style, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \
+		--cov-report=term:skip-covered --cov-report=html:out/coverage
 
 test-slow: $(READY) ## the tests that take long, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow

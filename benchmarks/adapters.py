@@ -285,7 +285,7 @@ def _pfl_rank(job: Job, rank: int, ranks: int, port: int) -> tuple[Callable[[], 
 
 @contextmanager
 def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """fedjax's federated averaging with its default backend, which compiles a client's step."""
+    """Fedjax's federated averaging with its default backend, which compiles a client's step."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 

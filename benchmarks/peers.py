@@ -31,7 +31,7 @@ REST = 3.0
 
 @contextmanager
 def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """This package's engine as a run uses it, without evaluation and files."""
+    """Yield the engine as a run uses it, without evaluation and files."""
     data = job.data()
     names = [name for name, _ in job.model(data).named_parameters()]
     with training.rounds(job.config, data, model=job.network() if job.network else None) as engine:

@@ -29,8 +29,10 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 def usage(*words: str) -> tuple[float, float]:
-    """CPU seconds and peak MB of Python with these arguments, started by a small process: a child's peak begins at its
-    parent's."""
+    """Return CPU seconds and peak MB of Python with these arguments.
+
+    A small process starts it, because a child's peak begins at its parent's.
+    """
     told = subprocess.run([sys.executable, "-c", USED, *words], check=True, capture_output=True, text=True)
     seconds, peak = map(float, told.stdout.split())
     return seconds, peak

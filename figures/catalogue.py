@@ -91,8 +91,10 @@ class Entry:
         return f"{said}{part} round{'s' * (said + part != '1')}, {seeds} seed{'s' * (seeds != '1')}"
 
     def state(self, scale: str = QUICK) -> str:
-        """``ready``, ``3 of 12 runs`` or ``no rows`` of an item, ``no paper scale`` of one that lacks it; else
-        ``cannot`` where a note says why, or ``planned``."""
+        """Return ``ready``, ``3 of 12 runs``, ``no rows`` or ``no paper scale`` of an item.
+
+        Without an item it is ``cannot`` where a note says why, or ``planned``.
+        """
         item = items.REGISTRY.get(self.name)
         if item is None:
             return "cannot" if self.note else "planned"

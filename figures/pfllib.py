@@ -172,7 +172,7 @@ def _merge_first(server: Any, load: Callable[[str], ModuleType]) -> None:
 
 
 def _kept(server: Any, load: Callable[[str], ModuleType]) -> None:
-    """pFedMe's personal parameters are copies, not the model's own tensors, which the global ones replace."""
+    """PFedMe's personal parameters are copies, not the model's own tensors, which the global ones replace."""
     for client in server.clients:
         step = client.optimizer.step
         client.optimizer.step = lambda *given, step=step: [each.detach().clone() for each in step(*given)]

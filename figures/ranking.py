@@ -70,8 +70,9 @@ class Ranking:
 
 
 def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
-    """The critical-difference diagram (Demsar, 2006): algorithms by mean rank, and bars over those that Nemenyi's test
-    does not tell apart. Without a test the reason is written instead.
+    """Draw the critical-difference diagram (Demsar, 2006): algorithms by mean rank.
+
+    Bars join algorithms without a significant difference by Nemenyi's test. Without a test the reason is written.
 
     Args:
         names: how each algorithm is shown, by its name.

@@ -201,7 +201,7 @@ def _units(
 
 
 def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """timm's own grouping (stem, blocks, head), each group named by the module path its tensors share."""
+    """Timm's own grouping (stem, blocks, head), each group named by the module path its tensors share."""
     from timm.models._manipulate import group_with_matcher
 
     matched = group_with_matcher(iter(tensors.items()), model.group_matcher(coarse=False))

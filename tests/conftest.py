@@ -100,8 +100,11 @@ def kind_for(algorithm: str, kind: str) -> str:
 
 
 def network(kind: str, seed: int = 0) -> nn.Module:
-    """Three or four layers on samples of TOY: ``plain``, with dropout (``drop``), with batch normalisation (``norm``),
-    or with a layer that no forward pass reaches (``unused``); or three residual blocks: ``vit`` and ``mixer``."""
+    """Return three or four layers on samples of TOY.
+
+    Kinds: ``plain``, ``drop`` with dropout, ``norm`` with batch normalisation, ``unused`` with a layer that no
+    forward pass reaches, and three residual blocks, ``vit`` and ``mixer``.
+    """
     if kind in BLOCKS:
         return models.build(kind, (1, 6, 6), 3, seed=seed, options=BLOCKS[kind])
     with torch_seeded(seed):

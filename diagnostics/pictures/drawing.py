@@ -40,7 +40,7 @@ SCALES = ("auto", "linear", "log", "symlog")
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply the package's style inside a block: ``with style(): ...``. The backend stays as it is."""
+    """Apply the package's style inside a ``with`` block. The backend stays as it is."""
     with plt.style.context(STYLE):
         yield
         interactive = mpl.is_interactive()

@@ -55,7 +55,7 @@ class _Part:
             yield self.x[~held], self.y[~held], self.x[held], self.y[held]
 
 
-def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | None = None, tol: float = 1e-6) -> Array:
+def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | None = None, tol: float = 1e-6) -> Array:  # noqa: N803
     """Return labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
 
     Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, with a

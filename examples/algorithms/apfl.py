@@ -76,7 +76,7 @@ class APFL(Algorithm):
         steps.descend(grads)
 
     def mixture(self, w: Mapping[str, Tensor], v: Mapping[str, Tensor], alpha: float) -> Tree:
-        """alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
+        """Alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
         parameters = self.task_info.parameters
         return {name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name] for name in v}
 

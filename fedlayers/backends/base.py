@@ -106,7 +106,7 @@ class Backend(ABC):
 
 
 class InProcessBackend(Backend):
-    """This process, one work after another."""
+    """Train one run after another in this process."""
 
     def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
         for work in works:

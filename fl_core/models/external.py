@@ -75,7 +75,7 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
 
 
 def _pretrained(full: str, name: str, wanted: Any) -> Options:
-    """timm's arguments for pretrained weights; refuses a model that has none, which timm would start at random."""
+    """Timm's arguments for pretrained weights; refuses a model that has none, which timm would start at random."""
     import timm
 
     choice = str(wanted).lower()

@@ -1,5 +1,4 @@
-"""Traces against dense Hessian blocks in float64, and the verdict on which layers are exact, architecture by
-architecture."""
+"""Traces against dense Hessian blocks in float64, and which layers are exact in each architecture."""
 
 from __future__ import annotations
 

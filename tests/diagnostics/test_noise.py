@@ -90,7 +90,7 @@ def built(kind: Any) -> Any:
 
 
 def reference(model: nn.Module, layer: Layer, data: tuple[Tensor, Tensor], tensors: str, loss: losses.Loss) -> float:
-    """tr S of the gradients of single samples."""
+    """Tr S of the gradients of single samples."""
     params = dict(model.named_parameters())
     own = [params[name] for name in (layer.weights if tensors == "weights" else layer.parameters)]
     model.eval()

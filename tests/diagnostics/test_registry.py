@@ -186,7 +186,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("own_layers", None)
 
 
-class _forgotten:
+class _forgotten:  # noqa: N801
     """What is added to the registries inside the block is gone after it."""
 
     def __enter__(self) -> None:

@@ -50,7 +50,7 @@ def address() -> Iterator[tuple[str, list[str]]]:
             asked.append(self.path)
             self.send_error(404)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -433,7 +433,7 @@ def test_bad_requests(call):
 
 @pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
 def test_critical_difference_has_the_tabled_quantiles(k, q):
-    """q at 0.05 of Demsar (2006), Table 5."""
+    """Q at 0.05 of Demsar (2006), Table 5."""
     assert statistics.critical_difference(k, 6) == pytest.approx(q * math.sqrt(k * (k + 1) / 36), abs=1e-3)
 
 

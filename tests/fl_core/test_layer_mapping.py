@@ -192,7 +192,7 @@ def test_a_model_that_is_left_alone_has_its_own_layers() -> None:
 
 
 def test_an_attention_takes_adapters_into_its_block() -> None:
-    """timm groups a transformer by blocks; adapters in the attention's projection and the second fc join theirs."""
+    """Timm groups a transformer by blocks; adapters in the attention's projection and the second fc join theirs."""
     from peft import LoraConfig, inject_adapter_in_model
 
     data = (3, 32, 32)

@@ -35,7 +35,7 @@ TRAININGS = {
 
 
 def network(seed: int = 0, drop: float = 0.3) -> nn.Sequential:
-    """conv (0.0), batch normalisation (0.1), linear (2), linear (4), dropout, linear (6); float64."""
+    """Conv (0.0), batch normalisation (0.1), linear (2), linear (4), dropout, linear (6); float64."""
     with torch_seeded(seed):
         block = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
         parts = [block, nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(drop), nn.Linear(8, 3)]

@@ -198,8 +198,10 @@ def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> N
 
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
-    """What an algorithm builds around the model leaves the values as they were, and what it adds as personal (a prompt)
-    is the client's; only pFedHN draws a start of its own, unless it is told to begin at the common one."""
+    """An algorithm's additions leave the model's values alone, and personal ones are the client's.
+
+    Only pFedHN draws a start of its own, unless its option says to begin at the common one.
+    """
     kind = kind_for(name, "plain")
     options = {"begins": "common"} if name == "pfedhn" else {}
     plain, found = (

@@ -105,7 +105,7 @@ def test_fedfomo_is_the_papers() -> None:
 
 @pytest.mark.parametrize(("name", "options"), [("pfedla", {}), ("heurpfedla", {"k": 1}), ("heurpfedla", {"k": 2})])
 def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
-    """bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
+    """Bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
     options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
     run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
     layers = layers_of(network("plain").double(), models.example(TOY.shape).double())
