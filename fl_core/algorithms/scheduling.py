@@ -1,4 +1,4 @@
-"""Layers that join the training one after another, from the input or from the output."""
+"""Schedules by which layers join the training one after another, from the input or from the output."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from fl_core.plan import LayerPlan
 from fl_core.training.local import Context, Phase
 from fl_core.tree import Tree
 
-FROZEN = "frozen"  # a client's tree of what has not thawed yet
-TRAINED = "trained"  # the metric of the rows that say which layers train
-WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client: no layer of it can stand still
+FROZEN = "frozen"  # a client's tree of layers that do not train yet
+TRAINED = "trained"  # the metric of rows that record which layers train
+WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client, so no layer can be frozen
 
 
 class Scheduled(AlgorithmWrapper):
-    """A schedule over another algorithm: the plan's shared layers thaw one by one (Jang and Choi 2024, Alg. 1).
+    """A schedule for another algorithm that unfreezes the shared layers one by one (Jang and Choi 2024, Alg. 1).
 
-    Layer k of the shared ones, counted from the end at which the schedule begins, trains and travels from the 0-based
-    round t_k on; until then it stands at its common initial value. Everything else is what the algorithm ``base``
-    makes of it: FedBABU (default, the paper's method: the head stays at its random start until all
-    layers are fine-tuned at the end), or another with one model at the server (the paper's section 5.4). ``--option``
-    takes that one's keys too.
+    Layers are counted from the end at which the schedule begins. Shared layer k trains and travels from the 0-based
+    round t_k on. Until then it keeps its common initial value. Frozen layers are not sent, since both sides know their
+    values. The paper's Algorithm 1 sends them too, with the same result.
 
-    ``unfreeze``: t_1, t_2, ..., one for each layer that the plan shares (the paper: 0,100,200; ablation 0,50,100).
-    Default: spread evenly over the run, which is the paper's choice for its 3 layers and 300 rounds. With all of them 0
-    it is the algorithm below.
-
-    Frozen layers are not sent: their values are known on both sides. The paper's Algorithm 1 sends them too, with the
-    same result.
+    - ``base``: the algorithm that does everything else. The default FedBABU is the paper's method: the head stays at
+      its random start until all layers are fine-tuned at the end. Other algorithms with one model at the server are
+      possible (section 5.4). Their own keys are given by ``--option`` too.
+    - ``unfreeze``: t_1, t_2, ..., one for each shared layer. The paper has 0,100,200 and its ablation 0,50,100. The
+      default spreads them evenly over the run, which is the paper's choice for 3 layers and 300 rounds. If all are 0,
+      this is the base algorithm.
 
     Raises:
-        UsageError: another number of rounds than layers; an algorithm below that is a schedule itself, that decides on
-            a plan while it trains, or that has a model for each client at the server.
+        UsageError: the numbers of rounds and layers differ, or the base algorithm is unsuitable. That is a schedule, an
+            algorithm that chooses a plan while it trains, or one with a model for each client at the server.
     """
 
     uses_plan = True
@@ -68,11 +66,11 @@ class Scheduled(AlgorithmWrapper):
 
     @classmethod
     def thawing(cls, plan: LayerPlan) -> tuple[Layer, ...]:
-        """The layers that start to train one after another, first to last."""
+        """Return the layers that start to train one after another, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
 
     def inner_task_info(self) -> TaskInfo:
-        """The task as the inner algorithm sees it: layers that have not thawed wait."""
+        """Return the task for the inner algorithm, in which frozen layers do not train yet."""
         if self.plan is None:
             return self.task_info
         layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
@@ -88,7 +86,7 @@ class Scheduled(AlgorithmWrapper):
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
-        """The first round in which each scheduled layer trains."""
+        """Return the first round in which each scheduled layer trains."""
         names = [layer.name for layer in self.thawing(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
@@ -100,10 +98,10 @@ class Scheduled(AlgorithmWrapper):
         return tuple(rounds)
 
     def frozen(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors that are still at their initial value in this round."""
+        """Return the names of the tensors that still have their initial value in this round."""
         return self.inner.task_info.not_yet_trained(rnd)
 
-    # --- what a schedule changes: what is frozen is kept apart and does not train --------------------------------
+    # --- a schedule stores frozen layers separately and does not train them --------------------------------------
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -124,7 +122,7 @@ class Scheduled(AlgorithmWrapper):
         return message
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """``trained``: 1 if a layer trained in the round before, else 0."""
+        """Record ``trained``: 1 if a layer trained in the round before, else 0."""
         yield from super().observations(server, rnd)
         if rnd.index:
             trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}
