@@ -1,4 +1,4 @@
-"""Splits a model at its last linear layer, and builds one with two such heads."""
+"""Splitting of a model at its last linear layer, and a model with two such heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_core.errors import UsageError
 
 
 def head_path(model: nn.Module, example: Tensor) -> str:
-    """Path of the linear layer whose output is the model's.
+    """Return the path of the linear layer whose output is the model's.
 
     Args:
         example: a batch that the model takes.
@@ -41,9 +41,9 @@ def head_path(model: nn.Module, example: Tensor) -> str:
 
 
 def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
-    """The feature extractor and the classifier of a model: ``head(body(x))`` equals ``model(x)``.
+    """Split a model into feature extractor and classifier, such that ``head(body(x))`` equals ``model(x)``.
 
-    The model itself becomes the extractor: where its last linear layer was there is now an identity.
+    The model itself becomes the extractor. An identity replaces its last linear layer.
 
     Args:
         example: a batch that the model takes.
@@ -78,7 +78,7 @@ def _without(model: nn.Module, path: str) -> nn.Module:
 class TwoHeads(nn.Module):
     """A feature extractor with a generic and a personal head, whose logits are added.
 
-    The personal head starts at zero: before it has learnt anything, the prediction is the generic head's.
+    The personal head starts at zero, so that the first prediction is the generic head's.
     """
 
     def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
@@ -90,11 +90,11 @@ class TwoHeads(nn.Module):
             nn.init.zeros_(param)
 
     def forward(self, x: Tensor, both: bool = False) -> Any:
-        """Logits [n, C] of the personal prediction.
+        """Return logits [n, C] of the personal prediction.
 
         Args:
-            both: instead the pair of generic and personal logits, the latter with a gradient for the personal head
-                alone.
+            both: return the pair of generic and personal logits instead. The latter has a gradient for the personal
+                head only.
         """
         features = self.body(x)
         generic = self.generic(features)
