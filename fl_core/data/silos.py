@@ -1,4 +1,4 @@
-"""Build a federation from tensors or arrays that each silo holds in memory."""
+"""Building of a federation from each client's tensors or arrays in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_clients(
     impute: str = "none",
     task: str = CLASSIFICATION,
 ) -> FederatedData:
-    """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
+    """Make a federation of clients' tensors or arrays, in the given order, as ``data`` for a run.
 
     >>> import numpy as np
     >>> from fl_core.data import from_clients
@@ -41,18 +41,18 @@ def from_clients(
     [('north', 32, 10), ('south', 16, 5)]
 
     Args:
-        silos: {client: (x, y)}, checked as an .npz file's arrays are (:func:`fl_core.data.files.read`): x are images,
-            uint8 [n, H, W] or [n, H, W, C], which are scaled to 0..1, or numbers [n, ...], taken as they are; y are
-            whole numbers or words [n], or targets.
-        classes: names of labels 0..C-1; default: the distinct labels of all silos together, in ascending order.
+        silos: {client: (x, y)}, checked like an .npz file's arrays (:func:`fl_core.data.files.read`). Images x are
+            uint8 [n, H, W] or [n, H, W, C] and are scaled to 0..1. Other x are numbers [n, ...] and not scaled. Labels
+            y are whole numbers or words [n], or targets.
+        classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order.
         name: of the data, in records.
-        seed, splits: how each silo's samples are divided; see :func:`fl_core.data.partitions.make`.
-        scale, impute: how a table's columns are scaled and their missing numbers, NaN, filled, as fitted on the
-            training samples of all silos; see :data:`fl_core.choices.SCALES` and the next.
-        task: ``classification``, or ``regression``: y are numbers to be predicted, and there are no classes.
+        seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
+        scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
+            training samples of all clients, see :data:`fl_core.choices.SCALES` and the next.
+        task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
 
     Raises:
-        UsageError: names the silo and the first bad row, or what the silos do not have in common.
+        UsageError: names the client and the first bad row, or the difference between clients.
     """
     how = Reading(scale=scale, impute=impute, task=task)
     source = source_from_clients(silos, classes=classes, name=name, missing=how.missing, task=task)
@@ -68,7 +68,7 @@ def source_from_clients(
     missing: bool = False,
     task: str = CLASSIFICATION,
 ) -> Source:
-    """The samples of all silos one after another, with each silo as a natural client (see :func:`from_clients`)."""
+    """Join the samples of all clients, each as a natural client (see :func:`from_clients`)."""
     if not isinstance(silos, Mapping):
         raise UsageError(f"give the silos by name, {{client: (x, y)}}, not {type(silos).__name__}")
     if not silos:
@@ -94,7 +94,8 @@ def source_from_clients(
 
 
 def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
-    """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`from_clients`.
+    """Return a source from samples x [n, ...] and labels y [n] without natural clients, checked as in
+    :func:`from_clients`.
 
     Raises:
         UsageError: names the first bad row.
@@ -105,7 +106,7 @@ def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFIC
 
 
 def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
-    """Check one silo's features and labels, whole numbers, words or targets, which must have equal lengths."""
+    """Check one client's features and labels, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y", task)
     if len(x) != len(y):
