@@ -47,12 +47,12 @@ class RunConfig:
     algorithm: str = "fedavg"
     """Registered name, or package.module:Class."""
     plan: str | None = None
-    """Path of a plan, or auto to measure and choose one first. Only in run: choose, for a race first. Default: the
+    """Path of a plan, auto to measure and choose one first, or, in run alone, choose to race first; default: the
     algorithm's own."""
     rule: str = "sensitivity_ratio"
     """Rule by which auto and PLayer-FL choose a plan: registered name, or package.module:function."""
     threshold: float = 1.2
-    """Of the rule: layers before the first jump above it are shared."""
+    """Threshold of the rule: layers before the first jump above it are shared."""
     rounds: int | None = None
     """Communication rounds."""
     seed: int = 0
@@ -91,11 +91,11 @@ class RunConfig:
     optimizer: str | None = None
     """sgd, adam or adamw."""
     momentum: float | None = None
-    """Of sgd."""
+    """Momentum of sgd."""
     weight_decay: float | None = None
     """Coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
-    """Of adam and adamw."""
+    """Use AMSGrad in adam and adamw."""
     max_grad_norm: float | None = None
     """Scale a step's gradient down to this norm if it is longer."""
     keep_optimizer: bool | None = None
