@@ -38,5 +38,5 @@ def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> No
     known = sorted(known)
     for option in options:
         if not known:
-            raise UsageError(f"{what} takes no options, so not {option!r}")
+            raise UsageError(f"{what} must have no options; got {option!r}. Leave it out.")
         check_known(f"option of {what}", option, known)

@@ -220,14 +220,14 @@ def check(config: RunConfig) -> None:
     for name, least in (("rounds", 1), ("workers", 0), ("local_models", 0), ("eval_every", 1), ("checkpoint_every", 1)):
         value = getattr(config, name)
         if value is not None and value < least:
-            raise UsageError(f"{name} must be at least {least}, not {value}")
+            raise UsageError(f"{name} must be at least {least}; got {value}.")
     weights_of(config.class_weights)
     if not config.threshold > 0:
-        raise UsageError(f"threshold must be above 0, not {config.threshold}")
+        raise UsageError(f"threshold must be above 0; got {config.threshold}.")
     if not 0 < config.participation <= 1:
-        raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
+        raise UsageError(f"participation must be above 0 and at most 1; got {config.participation}.")
     if not 0 <= config.client_dropout < 1:
-        raise UsageError(f"client_dropout must be at least 0 and below 1, not {config.client_dropout}")
+        raise UsageError(f"client_dropout must be at least 0 and below 1; got {config.client_dropout}.")
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
@@ -327,8 +327,8 @@ def _check_undealt(config: RunConfig, name: str) -> None:
     for key in (*READING, *DEALING):
         if getattr(config, key) != getattr(RunConfig, key):
             raise UsageError(
-                f"{key}={getattr(config, key)!r} says how a dataset is read and dealt to clients, and {name!r} was "
-                f"given as it is: leave {key} out"
+                f"{key} must be left out for data from Python; got {key}={getattr(config, key)!r} with {name!r}, "
+                "whose samples and clients are fixed."
             )
 
 
@@ -346,7 +346,7 @@ def _check_types(config: RunConfig) -> None:
         accepted = (*kinds, int) if float in kinds else tuple(kinds)
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-            hint = "; fl.run takes data in memory as data=" if name == "dataset" else ""
-            raise UsageError(f"{name} must be {wanted}, not {_shown(value)}{hint}")
+            hint = " Pass data in memory as data= to fl.run." if name == "dataset" else ""
+            raise UsageError(f"{name} must be {wanted}; got {_shown(value)}.{hint}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name} must be finite, not {value}")
+            raise UsageError(f"{name} must be finite; got {value}.")

@@ -118,9 +118,11 @@ def round_costs(
     problem = algorithm.task_info
     own_steps = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
     if own_steps or not algorithm.static_traffic:
-        raise UsageError(f"{algorithm.name} costs what a run of it records: rows 'flops', 'bytes_down' and 'bytes_up'")
+        raise UsageError(
+            f"the cost of {algorithm.name} is only known from a run. Use its rows 'flops', 'bytes_down' and 'bytes_up'."
+        )
     if problem.rounds < 1 or batch < 1:
-        raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")
+        raise UsageError(f"rounds and batch must be at least 1; got {problem.rounds} and {batch}.")
     sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}
 
     @cache

@@ -25,9 +25,11 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
     depths = tuple(given) or tuple(math.ceil(part * blocks / 12) for part in TWELFTHS)
     for depth in given:
         if not 1 <= depth <= blocks:
-            raise UsageError(f"depths: {depth} is not from 1 to {blocks}, the number of the model's blocks")
+            raise UsageError(f"depths must be from 1 to {blocks}, the number of the model's blocks; got {depth}.")
     if len(given) > clients:
-        raise UsageError(f"{len(given)} depths are given for {clients} clients")
+        raise UsageError(
+            f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
+        )
     return tuple(depths[client * len(depths) // clients] for client in range(clients))
 
 

@@ -116,7 +116,9 @@ class AllSmall(Blockwise):
         whole: Any = with_optional_blocks(model, models.example(shape))
         depth = math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
         if not 1 <= depth <= len(whole.blocks):
-            raise UsageError(f"allsmall: depth={depth} is not from 1 to {len(whole.blocks)}, the model's blocks")
+            raise UsageError(
+                f"allsmall: depth must be from 1 to {len(whole.blocks)}, the number of the model's blocks; got {depth}."
+            )
         whole.blocks = whole.blocks[:depth]
         return super().wrap_model(whole, config, shape=shape, n_classes=n_classes, seed=seed)
 
@@ -138,14 +140,16 @@ class Limited(Blockwise):
 
         def __post_init__(self) -> None:
             if self.depths and self.random_depths:
-                raise UsageError("depths are given, and random_depths asks for others: choose one")
+                raise UsageError("depths must be left out with random_depths; got both. Choose one.")
 
     def __init__(
         self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(task_info, plan, config)
         if not task_info.blocks:
-            raise UsageError(f"{self.name} needs a model of residual blocks")
+            raise UsageError(
+                f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
+            )
         self.fixed = allocation.fixed_depths(self.config.depths, len(task_info.n_train), len(task_info.blocks))
         self.always = task_info.tensors.difference(*(inside(task_info.tensors, path) for path in task_info.blocks))
 
@@ -226,9 +230,8 @@ class FedRA(Limited):
         super().__init__(task_info, plan, config)
         if self.covers and not self.config.random_depths and sum(self.fixed) < len(task_info.blocks):
             raise UsageError(
-                f"fedra: all clients together hold {sum(self.fixed)} blocks and can never cover "
-                f"{len(task_info.blocks)}; "
-                "allocation=keep does without"
+                f"fedra: the depths must sum to at least {len(task_info.blocks)} blocks with allocation=cover; "
+                f"got {sum(self.fixed)}. Use allocation=keep."
             )
 
     @property
@@ -280,7 +283,7 @@ class InclusiveFL(Limited):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.beta > 1:
-                raise UsageError(f"inclusivefl: beta is a share, at most 1, not {self.beta}")
+                raise UsageError(f"inclusivefl: beta must be at most 1; got {self.beta}.")
 
     @classmethod
     def wrap_model(
@@ -303,7 +306,8 @@ class InclusiveFL(Limited):
         self.heads = last_layer if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
             raise UsageError(
-                f"inclusivefl: own_heads needs a last layer behind all blocks; {listing(last.shared)} is in one"
+                f"inclusivefl: the last layer must follow all blocks with own_heads; "
+                f"got {listing(last.shared)} inside one."
             )
         depths = range(1, len(task_info.blocks) + 1) if self.config.random_depths else self.fixed
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
@@ -405,7 +409,7 @@ class DepthFL(Limited):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.ramp < 1:
-                raise UsageError(f"depthfl: ramp={self.ramp}; it must be at least 1 round")
+                raise UsageError(f"depthfl: ramp must be at least 1 round; got {self.ramp}.")
 
     @classmethod
     def wrap_model(

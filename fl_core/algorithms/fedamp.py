@@ -162,7 +162,7 @@ class FedAMP(Keeping):
         check_known(f"start of {self.name}", self.config.start, ("own", "cloud"))
         for key in ("alpha", "decay", "decay_every", "sigma"):
             if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0")
+                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread():
@@ -224,7 +224,7 @@ class HeurFedAMP(FedAMP):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.self_weight is not None and self.config.self_weight > 1:
-            raise UsageError(f"{self.name}: self_weight must be at most 1, not {self.config.self_weight}")
+            raise UsageError(f"{self.name}: self_weight must be at most 1; got {self.config.self_weight}.")
 
     def _alpha(self, index: int) -> float:
         return self._planned(index)
@@ -285,7 +285,7 @@ class FedFomo(Keeping):
         check_known(f"norm of {self.name}", self.config.norm, NORMS)
         check_known(f"report of {self.name}", self.config.report, ("mixed", "trained"))
         if not self.config.downloads:
-            raise UsageError(f"{self.name}: downloads must be at least 1")
+            raise UsageError(f"{self.name}: downloads must be at least 1; got {self.config.downloads}.")
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)

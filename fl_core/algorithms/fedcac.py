@@ -52,9 +52,9 @@ class FedCAC(Algorithm):
 
         def __post_init__(self) -> None:
             if not 0 < self.critical < 1:
-                raise UsageError(f"fedcac: critical must be a fraction between 0 and 1, not {self.critical}")
+                raise UsageError(f"fedcac: critical must be between 0 and 1; got {self.critical}.")
             if self.until < 1:
-                raise UsageError(f"fedcac: until must be at least 1 round, not {self.until}")
+                raise UsageError(f"fedcac: until must be at least 1 round; got {self.until}.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

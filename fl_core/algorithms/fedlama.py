@@ -56,7 +56,7 @@ class FedLAMA(Algorithm):
         def __post_init__(self) -> None:
             for name in ("tau", "phi"):
                 if getattr(self, name) < 1:
-                    raise UsageError(f"fedlama: {name} must be at least 1, not {getattr(self, name)}")
+                    raise UsageError(f"fedlama: {name} must be at least 1; got {getattr(self, name)}.")
 
     def due(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""

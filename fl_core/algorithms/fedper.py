@@ -107,7 +107,7 @@ class FedLP(Algorithm):
 
         def __post_init__(self) -> None:
             if self.keep > 1:
-                raise UsageError(f"fedlp: keep is a probability, at most 1, not {self.keep}")
+                raise UsageError(f"fedlp: keep must be a probability, at most 1; got {self.keep}.")
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.task_info.layers
@@ -275,6 +275,6 @@ class PLayerFLRandom(PLayerFL):
         cut = prefix_length(plan)
         choices = [count for count in range(1, len(plan.trainable)) if count != cut]
         if not choices:
-            raise UsageError(f"{self.name} needs 3 layers to choose between; the model has {len(plan.trainable)}")
+            raise UsageError(f"{self.name}: the model must have at least 3 layers; got {len(plan.trainable)}.")
         draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(choices)
         return plan.with_first(int(draw), rule="random prefix")

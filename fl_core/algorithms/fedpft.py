@@ -117,7 +117,8 @@ class FedPFT(Contrasting):
         self.views = MoCoViews(task_info.mean, task_info.std)
         if self.config.feature_epochs is not None and self.config.feature_epochs > task_info.epochs:
             raise UsageError(
-                f"{self.name}: feature_epochs={self.config.feature_epochs} of only {task_info.epochs} epochs a round"
+                f"{self.name}: feature_epochs must be at most {task_info.epochs}, the epochs of a round; "
+                f"got {self.config.feature_epochs}."
             )
 
     # --- the model ---
@@ -128,8 +129,8 @@ class FedPFT(Contrasting):
     ) -> nn.Module:
         if cls.compares(config) and len(shape) != 3:
             raise UsageError(
-                f"{cls.name} compares views of images (channels, height, width), not of samples of shape {shape}; "
-                "fedpft with contrast=false takes any"
+                f"{cls.name}: samples must be images (channels, height, width); got shape {shape}. "
+                "Use fedpft with contrast=false for other samples."
             )
         body, head = split_head(model, models.example(shape))
         width = head.in_features
@@ -290,7 +291,7 @@ class TwoStage(FedPFT):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.stage_rounds is None and not task_info.rounds:
-            raise UsageError(f"{self.name} needs a number of rounds for its first stage: stage_rounds")
+            raise UsageError(f"{self.name}: stage_rounds must be set if the number of rounds is unknown.")
 
     @classmethod
     def compares(cls, config: Any) -> bool:
@@ -338,6 +339,6 @@ class TwoStage(FedPFT):
 def _check(config: Any) -> None:
     for key in ("temperature", "queue"):
         if not getattr(config, key):
-            raise UsageError(f"{key} must be above 0")
+            raise UsageError(f"{key} must be above 0; got {getattr(config, key)}.")
     if config.momentum > 1:
-        raise UsageError(f"momentum={config.momentum} of the key branch must be at most 1")
+        raise UsageError(f"momentum of the key branch must be at most 1; got {config.momentum}.")

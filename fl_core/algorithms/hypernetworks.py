@@ -99,7 +99,7 @@ class PFedHN(Algorithm):
         check_known(f"start of {self.name}", self.config.begins, ("drawn", "common"))
         for key in ("lr", "clip", "local_clip", "hidden"):
             if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0")
+                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
         self.parameters = task_info.parameters - task_info.frozen
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -226,9 +226,9 @@ class PFedLA(Mixing):
         check_known(f"unit of {self.name}", self.config.unit, ("module", "layer", "model"))
         for key in ("embedding", "hidden"):
             if not getattr(self.config, key):
-                raise UsageError(f"{self.name}: {key} must be at least 1")
+                raise UsageError(f"{self.name}: {key} must be at least 1; got {getattr(self.config, key)}.")
         if not self.config.temperature > 0:
-            raise UsageError(f"{self.name}: temperature must be above 0")
+            raise UsageError(f"{self.name}: temperature must be above 0; got {self.config.temperature}.")
         by_unit = {"module": tuple(_modules(task_info.layers)), "layer": task_info.layers, "model": super().units}
         self._units = by_unit[self.config.unit]
 
@@ -365,7 +365,9 @@ class HeurpFedLA(PFedLA):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.k > len(self.units):
-            raise UsageError(f"{self.name}: k is {self.config.k}, and the model has {len(self.units)} units to keep")
+            raise UsageError(
+                f"{self.name}: k must be at most {len(self.units)}, the model's units; got {self.config.k}."
+            )
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.task_info.tensors

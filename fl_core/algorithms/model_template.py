@@ -44,7 +44,7 @@ class ClientTensorRef:
         return f"ClientTensorRef({self.tree!r}, {self.name!r})"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise PrivateError(f"{self.name!r} of {self.tree!r} is the client's own: a server has its name alone")
+        raise PrivateError(f"{self.name!r} of {self.tree!r} must stay with the client; the server has only its name.")
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):  # Python's own look-ups, such as for copying
@@ -58,7 +58,7 @@ class ClientTensorRef:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise PrivateError("a client's own tensor cannot be computed with at the server, which has its name alone")
+        raise PrivateError("a client's own tensor must stay with the client; the server has only its name.")
 
 
 class _Meta(dict[str, Any]):
@@ -70,7 +70,7 @@ class _Meta(dict[str, Any]):
 
     def _known(self, key: object = None) -> None:
         if key is None or key in self._changed:
-            raise PrivateError(f"{key or sorted(self._changed)!r} of a client's state is its own")
+            raise PrivateError(f"{key or sorted(self._changed)!r} of a client's state must stay with the client.")
 
     def __getitem__(self, key: str) -> Any:
         self._known(key)

@@ -168,7 +168,7 @@ class PFedMe(Algorithm):
 def _check_positive(algorithm: str, **values: float) -> None:
     for key, value in values.items():
         if not value > 0:
-            raise UsageError(f"{algorithm}: {key} must be above 0")
+            raise UsageError(f"{algorithm}: {key} must be above 0; got {value}.")
 
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:

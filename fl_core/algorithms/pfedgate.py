@@ -55,7 +55,7 @@ class PFedGate(Algorithm):
         cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
     ) -> nn.Module:
         if isinstance(shape, TokenShape):
-            raise UsageError("pfedgate scores numbers, images or tables; token ids are none")
+            raise UsageError("pfedgate: samples must be images or tables; got token ids.")
         with torch_seeded(seed_of(seed, "gate")):
             return Gated(model, shape, config.target, config.split, config.eval_batch)
 

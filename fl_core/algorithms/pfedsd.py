@@ -44,7 +44,7 @@ class PFedSD(Algorithm):
 
         def __post_init__(self) -> None:
             if self.temperature == 0:
-                raise UsageError("pfedsd: temperature must be above 0")
+                raise UsageError(f"pfedsd: temperature must be above 0; got {self.temperature}.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

@@ -92,9 +92,11 @@ class PFedPT(Algorithm):
         cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
     ) -> nn.Module:
         if len(shape) != 3:
-            raise UsageError(f"pfedpt frames images (channels, height, width), not samples of shape {shape}")
+            raise UsageError(f"pfedpt: samples must be images (channels, height, width); got shape {shape}.")
         if not 1 <= config.pad < min(shape[1:]) / 2:
-            raise UsageError(f"pfedpt: pad={config.pad} leaves nothing of images of {shape[1]} x {shape[2]}")
+            raise UsageError(
+                f"pfedpt: twice pad must be below the image's sides, {shape[1]} x {shape[2]}; got pad={config.pad}."
+            )
         border = Border(shape, config.pad)
         with torch.no_grad():
             for name, value in drawn(dict(border.named_parameters()), 1.0, seed).items():

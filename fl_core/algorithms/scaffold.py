@@ -82,7 +82,7 @@ class Scaffold(Corrected):
 
         def __post_init__(self) -> None:
             if self.server_lr == 0:
-                raise UsageError("scaffold: server_lr must be above 0")
+                raise UsageError(f"scaffold: server_lr must be above 0; got {self.server_lr}.")
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         message = super().server_message(server, client, rnd)
@@ -146,7 +146,7 @@ class FedDyn(Corrected):
 
         def __post_init__(self) -> None:
             if self.alpha == 0:
-                raise UsageError("feddyn: alpha must be above 0; the server divides by it")
+                raise UsageError(f"feddyn: alpha must be above 0; got {self.alpha}. The server divides by it.")
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         tilt = [(ctx.trees[VARIATE][name] * param).sum() for name, param in params.items() if param.requires_grad]

@@ -55,12 +55,13 @@ class Scheduled(AlgorithmWrapper):
     def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
         below, over = super().base_algorithm(config), config.get("base", cls.Config.base)
         if issubclass(below, Scheduled):
-            raise UsageError(f"{cls.name} over {over}: one schedule cannot be laid over another")
+            raise UsageError(f"{cls.name}: base must not be a schedule; got {over}.")
         if below.needs_blocks:
-            raise UsageError(f"{cls.name} over {over}: a schedule needs clients that hold the whole model")
+            raise UsageError(f"{cls.name}: base must be an algorithm whose clients have the whole model; got {over}.")
         if issubclass(below, WHOLE):
             raise UsageError(
-                f"{cls.name} over {over}: a schedule needs one model at the server, not one for each client"
+                f"{cls.name}: base must be an algorithm with one model at the server; "
+                f"got {over}, with one for each client."
             )
         return below
 
@@ -82,7 +83,10 @@ class Scheduled(AlgorithmWrapper):
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         plan = super().default_plan(layers)
         if plan is None:
-            raise UsageError(f"{self.name} over {self.config.base} needs a plan; fedper with plan=auto makes its own")
+            raise UsageError(
+                f"{self.name}: base must have a plan before training; got {self.config.base}. "
+                "Use fedper with plan=auto."
+            )
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
@@ -93,7 +97,8 @@ class Scheduled(AlgorithmWrapper):
             return tuple(k * self.task_info.rounds // len(names) for k in range(len(names)))
         if len(rounds) != len(names):
             raise UsageError(
-                f"{self.name}: unfreeze gives {len(rounds)} rounds for {len(names)} layers: {', '.join(names)}"
+                f"{self.name}: unfreeze must have one round for each of the {len(names)} layers {', '.join(names)}; "
+                f"got {len(rounds)}."
             )
         return tuple(rounds)
 

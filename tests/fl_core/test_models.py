@@ -285,7 +285,7 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
         ("scheduling_cnn", (1, 15, 16), {}, "at least 16 x 16"),
         ("cifar_cnn", (32, 32), {}, "takes images"),
         ("heart_mlp", IMAGE, {}, "takes tables"),
-        ("scheduling_cnn", IMAGE, {"sizes": [3]}, "takes no options"),
+        ("scheduling_cnn", IMAGE, {"sizes": [3]}, "no options; got 'sizes'"),
         ("fmnist_cnn", IMAGE, {"width": 0}, "width is 0"),
         ("cifar_cnn", COLOUR, {"width": "wide"}, "width is 'wide'"),
         ("cifar_cnn", COLOUR, {"width": True}, "width is True"),
