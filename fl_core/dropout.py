@@ -88,5 +88,5 @@ def read_trace(path: Path | str, clients: Sequence[str]) -> list[tuple[int, str]
 def _lost_reply(record: dict[str, str], place: str, clients: Sequence[str]) -> tuple[int, str]:
     text = (record["round"] or "").strip()
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise UsageError(f"{place}: round {text!r} is no whole number from 1 on")
+        raise UsageError(f"{place}: the round must be a whole number from 1; got {text!r}.")
     return int(text), check_known(f"client ({place})", (record["client"] or "").strip(), clients)

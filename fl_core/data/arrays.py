@@ -15,7 +15,7 @@ Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
-AS_NUMBERS = "; if numbers are to be predicted and not classes, say so: task regression (--task regression)"
+AS_NUMBERS = " Use task regression (--task regression) to predict numbers."
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters."""
 
@@ -47,17 +47,17 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
             the shape is not that of images.
     """
     if x.dtype.kind not in "buif":
-        raise UsageError(f"{where}: {x.dtype} is not numeric")
+        raise UsageError(f"{where}: features must be numbers; got {x.dtype}.")
     if x.ndim < 2 or x.size == 0:
         raise UsageError(
-            f"{where}: shape {x.shape} holds no features; expected [samples, ...] with at least one of each"
+            f"{where}: features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
         )
     if x.ndim > 2 and x.dtype.kind in "bui":
         if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))):
             return np.ascontiguousarray(x)
         raise UsageError(
-            f"{where}: {x.dtype} {list(x.shape)} is no stack of images; images are uint8 [n, H, W], [n, H, W, 1] or "
-            f"[n, H, W, 3], or floats with channels first"
+            f"{where}: images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
+            f"got {x.dtype} {list(x.shape)}."
         )
     shape = channels_first(x.shape[1:], where)
     if shape != x.shape[1:]:
@@ -74,8 +74,10 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
         row, *cell = np.unravel_index(int(np.argmin(finite)), finite.shape)
         at = f", position {[int(i) for i in cell]}"
         filled = x.ndim == 2 and np.isnan(x[(row, *cell)])
-        way = "; impute (--impute mean, median or most_frequent) fills what is missing" if filled else ""
-        raise UsageError(f"{where}, {place(int(row))}{at}: {x[(row, *cell)]} is not a finite float32{way}")
+        way = " Fill missing values with --impute mean, median or most_frequent." if filled else ""
+        raise UsageError(
+            f"{where}, {place(int(row))}{at}: features must be finite float32; got {x[(row, *cell)]}.{way}"
+        )
     return out
 
 
@@ -118,7 +120,7 @@ def answers(
     if task != REGRESSION:
         return labels(y, where, names, place, whole)
     if names is not None:
-        raise UsageError(f"{where}: names of classes do not go with targets that are numbers (task {task})")
+        raise UsageError(f"{where}: names of classes must be left out for task {task}, which predicts numbers.")
     return targets(y, where, place), ()
 
 
@@ -132,12 +134,12 @@ def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.flo
     if y.dtype.kind == "U":
         y = numbers(y.tolist(), where, place)
     if y.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: {str(y[0])!r} is not a number")
+        raise UsageError(f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}.")
     with np.errstate(over="ignore"):
         found = y.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(found))
     if bad.size:
-        raise UsageError(f"{where}, {place(int(bad[0]))}: {y[bad[0]]} is not a finite float32")
+        raise UsageError(f"{where}, {place(int(bad[0]))}: targets must be finite float32; got {y[bad[0]]}.")
     return found
 
 
@@ -179,9 +181,9 @@ def labels(
         _check_codes(values, names, where, place)
         empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
         if empty and whole:
-            raise UsageError(f"{where}: no sample of class {listing(empty)}")
+            raise UsageError(f"{where}: every class must have samples; got none of {listing(empty)}.")
     if len(names) < 2:
-        raise UsageError(f"{where}: only one class, {names[0]!r}; there is nothing to tell apart")
+        raise UsageError(f"{where}: there must be at least 2 classes; got only {names[0]!r}.")
     return values.astype(np.int64), tuple(names)
 
 
@@ -198,10 +200,13 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
         if not others:
             y = y.astype(np.str_)
         elif len(others) < y.size:
-            raise UsageError(f"{where}, {row_of_array(others[0])}: {y.flat[others[0]]!r} is no text, as the others are")
+            raise UsageError(
+                f"{where}, {row_of_array(others[0])}: all values must be text or none; "
+                f"got {y.flat[others[0]]!r} among text."
+            )
         elif any(value is None for value in y.flat):
             row = next(row for row in others if y.flat[row] is None)
-            raise UsageError(f"{where}, {row_of_array(row)}: None is no value")
+            raise UsageError(f"{where}, {row_of_array(row)}: labels must be numbers or text; got None.")
     if task == REGRESSION:
         return targets(y, where)
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
@@ -257,10 +262,10 @@ def owners(
     if values.dtype.kind == "U":
         _check_flat(values, where)
         if names is not None:
-            raise UsageError(f"{where}: is text, so a separate list of names has no meaning")
+            raise UsageError(f"{where}: a list of names must be left out, since the values are text.")
         blank = np.flatnonzero(np.char.strip(values.astype(np.str_)) == "")
         if blank.size:
-            raise UsageError(f"{where}, {place(int(blank[0]))}: the client's name is empty")
+            raise UsageError(f"{where}, {place(int(blank[0]))}: the client's name must not be empty.")
         distinct, owner = np.unique(values, return_inverse=True)
         return owner.astype(np.int64), tuple(str(value) for value in distinct)
     codes = whole_numbers(values, where, place)
@@ -279,9 +284,9 @@ def flags(values: Array, where: str) -> NDArray[np.bool_]:
     whole = whole_numbers(values, where)
     bad = np.flatnonzero((whole != 0) & (whole != 1))
     if bad.size:
-        raise UsageError(f"{where}, {row_of_array(int(bad[0]))}: {whole[bad[0]]} is neither 0 nor 1")
+        raise UsageError(f"{where}, {row_of_array(int(bad[0]))}: values must be 0 or 1; got {whole[bad[0]]}.")
     if whole.min() == whole.max():
-        raise UsageError(f"{where}: is {bool(whole[0])} throughout; both training and test samples are needed")
+        raise UsageError(f"{where}: there must be both training and test samples; got {bool(whole[0])} everywhere.")
     return whole.astype(bool)
 
 
@@ -293,13 +298,13 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
     """
     _check_flat(values, where)
     if values.dtype.kind != "U":
-        raise UsageError(f"{where}: {values.dtype} is not text")
+        raise UsageError(f"{where}: names must be text; got {values.dtype}.")
     names = [str(value) for value in values]
     if any(not name.strip() for name in names):
-        raise UsageError(f"{where}: an empty name")
+        raise UsageError(f"{where}: names must not be empty.")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"{where}: more than once: {listing(twice)}")
+        raise UsageError(f"{where}: names must be distinct; got more than one {listing(twice)}.")
     return tuple(names)
 
 
@@ -314,12 +319,14 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
     """
     _check_flat(values, where)
     if values.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: {str(values[0])!r} is not a whole number")
+        raise UsageError(f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}.")
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)))
         if bad.size:
-            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number{else_}")
+            raise UsageError(
+                f"{where}, {place(int(bad[0]))}: values must be whole numbers; got {values[bad[0]]}.{else_}"
+            )
     return values.astype(np.int64)
 
 
@@ -361,12 +368,13 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
 
 def _check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
-        raise UsageError(f"{where}: shape {list(values.shape)}; expected one value a sample")
+        raise UsageError(f"{where}: there must be one value for each sample; got shape {list(values.shape)}.")
 
 
 def _check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
     bad = np.flatnonzero((values < 0) | (values >= len(names)))
     if bad.size:
         raise UsageError(
-            f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is outside 0..{len(names) - 1}, for which there are names"
+            f"{where}, {place(int(bad[0]))}: values must be from 0 to {len(names) - 1}, the indices of names; "
+            f"got {values[bad[0]]}."
         )

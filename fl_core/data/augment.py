@@ -51,7 +51,9 @@ class MoCoViews:
             UsageError: the samples are not images.
         """
         if images.ndim != 4:
-            raise UsageError(f"views are of images [n, channels, height, width], not of {tuple(images.shape)}")
+            raise UsageError(
+                f"samples must be images [n, channels, height, width] for views; got shape {tuple(images.shape)}."
+            )
         n, channels, height, width = images.shape
         boxes = crop_boxes(n, height, width, self.scale, draw)
         greyed = torch.rand(n, generator=draw) < self.grey

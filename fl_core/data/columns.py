@@ -53,14 +53,14 @@ class Reading:
         for key in ("columns", "exclude_columns"):
             names = getattr(self, key)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-                raise UsageError(f"{key} must be names of columns, not {names!r}")
+                raise UsageError(f"{key} must be names of columns; got {names!r}.")
             twice = repeated(names or ())
             if twice:
-                raise UsageError(f"{key} names {twice!r} twice")
+                raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
         if self.columns is not None and self.exclude_columns is not None:
-            raise UsageError("columns says what is read, and exclude_columns what is not: give one of them")
+            raise UsageError("columns and exclude_columns must not be given together. Use one of them.")
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
-            raise UsageError(f"separator must be one character, such as ';', or tab, not {self.separator!r}")
+            raise UsageError(f"separator must be one character, such as ';', or tab; got {self.separator!r}.")
         try:
             codecs.lookup(self.encoding)
         except LookupError as error:

@@ -149,13 +149,13 @@ def read_npz(
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
-        raise UsageError(f"{path}: {' and '.join(keys)} both name natural clients; keep one")
+        raise UsageError(f"{path}: only one array must name natural clients; got {' and '.join(keys)}. Keep one.")
     for key in ("y", *keys, "is_train"):
         if key in data:
             _check_length(path, data, key, "x")
     for key in OWNER_KEYS:
         if f"{key}_names" in data and key not in data:
-            raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
+            raise UsageError(f"{path}: array '{key}_names' must come with an array {key!r}. Add it.")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
     names_of = classes or _names(path, data, "classes")
     y, found = arrays.answers(data["y"], f"{path}, array 'y'", task, names_of, whole=classes is None)
@@ -227,9 +227,12 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
     size = headers[0][0]
     for file, (other, mode) in zip(files, headers, strict=True):
         if other != size:
-            raise UsageError(f"{file} is {other[0]}x{other[1]}; {files[0]} is {size[0]}x{size[1]}: one size is needed")
+            raise UsageError(
+                f"{file}: all images must have one size; "
+                f"got {other[0]}x{other[1]}, but {files[0]} is {size[0]}x{size[1]}."
+            )
         if gray and not _gray([(other, mode)]):
-            raise UsageError(f"{file} is in colour; gray images are needed")
+            raise UsageError(f"{file}: images must be gray; got one in colour.")
     mode = "L" if (_gray(headers) if gray is None else gray) else "RGB"
     packed = sum(file.stat().st_size for file in files)
     limits.check_unpacked(where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode))
@@ -303,7 +306,9 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
     except _UNREADABLE as error:
         raise UsageError(f"{file}: {error}") from error
     if mode not in _MODES:
-        raise UsageError(f"{file}: mode {mode} has more than 8 bits a channel; convert it to 8 bits first")
+        raise UsageError(
+            f"{file}: images must have at most 8 bits a channel; got mode {mode}. Convert it to 8 bits first."
+        )
     return size, mode
 
 
@@ -326,7 +331,7 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     except _DAMAGED as error:
         raise UsageError(f"{path} is not a readable .npz file: {error}") from error
     if not isinstance(file, np.lib.npyio.NpzFile):
-        raise UsageError(f"{path} holds a single array; an .npz file of named arrays is needed")
+        raise UsageError(f"{path} must be an .npz file of named arrays; got a single array.")
     return file
 
 
@@ -368,20 +373,22 @@ def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | No
 def _refuse(path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str) -> None:
     for key in keys:
         if key in data:
-            raise UsageError(f"{path}: array {key!r} does not go with {beside!r}")
+            raise UsageError(f"{path}: array {key!r} must not be together with {beside!r}.")
 
 
 def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:
     lengths = [data[name].shape[0] if data[name].ndim else 0 for name in (reference, key)]
     if lengths[0] != lengths[1]:
-        raise UsageError(f"{path}: {reference} has {lengths[0]} rows, but {key} has {lengths[1]}")
+        raise UsageError(
+            f"{path}: {reference} and {key} must have the same number of rows; got {lengths[0]} and {lengths[1]}."
+        )
 
 
 def _check_kind(path: Path) -> str:
     kind = path.suffix.lower()
     if kind not in (".csv", tables.PARQUET, ".jsonl"):
         kinds = "an .npz, .csv, .parquet or .jsonl file, or a folder of images"
-        raise UsageError(f"cannot read {path}: a dataset is {kinds}")
+        raise UsageError(f"{path}: a dataset must be {kinds}.")
     return kind
 
 

@@ -42,7 +42,9 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
     """
     pool = source.first_indices(data.partition.n_samples)
     if source.take(pool).digest != data.source_digest:
-        raise UsageError(f"{data.name} was not dealt from these {len(source)} samples of {source.name}")
+        raise UsageError(
+            f"source must be the dataset of the federation {data.name}; got other samples in {source.name}."
+        )
     rest = np.setdiff1d(np.arange(len(source)), pool, assume_unique=True)
     if not len(rest):
         return {}

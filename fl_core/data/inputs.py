@@ -113,7 +113,9 @@ class Inputs:
             return self._read(Path(new))
         if self.words is not None:
             if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
-                raise UsageError("the model takes texts: give a list of them, or the path of a .csv or .jsonl file")
+                raise UsageError(
+                    "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
+                )
             return self._texts(new, "texts", arrays.row_of_array)
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
@@ -142,7 +144,7 @@ class Inputs:
         beside = (self.reading.client_column, self.reading.label_column)
         names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
         if len(names) != self.shape[0]:
-            raise UsageError(f"{path} has {len(names)} columns of features, and the model takes {self.shape[0]}")
+            raise UsageError(f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}.")
         columns, place = tables.named_columns(path, names, (), self.reading)
         return self._arrays(tables.features(path, columns, place, missing=True), str(path), place)
 
@@ -163,12 +165,14 @@ class Inputs:
         source = self._source(x)
         if source.is_image != self.images or source.shape != self.shape:
             shape = f"{x.dtype} of shape {list(x.shape)}"
-            raise UsageError(f"{where}: {shape}, and the model takes {self._described()}")
+            raise UsageError(f"{where}: samples must be {self._described()}; got {shape}.")
         if x.ndim == 2:
             made = self.preprocessing or Preprocessing()
             for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
                 named = repr(self.columns[column]) if self.columns else column
-                raise UsageError(f"{where}, {place(row)}, column {named}: the value is missing, and nothing fills it")
+                raise UsageError(
+                    f"{where}, {place(row)}, column {named}: the value must not be missing, since the model fills none."
+                )
             source = self._source(made.transform(x))
         return self._samples(source, names)
 

@@ -165,11 +165,13 @@ def _opened(name: str, data_root: Location | None, download: bool, task: str = C
     parameters, _ = parameters_of(member.open)
     for parameter, required in parameters.items():
         if required and parameter not in offered:
-            raise UsageError(f"dataset {name!r} is a function with a parameter {parameter!r} that nothing fills")
+            raise UsageError(f"dataset {name!r} must be a function without required parameters; got {parameter!r}.")
     returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
     source = replace(_as_source(returned, name, task), name=name)
     if task == REGRESSION and source.classes:
-        raise UsageError(f"dataset {name!r} has classes, {listing(source.classes, 4)}: it is no {task}")
+        raise UsageError(
+            f"dataset {name!r} must have targets for task {task}; got classes {listing(source.classes, 4)}."
+        )
     recipe = member.recipe or general(source.shape, source.owner is not None, task)
     return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
 
@@ -183,7 +185,7 @@ def _as_source(returned: Any, name: str, task: str) -> Source:
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return source_from_pair(*returned, name=name, task=task)
     kind = type(returned).__name__
-    raise UsageError(f"dataset {name!r} returned a {kind}; it may be a Source, a pair (x, y) or {{client: (x, y)}}")
+    raise UsageError(f"dataset {name!r} must return a Source, a pair (x, y) or {{client: (x, y)}}; got a {kind}.")
 
 
 def _is_named(dataset: Location) -> bool:
@@ -205,4 +207,4 @@ def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
     has = {**stored.params, "partition": stored.kind}
     for name, value in asked.items():
         if value is not None and value != has.get(name):
-            raise UsageError(f"{name}={value} disagrees with the stored partition, which has {has.get(name)}")
+            raise UsageError(f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}.")

@@ -51,7 +51,7 @@ class Preprocessing:
         """
         width = max(map(len, (self.columns, self.fill, self.centre)))
         if x.ndim != 2 or (width and x.shape[1] != width):
-            raise UsageError(f"rows of {width} columns are needed, not an array of shape {list(x.shape)}")
+            raise UsageError(f"rows must have {width} columns; got an array of shape {list(x.shape)}.")
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
@@ -111,7 +111,7 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
         if empty:
             names = listing(columns[k] if columns else str(k) for k in empty)
-            raise UsageError(f"no training sample has a value in column {names}, so that nothing can fill it: drop it")
+            raise UsageError(f"column {names} must have a value in a training sample to be filled. Leave it out.")
         imputer = SimpleImputer(strategy=impute).fit(values)
         fill, values = imputer.statistics_.tolist(), imputer.transform(values)
     if scale == "none":

@@ -70,25 +70,27 @@ def source_from_clients(
 ) -> Source:
     """Join the samples of all clients, each as a natural client (see :func:`from_clients`)."""
     if not isinstance(silos, Mapping):
-        raise UsageError(f"give the silos by name, {{client: (x, y)}}, not {type(silos).__name__}")
+        raise UsageError(f"clients must be a dictionary {{client: (x, y)}}; got {type(silos).__name__}.")
     if not silos:
-        raise UsageError("a federation needs at least one silo")
+        raise UsageError("a federation must have at least one client; got none.")
     names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
     if twice:
-        raise UsageError(f"two silos are called {twice[0]!r}; names are told apart as text")
+        raise UsageError(f"clients' names must be distinct as text; got {twice[0]!r} twice.")
     if any(not silo.strip() for silo in names):
-        raise UsageError("a silo without a name: rows say by an empty name that they are of no single client")
+        raise UsageError("clients' names must not be empty: rows use the empty name for no single client.")
     parts: list[tuple[Array, Array]] = []
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = _checked(*pair, f"silo {silo!r}", missing, task)
+            raise UsageError(f"client {silo!r} must have a pair (x, y); got {type(pair).__name__}.")
+        x, y = _checked(*pair, f"client {silo!r}", missing, task)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
-            raise UsageError(f"silo {silo!r} has {here}, and {next(iter(silos))!r} has {before}")
+            raise UsageError(
+                f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
+            )
         parts.append((x, y))
-    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all silos", task, classes)
+    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all clients", task, classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
@@ -110,7 +112,7 @@ def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLAS
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y", task)
     if len(x) != len(y):
-        raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
+        raise UsageError(f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels.")
     return x, y
 
 

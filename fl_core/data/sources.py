@@ -62,7 +62,7 @@ class Source:
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
             if any("\ud800" <= sign <= "\udfff" for sign in name):
-                raise UsageError(f"{self.name}: the name {name!a} is no valid text in UTF-8: rename it")
+                raise UsageError(f"{self.name}: names must be valid UTF-8; got {name!a}. Rename it.")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -101,9 +101,11 @@ class Source:
         asked = replace(self, scale=scale, impute=impute)
         if asked.prepares and (self.words is not None or self.x.ndim != 2):
             what = "texts" if self.words is not None else f"samples of shape {list(self.shape)}"
-            raise UsageError(f"{self.name} holds {what}: scale and impute are for tables of numbers; leave them out")
+            raise UsageError(
+                f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}."
+            )
         if asked.prepares and self.preprocessing is not None:
-            raise UsageError(f"{self.name} is prepared by fixed numbers of its own: leave out scale and impute")
+            raise UsageError(f"scale and impute must be left out for {self.name}, which has fixed numbers of its own.")
         return asked
 
     @cached_property
@@ -196,7 +198,7 @@ class Source:
             UsageError: ``samples`` is below 1 or above the number of samples.
         """
         if not isinstance(samples, int) or not 1 <= samples <= len(self):
-            raise UsageError(f"max_samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
+            raise UsageError(f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}.")
         if samples == len(self):
             return np.arange(samples)
         labels = None if self.shuffled or not self.classes else self.y

@@ -137,9 +137,9 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
         if name != getattr(Reading, role):
             check_known(f"column of {path} ({role})", name, header)
     if client == label:
-        raise UsageError(f"{path}: column {label!r} cannot be both the client and the label")
+        raise UsageError(f"{path}: client and label must be different columns; got {label!r} for both.")
     if text_column in (client, label):
-        raise UsageError(f"{path}: column {text_column!r} cannot be both the text and the client or label")
+        raise UsageError(f"{path}: the text column must not be the client or the label; got {text_column!r}.")
     if text_column in header:
         reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
         return None
@@ -153,7 +153,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:
-        raise UsageError(f"{path}: no column of features beside {listing(header)}")
+        raise UsageError(f"{path}: there must be a column of features; got only {listing(header)}.")
     return found
 
 
@@ -226,7 +226,7 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     if client_column != CLIENT_COLUMN or client_column in entries[0]:
         keys["client_column"] = client_column
     if len(set(keys.values())) < len(keys):
-        raise UsageError(f"{path}: text, label and client must be different columns, not {', '.join(keys.values())}")
+        raise UsageError(f"{path}: text, label and client must be different columns; got {', '.join(keys.values())}.")
     kinds = {text_column: str, label_column: object, client_column: str | int}
     columns = {key: _cells(path, lines, entries, key, flag, kinds[key]) for flag, key in keys.items()}
 
@@ -277,7 +277,7 @@ def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str
     for number, entry in zip(lines, entries, strict=True):
         check_known(f"column of {path}, line {number} ({flag})", key, entry)
         if not isinstance(entry[key], kind):
-            raise UsageError(f"{path}, line {number}, column {key!r}: {entry[key]!r} is not text")
+            raise UsageError(f"{path}, line {number}, column {key!r}: the value must be text; got {entry[key]!r}.")
     return [str(entry[key]) for entry in entries]
 
 
@@ -293,7 +293,10 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
                 if not width:
                     _check_encoding(path, reading)
                 if width and len(cells) != width:
-                    raise UsageError(f"{path}, line {reader.line_num}: {len(cells)} cells, but the header has {width}")
+                    raise UsageError(
+                        f"{path}, line {reader.line_num}: every line must have {width} cells like the header; "
+                        f"got {len(cells)}."
+                    )
                 width = width or len(cells)
                 yield reader.line_num, cells
     except UnicodeError as error:

@@ -102,7 +102,7 @@ def agreed(texts: Source, vocabulary: Path | str) -> Source:
     kind, _, buckets = str(vocabulary).partition(":")
     if kind == HASHED:
         if not (buckets.isascii() and buckets.isdigit() and 2 <= int(buckets) <= MOST_WORDS):
-            raise UsageError(f"vocabulary {vocabulary}: {HASHED}:N takes a number of buckets from 2 to {MOST_WORDS:,}")
+            raise UsageError(f"vocabulary {HASHED}:N must have N from 2 to {MOST_WORDS:,}; got {vocabulary}.")
         return texts.hashed(int(buckets))
     return texts.spelled(read_vocabulary(Path(vocabulary)))
 
@@ -119,11 +119,16 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     lines: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if words_of(word) != [word]:
-            raise UsageError(f"{path}, line {number}: {word[:40]!r} is no single word in lower case")
+            raise UsageError(
+                f"{path}, line {number}: each line must be a single word in lower case; got {word[:40]!r}."
+            )
         if lines.setdefault(word, number) != number:
-            raise UsageError(f"{path}, line {number}: {word[:40]!r} stands in line {lines[word]} already")
+            raise UsageError(
+                f"{path}, line {number}: words must be distinct; "
+                f"got {word[:40]!r}, which is in line {lines[word]} already."
+            )
     if not 1 <= len(words) <= MOST_WORDS:
-        raise UsageError(f"{path} has {len(words):,} words; a vocabulary has from 1 to {MOST_WORDS:,}")
+        raise UsageError(f"{path} must have from 1 to {MOST_WORDS:,} words; got {len(words):,}.")
     return tuple(words)
 
 

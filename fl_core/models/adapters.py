@@ -44,13 +44,13 @@ def adapt(
             "low-rank adapters need peft: pip install 'fedlayers[lora]'; lora_targets=none trains without adapters"
         ) from error
     if rank < 1:
-        raise UsageError(f"rank={rank}: an adapter has a rank of at least 1")
+        raise UsageError(f"rank must be at least 1; got {rank}.")
     if not 0 <= dropout < 1:
-        raise UsageError(f"lora_dropout={dropout}: it must be from 0 up to, but not, 1")
+        raise UsageError(f"lora_dropout must be at least 0 and below 1; got {dropout}.")
     head = model.get_submodule(head_path(model, example))
     paths = sorted({path for target in targets for path in _paths(model, target)})
     if not paths:
-        raise UsageError("lora_targets is empty; lora_targets=none trains without adapters")
+        raise UsageError("lora_targets must name a layer; got none. Use lora_targets=none to train without adapters.")
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=paths)
     with torch_seeded(seed_of(seed, "adapters")):
         adapted: nn.Module = inject_adapter_in_model(config, model)

@@ -48,7 +48,9 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
             module.absent = frozenset(name for name, own in tensors.items() if own and own <= missing)
             missing = missing.difference(*(tensors[name] for name in module.absent))
     if missing:
-        raise UsageError(f"what is held of the model cannot do without {listing(sorted(missing), 4)}")
+        raise UsageError(
+            f"the client's submodel must contain {listing(sorted(missing), 4)}: the forward pass needs it."
+        )
 
 
 def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:

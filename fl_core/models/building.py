@@ -53,7 +53,7 @@ def build(
     """
     shape, model_options = _checked_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
-        raise UsageError(f"a model needs at least 1 output, not {n_classes!r}")
+        raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     source, colon, rest = name.partition(":")
     with torch_seeded(seed_of(seed, "model")):
         if colon and source in external.LIBRARIES:
@@ -89,7 +89,7 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
 def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = shape if isinstance(shape, TokenShape) else tuple(shape)
     if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
-        raise UsageError(f"the shape of a sample is {shape}; it must be integers above 0")
+        raise UsageError(f"the shape of a sample must be integers above 0; got {shape}.")
     return shape
 
 
@@ -106,7 +106,7 @@ def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: in
                 mode = "training" if training else "evaluation"
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"in {mode} mode it gives {returned}"
+                    f"got {returned} in {mode} mode."
                 )
     except UsageError:
         raise

@@ -33,7 +33,7 @@ class Exits(nn.Module):
         blocks = paths_of_blocks(model)
         for number in after:
             if not 1 <= number < len(blocks):
-                raise UsageError(f"a classifier after block {number}: the model has {len(blocks)}, and one after those")
+                raise UsageError(f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}.")
         if not (isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_head")):
             raise UsageError(f"{type(model).__name__} has no norm and forward_head, which further classifiers need")
         head = model.get_submodule(head_path(model, example))

@@ -91,7 +91,7 @@ def _pretrained(full: str, name: str, wanted: Any) -> Options:
             raise UsageError(f"model {full}: timm knows of no pretrained weights; give a file, pretrained=PATH")
         return {"pretrained": True}
     if not isinstance(wanted, str) or not Path(wanted).is_file():
-        raise UsageError(f"model {full}: pretrained is true, false or the path of a file, not {wanted!r}")
+        raise UsageError(f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}.")
     overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
     return {"pretrained": True, "pretrained_cfg_overlay": overlay}
 
@@ -105,7 +105,9 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
     check_library(full, options)
     channels, _, _ = _image(full, shape)
     if channels != 3:
-        raise UsageError(f"model {full} takes images of 3 channels, not {channels}; timm's models take any number")
+        raise UsageError(
+            f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
+        )
     make = functools.partial(torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes)
     return _made(full, make, options, {})
 
@@ -125,10 +127,10 @@ def called(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, opti
         check_options(f"model {name!r}", options, named.keys() - arguments.keys())
     for parameter, required in named.items():
         if required and parameter not in arguments and parameter not in options:
-            raise UsageError(f"model {name!r} needs the option {parameter!r}")
+            raise UsageError(f"model {name!r} must have the option {parameter!r}. Set it.")
     model = builder(**{**arguments, **options})
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}.")
     return model
 
 
@@ -158,6 +160,6 @@ def _refused(model: str, options: Options, error: Exception) -> UsageError:
 
 def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise UsageError(f"model {model} takes images (channels, height, width), not samples of shape {shape}")
+        raise UsageError(f"model {model}: samples must be images (channels, height, width); got shape {shape}.")
     channels, height, width = shape
     return channels, height, width

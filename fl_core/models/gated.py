@@ -94,9 +94,9 @@ class Gated(nn.Module):
     def __init__(self, inner: nn.Module, shape: tuple[int, ...], target: float, split: int, batch: int) -> None:
         super().__init__()
         if not 0 < target <= 1:
-            raise UsageError(f"target={target}: the share of weights that are kept must be above 0 and at most 1")
+            raise UsageError(f"target must be above 0 and at most 1; got {target}.")
         if split < 2 or batch < 1:
-            raise UsageError(f"split={split}, eval_batch={batch}: at least 2 blocks a tensor and 1 sample a batch")
+            raise UsageError(f"split must be at least 2 and eval_batch at least 1; got {split} and {batch}.")
         self.target, self.batch = target, batch
         self.least = min(max(1 / split, 0.1), target)
         linear = {

@@ -31,10 +31,10 @@ def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]
     Raises:
         UsageError: the samples are not images, or too small.
     """
-    takes = f"model {model} takes images (channels, height, width) of at least {smallest} x {smallest}"
+    rule = f"model {model}: samples must be images (channels, height, width) of at least {smallest} x {smallest}"
     if len(shape) != 3:
-        raise UsageError(f"{takes}, not samples of shape {shape}; mlp takes any shape")
+        raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
     if min(shape[1:]) < smallest:
-        raise UsageError(f"{takes}, not {shape[1]} x {shape[2]}; mlp takes any shape")
+        raise UsageError(f"{rule}; got {shape[1]} x {shape[2]}. Use mlp for any shape.")
     channels, height, width = shape
     return channels, height, width

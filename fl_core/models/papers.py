@@ -121,7 +121,7 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
     """
     channels, height, width = image_shape("pfedla_cnn", shape, smallest=16)
     if norm not in (None, True, False):
-        raise UsageError(f"pfedla_cnn: norm is {norm!r}; it must be true, false, or left out")
+        raise UsageError(f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}.")
     norm = channels == 3 if norm is None else norm
     side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return chain(
@@ -143,7 +143,7 @@ def heart_mlp(shape: Shape, n_classes: int) -> Layered:
     """
     if len(shape) != 1:
         raise UsageError(
-            f"model heart_mlp takes tables, samples of shape (features,), not {shape}; mlp takes any shape"
+            f"model heart_mlp: samples must be tables of shape (features,); got shape {shape}. Use mlp for any shape."
         )
     return _perceptron(shape[0], (50, 20, 20), n_classes)
 
@@ -156,7 +156,7 @@ def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)) 
     """
     sizes = (sizes,) if isinstance(sizes, int) and not isinstance(sizes, bool) else sizes
     if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(_positive(size) for size in sizes):
-        raise UsageError(f"mlp: sizes is {sizes!r}; it must be a list of hidden widths, each an integer above 0")
+        raise UsageError(f"mlp: sizes must be a list of hidden widths, each an integer above 0; got {sizes!r}.")
     return _perceptron(math.prod(shape), sizes, n_classes)
 
 
@@ -211,13 +211,13 @@ def _kaiming(network: Layered) -> Layered:
 def _scaled(name: str, width: float, *sizes: int) -> list[int]:
     """Return the numbers of channels and hidden units times the width, rounded and at least 1."""
     if isinstance(width, bool) or not isinstance(width, int | float) or not (width > 0 and math.isfinite(width)):
-        raise UsageError(f"{name}: width is {width!r}; it must be a finite number above 0")
+        raise UsageError(f"{name}: width must be a finite number above 0; got {width!r}.")
     return [max(1, round(width * size)) for size in sizes]
 
 
 def _check_dropout(name: str, dropout: float) -> None:
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"{name}: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
+        raise UsageError(f"{name}: dropout must be at least 0 and below 1; got {dropout!r}.")
 
 
 def _positive(size: object) -> bool:

@@ -25,7 +25,7 @@ def vit(
 
     channels, sides, side = _cut("vit", shape, patch, depth=depth, width=width, heads=heads)
     if width % heads:
-        raise UsageError(f"vit: width={width} cannot be divided between heads={heads}")
+        raise UsageError(f"vit: width must be a multiple of heads={heads}; got {width}.")
     return VisionTransformer(sides, side, channels, n_classes, embed_dim=width, depth=depth, num_heads=heads)
 
 
@@ -49,14 +49,14 @@ def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, pa
 def _cut(name: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
     """Return channels, (height, width), and side of a patch, for images of this shape."""
     if len(shape) != 3:
-        raise UsageError(f"model {name} takes images (channels, height, width), not samples of shape {shape}")
+        raise UsageError(f"model {name}: samples must be images (channels, height, width); got shape {shape}.")
     channels, height, width = shape
     both = math.gcd(height, width)
     if patch is None:
         patch = next(k for k in range(1, both + 1) if (both % k == 0 and 8 * k >= max(height, width)) or k == both)
     for option, value in {"patch": patch, **numbers}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name}: {option}={value!r}; it must be an integer above 0")
+            raise UsageError(f"{name}: {option} must be an integer above 0; got {value!r}.")
     if both % patch:
-        raise UsageError(f"{name}: patches of {patch} x {patch} do not divide images of {height} x {width}")
+        raise UsageError(f"{name}: patch must divide the image's sides {height} x {width}; got {patch}.")
     return channels, (height, width), patch

@@ -35,7 +35,7 @@ class Transform(nn.Module):
     def __init__(self, width: int, heads: int = 1, residual: bool = False, layernorm: bool = False) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise UsageError(f"heads={heads}: the features have {width} numbers, which so many heads cannot share")
+            raise UsageError(f"heads must divide {width}, the number of features; got {heads}.")
         self.heads, self.residual = heads, residual
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.norm = nn.LayerNorm(width) if layernorm else None

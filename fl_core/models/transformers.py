@@ -87,11 +87,11 @@ def text_transformer(
     model's.
     """
     if not isinstance(shape, TokenShape) or len(shape) != 1:
-        raise UsageError(f"model text_transformer takes texts, sequences of token ids, not samples of shape {shape}")
+        raise UsageError(f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}.")
     hidden = 4 * width if hidden is None else hidden
     for name, value in (("width", width), ("hidden", hidden)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"text_transformer: {name} is {value!r}; it must be an integer above 0")
+            raise UsageError(f"text_transformer: {name} must be an integer above 0; got {value!r}.")
     return TextTransformer(shape.tokens, shape[0], n_classes, width, hidden)
 
 

@@ -105,7 +105,7 @@ def test_epochs_are_divided_between_the_phases() -> None:
     assert epochs(5, feature_epochs=3) == [3, 2]
     assert epochs(5, feature_epochs=0) == [0, 5]
     assert epochs(5, alternate=False) == [5]
-    with pytest.raises(UsageError, match="feature_epochs must be at most 5, .*got 6"):
+    with pytest.raises(UsageError, match=r"feature_epochs must be at most 5, .*got 6"):
         epochs(5, feature_epochs=6)
 
 
@@ -240,7 +240,7 @@ def test_tables_have_no_contrastive_task(algorithm: str) -> None:
         ({"queue": 0}, "queue must be above 0"),
         ({"temperature": 0}, "temperature must be above 0"),
         ({"momentum": 1.5}, r"momentum .*got 1\.5"),
-        ({"heads": 5}, "heads=5: the features have 6 numbers"),
+        ({"heads": 5}, "heads must divide 6, .*got 5"),
         ({"prompt": 3}, "unknown configuration key of fedpft 'prompt': did you mean 'prompts'"),
     ],
 )

@@ -150,9 +150,9 @@ def test_predictions_are_made_in_batches_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": 0}, "target=0.0: the share of weights"),
+        ({"target": 0}, "target .*got 0.0"),
         ({"target": 1.2}, "target=1.2"),
-        ({"split": 1}, "at least 2 blocks"),
+        ({"split": 1}, "split must be at least 2"),
         ({"eval_batch": 0}, "eval_batch=0"),
     ],
 )

@@ -99,7 +99,7 @@ def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(be
 
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
     below = {"base": "playerfl"}
-    with pytest.raises(UsageError, match="vanilla: base .*got playerfl.*plan=auto"):
+    with pytest.raises(UsageError, match=r"vanilla: base .*got playerfl.*plan=auto"):
         runner.assemble(replace(CONFIG, algorithm="vanilla", options=below), data=TOY, model=network("plain"))
     play(algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1)
 

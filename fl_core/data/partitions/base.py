@@ -98,7 +98,7 @@ class Partitioning:
             UsageError: the number is missing but needed, or does not fit the data.
         """
         if clients is None:
-            raise UsageError(f"partition {self.name!r} needs a number of clients")
+            raise UsageError(f"clients must be given for partition {self.name!r}.")
         return clients
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     shares = tuple(float(share) for share in splits)
     if len(shares) != 3 or not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
         raise UsageError(
-            f"splits={list(splits)}: three positive shares (train, validation, test) with sum 1 are needed"
+            f"splits must be three positive shares (train, validation, test) with sum 1; got {list(splits)}."
         )
     return shares
 
@@ -229,7 +229,7 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
     """
     if n < len(shares):
         kinds = ", ".join(SPLITS[: len(shares)])
-        raise UsageError(f"client {name!r} has {n} samples, too few for one in each of {kinds}")
+        raise UsageError(f"client {name!r} must have at least one sample in each of {kinds}; got {n} samples.")
     sizes: list[int] = []
     left = n
     for k in range(len(shares) - 1, 0, -1):
@@ -254,7 +254,7 @@ def check_whole(what: str, value: Any) -> None:
         UsageError: names the option and its value.
     """
     if not is_whole(value) or value < 1:
-        raise UsageError(f"{what}={value!r}: a whole number from 1 is needed")
+        raise UsageError(f"{what} must be a whole number from 1; got {value!r}.")
 
 
 def check_alpha(alpha: Any) -> None:
@@ -264,7 +264,7 @@ def check_alpha(alpha: Any) -> None:
         UsageError: names the value.
     """
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
-        raise UsageError(f"alpha={alpha!r}: the concentration must be a positive number")
+        raise UsageError(f"alpha must be a positive number; got {alpha!r}.")
 
 
 def check_classes(classes_per_client: Any, classes: int) -> None:
@@ -274,7 +274,10 @@ def check_classes(classes_per_client: Any, classes: int) -> None:
         UsageError: names the value and the number of classes.
     """
     if not is_whole(classes_per_client) or not 1 <= classes_per_client <= classes:
-        raise UsageError(f"classes_per_client={classes_per_client!r}: the samples have {classes} classes")
+        raise UsageError(
+            f"classes_per_client must be a whole number from 1 to {classes}, the number of classes; "
+            f"got {classes_per_client!r}."
+        )
 
 
 def check_clients(clients: Any, samples: int, each: int = 1, what: str = "clients") -> None:
@@ -286,5 +289,5 @@ def check_clients(clients: Any, samples: int, each: int = 1, what: str = "client
     check_whole(what, clients)
     if clients * each > samples:
         raise UsageError(
-            f"{what}={clients}: {samples} samples cannot give {each} to each; ask for at most {samples // each} clients"
+            f"{what} must be at most {samples // each} for {samples} samples with {each} for each; got {clients}."
         )

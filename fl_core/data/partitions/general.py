@@ -96,8 +96,8 @@ class Natural(Partitioning):
         check_owners(pool)
         if clients not in (None, len(pool.owner_names)):
             raise UsageError(
-                f"clients={clients}: {pool.name} has {len(pool.owner_names)} natural clients, and all take part; "
-                f"leave the number out, or ask for another partition"
+                f"clients must be {len(pool.owner_names)}, the number of natural clients of {pool.name}; "
+                f"got {clients}. Leave it out, or use another partition."
             )
         return len(pool.owner_names)
 
@@ -133,7 +133,8 @@ class NaturalDirichlet(Partitioning):
             return 5 * owners
         if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1 or clients % owners:
             raise UsageError(
-                f"clients={clients!r}: {pool.name} has {owners} natural owners; give a multiple of {owners}"
+                f"clients must be a multiple of {owners}, the number of natural clients of {pool.name}; "
+                f"got {clients!r}."
             )
         return clients
 
@@ -164,7 +165,7 @@ def check_owners(pool: Pool) -> Integers:
     """
     if pool.owner is None:
         fitting = [name for name, member in PARTITIONS.members().items() if not member.natural]
-        raise UsageError(f"{pool.name} has no natural clients; partitions that fit: {listing(fitting)}")
+        raise UsageError(f"{pool.name} must have natural clients for this partition. Use one of {listing(fitting)}.")
     return pool.owner
 
 

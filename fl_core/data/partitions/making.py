@@ -51,8 +51,7 @@ def make(
     if partitioning_class.by_class and not source.classes:
         free = listing(name for name, member in PARTITIONS.members().items() if not member.by_class)
         raise UsageError(
-            f"partition {kind!r} deals samples by their classes, and {source.name} has numbers to predict; without "
-            f"classes there are: {free}"
+            f"partition {kind!r} must have classes; got numbers to predict in {source.name}. Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = Pool.of(source)

@@ -123,10 +123,12 @@ def dominated(
     present, sizes = np.unique(labels, return_counts=True)
     check_classes(classes_per_client, len(present))
     if isinstance(dominance, bool) or not isinstance(dominance, numbers.Real) or not 0 < float(dominance) <= 1:
-        raise UsageError(f"dominance={dominance!r}: the share of a client's own classes must be above 0 and at most 1")
+        raise UsageError(f"dominance must be above 0 and at most 1; got {dominance!r}.")
     held = classes_per_client if dominance == 1 else len(present)
     if not is_whole(samples) or samples < held:
-        raise UsageError(f"samples_per_client={samples!r}: a client needs at least {held}, one of each class it holds")
+        raise UsageError(
+            f"samples_per_client must be at least {held}, one for each of the client's classes; got {samples!r}."
+        )
     generator = seeds.numpy_generator(seed, "partition", "dominated")
     holders = class_holders(len(present), clients, classes_per_client, generator)
     own = np.array([[client in each for each in holders] for client in range(clients)])
