@@ -4,7 +4,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    """The package's ``__version__``, read from its metadata only when it is asked for, since reading takes long."""
+    """Return the package's ``__version__``, read from its metadata on first use, since reading takes long."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

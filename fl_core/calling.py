@@ -1,4 +1,4 @@
-"""Checks before calling somebody's function: which arguments it takes by name, and whether an option is among them."""
+"""Checks before calling a user's function: its named parameters, and its options."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fl_core.errors import UsageError, check_known
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """A function's named parameters, each with whether it is required, and whether it takes any other name too.
+    """Return a function's named parameters with whether each is required, and whether it takes any other name.
 
-    A callable that Python cannot look into has none.
+    A callable that Python cannot inspect has none.
 
     >>> parameters_of(lambda n_classes, *, width=1: None)
     ({'n_classes': True, 'width': False}, False)
@@ -27,16 +27,16 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
 
 
 def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an option that a function or class does not take.
+    """Check that a function or class takes all given options.
 
     Args:
-        what: has the options, as messages say it: ``model 'mlp'``.
+        what: has the options, as in messages: ``model 'mlp'``.
 
     Raises:
-        UsageError: names the option, the nearest known one, and all that are known.
+        UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
     """
     known = sorted(known)
     for option in options:
         if not known:
-            raise UsageError(f"{what} takes no options, so not {option!r}")
+            raise UsageError(f"{what} must have no options; got {option!r}. Leave it out.")
         check_known(f"option of {what}", option, known)

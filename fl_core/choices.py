@@ -1,26 +1,26 @@
-"""The allowed values of a configuration's keys, to be listed without loading what they name."""
+"""The allowed values of a configuration's keys, for lists without loading their modules."""
 
 BN = ("global", "local", "drop")
 """Running statistics of batch normalisation: averaged, each client's own, or none."""
 WAYS = ("block", "module")
-"""What a layer is: a weighted module with its normalisation, or every module by itself."""
+"""Definitions of a layer: a weighted module with its normalisation, or every module by itself."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
 KEPT_OPTIMIZERS = ("adam", "adamw")
-"""Those whose state a client keeps from round to round by default: second moments need more steps than a round has."""
+"""Optimisers whose state a client keeps between rounds by default. Second moments need more steps than one round."""
 LOSSES = ("cross_entropy", "focal", "player_focal", "bce", "mse", "mae", "huber")
 CLASS_WEIGHTS = ("none", "balanced")
-"""Weights of classes in the loss, beside W,W,...: none, or so that every class has the same total weight."""
+"""Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
 WEIGHTS = ("samples", "uniform")
-"""How much clients count where their replies are averaged: by their training samples, or all the same."""
+"""Weights of clients in averages: their training samples, or equal weights."""
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 ON_DIVERGENCE = ("note", "stop")
-"""What becomes of a run whose loss is still finite and far above where it began."""
+"""Reactions to a loss that is finite and far above the initial one."""
 FORMATS = ("auto", "contiguous", "channels_last")
-"""How images lie in memory."""
+"""Memory layouts of images."""
 PRECISIONS = ("float32", "bf16")
-"""In what numbers the model's passes of local training are computed."""
+"""Number types of the model's passes in local training."""
 SCALES = ("none", "standard", "minmax", "robust")
-"""How columns of numbers are scaled: not, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
+"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
-"""What missing numbers are filled with: nothing (they are refused), or that of the training samples' column."""
+"""Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""

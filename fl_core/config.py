@@ -1,4 +1,4 @@
-"""The configuration of a run, by names and numbers: everything that is needed to repeat it."""
+"""The configuration of a run by names and numbers, with everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fl_core.data import columns as tables
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
-from fl_core.former import current_keys
 from fl_core.registry import is_outside
 from fl_core.scores import CLASSIFICATION
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 READING = ("max_samples", *tables.READING)
 DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
-"""Keys that say what of a dataset is read, and how that is dealt to clients."""
+"""Keys about reading a dataset and its partition over clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,37 +43,37 @@ class DataConfig:
     """natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's:
     fedpft_dirichlet, fedpft_pathological."""
     alpha: float | None = None
-    """Concentration of a Dirichlet partition; the smaller, the less alike the clients."""
+    """Concentration of a Dirichlet partition; with a smaller one clients differ more."""
     classes_per_client: int | None = None
-    """Of the pathological ones and non_iid_1; dominant ones of non_iid_2."""
+    """For the pathological partitions and non_iid_1; for non_iid_2 the dominant ones."""
     samples_per_client: int | None = None
-    """Of non_iid_1 and non_iid_2, default a hundredth, at most 700; training ones of FedPFT's, default 500."""
+    """For non_iid_1 and non_iid_2, default a hundredth, at most 700; training samples for FedPFT's, default 500."""
     dominance: float | None = None
     """Share of the dominant classes in non_iid_2; default 0.5."""
     max_samples: int | None = None
-    """Size of the pool that is dealt."""
+    """Size of the pool that is partitioned."""
     task: str = CLASSIFICATION
-    """Of your own data: classification, or regression."""
+    """Task of your own data: classification, or regression."""
     positive: str | None = None
-    """Of two classes, the one whose AUROC and AUPRC are scored; default the second."""
+    """The positive one of two classes, for AUROC and AUPRC; default the second."""
     client_column: str = CLIENT_COLUMN
-    """Of your own file."""
+    """Column of the client in your own file."""
     label_column: str = LABEL_COLUMN
-    """Of your own file."""
+    """Column of the label in your own file."""
     text_column: str = TEXT_COLUMN
-    """Of your own file of texts."""
+    """Column of the text in your own file."""
     columns: list[str] | None = None
     """Feature columns of your own table to read; default all."""
     exclude_columns: list[str] | None = None
-    """Feature columns of your own table that are not read."""
+    """Feature columns of your own table not to read."""
     separator: str = SEPARATOR
-    """Of your own .csv file: one character, or tab."""
+    """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
-    """Of your own .csv or .jsonl file, such as latin-1."""
+    """Encoding of your own .csv or .jsonl file, such as latin-1."""
     scale: str = choices.SCALES[0]
-    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust."""
+    """Scale a table's columns, fitted on the training samples of all clients: none, standard, minmax or robust."""
     impute: str = choices.IMPUTES[0]
-    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none refuses them."""
+    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none forbids them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ class ModelConfig:
     batchnorm: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
     layer_granularity: str = "block"
-    """A layer: module, or block (with normalisations and groups)."""
+    """Definition of a layer: module, or block (with normalisations and groups)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +105,23 @@ class TrainingConfig:
     optimizer: str | None = None
     """sgd, adam or adamw."""
     momentum: float | None = None
-    """Of sgd."""
+    """Momentum of sgd."""
     weight_decay: float | None = None
     """Coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
-    """Of adam and adamw."""
+    """Use AMSGrad in adam and adamw."""
     max_grad_norm: float | None = None
-    """Scale a step's gradient down to this norm where it is longer."""
+    """Scale a step's gradient down to this norm if it is longer."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds; default for adam, adamw."""
     loss: str | None = None
-    """cross_entropy, focal, player_focal or bce (one output); of numbers mse, mae or huber."""
+    """cross_entropy, focal, player_focal or bce (one output); for regression mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
-    """Of the loss; what is not given is the dataset's own, if the loss is."""
+    """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
-    """In the loss: none, balanced, or W,W,... one a class."""
+    """Weights of classes in the loss: none, balanced, or W,W,... with one for each class."""
     precision: str = "float32"
-    """float32, or bf16: the model's passes in local training; all else stays float32."""
+    """float32, or bf16 for the model's passes in local training; everything else stays float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,22 +133,22 @@ class FederationConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     plan: str | None = None
-    """Path of a plan, auto to measure and decide first, or, of run alone, choose to race first; without it the
-    algorithm's own default."""
+    """Path of a plan, auto to measure and choose one first, or, in run alone, choose to race first; default: the
+    algorithm's own."""
     rule: str = "sensitivity_ratio"
-    """How auto and PLayer-FL decide: registered name, or package.module:function."""
+    """Rule by which auto and PLayer-FL choose a plan: registered name, or package.module:function."""
     threshold: float = 1.2
-    """Of the rule: layers before the first jump above it are shared."""
+    """Threshold of the rule: layers before the first jump above it are shared."""
     rounds: int | None = None
     """Communication rounds."""
     participation: float = 1.0
     """Fraction of the clients in a round; at least one takes part."""
     client_weights: str = "samples"
-    """Of clients in a mean: samples (of training) or uniform."""
+    """Weights of clients in a mean: samples (of training) or uniform."""
     client_dropout: float = 0.0
     """Probability with which a client's reply is lost in a round."""
     dropout_trace: str | None = None
-    """A .csv with columns round (from 1) and client: whose replies are lost."""
+    """A .csv file of lost replies, with columns round (from 1) and client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,27 +156,27 @@ class ExecutionConfig:
     """Where and how a run is carried out, and what it records."""
 
     seed: int = 0
-    """Of all that is drawn: split, initial model, clients, batches."""
+    """Seed of all random draws: split, initial model, clients, batches."""
     workers: int = 0
-    """Worker processes; the results are the same bits with any number."""
+    """Number of worker processes. It does not change the results."""
     device: str = "cpu"
-    """Where clients train."""
+    """Device on which clients train."""
     stack: str = "auto"
     """Train clients together: on, off or auto."""
     memory_format: str = "auto"
     """auto, contiguous, or channels_last."""
     recompute_frozen: bool = False
-    """Compute frozen first layers in every step, not once."""
+    """Compute frozen first layers in every step instead of once."""
     eval_every: int | None = None
-    """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
+    """Rounds between evaluations of all clients; default a twentieth, or more if they take over a tenth of the time."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default a twentieth of the rounds."""
     on_divergence: str = "note"
-    """note or stop (with exit code 1) once a client's loss is 20 times that of the start and that of guessing."""
+    """note or stop (with exit code 1), once a client's loss exceeds 20 times both the initial and the guessing loss."""
     local_scores: bool = False
-    """Score trained local models in every round."""
+    """Score locally trained models in every round."""
     local_models: int = 100
-    """Locally trained models that a checkpoint keeps for diagnoses: those of the first so many clients of the round."""
+    """Number of locally trained models in a checkpoint, for diagnoses; they are those of the round's first clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,33 +194,32 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
 
     @property
     def training(self) -> Training:
-        """The local training (optimiser, rates, epochs) that a resolved configuration asks for."""
+        """Return the local training (optimiser, rates, epochs) of a resolved configuration."""
         from fl_core.training.phases import Training
 
         names = {f.name for f in fields(Training)}
         return Training(**{name: value for name, value in vars(self).items() if name in names})
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as a dictionary that JSON can hold."""
+        """Return the configuration as a dictionary for JSON."""
         return asdict(self)
 
     @property
     def reading(self) -> Reading:
-        """How the configuration's own data are read.
+        """Return the settings for reading the configuration's own data.
 
         Raises:
-            UsageError: names the key and what it may be.
+            UsageError: a value is invalid. The message names the key and its possible values.
         """
         return Reading.of({name: getattr(self, name) for name in tables.READING})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
-        """The configuration that :meth:`to_json` wrote.
+        """Return the configuration from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: an unknown key.
+            UsageError: a key is unknown.
         """
-        values = current_keys(values)
         for name in values:
             check_known("configuration key", name, [f.name for f in fields(cls)])
         return cls(**values)
@@ -238,10 +236,10 @@ GROUPS: dict[str, type] = {
 
 
 def check(config: RunConfig) -> None:
-    """Refuse values that are wrong for every dataset, model and algorithm: a wrong type, range or choice.
+    """Check values that do not depend on dataset, model and algorithm: types, ranges and choices.
 
     Raises:
-        UsageError: names the key and what it may be.
+        UsageError: a value is invalid. The message names the key and its possible values.
     """
     _check_types(config)
     _ = config.reading  # checks its keys
@@ -261,24 +259,24 @@ def check(config: RunConfig) -> None:
     for name, least in (("rounds", 1), ("workers", 0), ("local_models", 0), ("eval_every", 1), ("checkpoint_every", 1)):
         value = getattr(config, name)
         if value is not None and value < least:
-            raise UsageError(f"{name} must be at least {least}, not {value}")
+            raise UsageError(f"{name} must be at least {least}; got {value}.")
     weights_of(config.class_weights)
     if not config.threshold > 0:
-        raise UsageError(f"threshold must be above 0, not {config.threshold}")
+        raise UsageError(f"threshold must be above 0; got {config.threshold}.")
     if not 0 < config.participation <= 1:
-        raise UsageError(f"participation must be above 0 and at most 1, not {config.participation}")
+        raise UsageError(f"participation must be above 0 and at most 1; got {config.participation}.")
     if not 0 <= config.client_dropout < 1:
-        raise UsageError(f"client_dropout must be at least 0 and below 1, not {config.client_dropout}")
+        raise UsageError(f"client_dropout must be at least 0 and below 1; got {config.client_dropout}.")
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
-    """The class weights that a configuration asks for: None, ``balanced``, or one number a class.
+    """Return the class weights of a configuration: None, ``balanced``, or one number for each class.
 
     >>> weights_of("none"), weights_of("balanced"), weights_of("1,2.5")
     (None, 'balanced', (1.0, 2.5))
 
     Raises:
-        UsageError: neither these words nor numbers.
+        UsageError: the text is neither one of these words nor numbers.
     """
     if class_weights in choices.CLASS_WEIGHTS:
         return None if class_weights == choices.CLASS_WEIGHTS[0] else class_weights
@@ -290,13 +288,13 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
 
 
 def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
-    """The configuration with the dataset's defaults filled in, checked as far as names and numbers go.
+    """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
     Args:
-        given: data that take the place of the configuration's dataset: their name, and their recipe or the general one.
+        given: data in place of the configuration's dataset. They give their name, and their recipe or the general one.
 
     Raises:
-        UsageError: names the key and what it may be; with ``given``, a key that says how data are read or dealt.
+        UsageError: a value is invalid, or with ``given`` a key is set that is about reading or partitioning data.
     """
     check(config)
     if given is not None:
@@ -346,12 +344,14 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
 
 
 def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
-    """Rounds between evaluations by default: a twentieth, or more where evaluating would take over a tenth of the time.
+    """Return the default number of rounds between evaluations.
 
-    To score everyone's validation and test samples costs about a quarter of a local epoch of everyone: a forward pass
-    takes a third of a training step's time, and the two splits have half as many samples as training. The round's
-    locally trained models are scored as well. However dear that is, the interval is at most a third of the rounds,
-    rounded up.
+    It is a twentieth of the run, or more if evaluation is expensive.
+
+    Evaluation should take at most a tenth of the time. Scoring all validation and test samples costs about a quarter of
+    a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits have half as
+    many samples as training. The round's locally trained models are scored as well. The interval is at most a third of
+    the rounds, rounded up.
     """
     cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
     count = min(20, max(3, rounds // max(1, math.ceil(10 * cost))))
@@ -363,17 +363,17 @@ def _located(dataset: str) -> str:
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:
-    """Refuse options on reading and partitioning for data that were given as they are, clients and all."""
+    """Check that options on reading and partitioning are unset for data that are given from Python."""
     for key in (*READING, *DEALING):
         if getattr(config, key) != getattr(RunConfig, key):
             raise UsageError(
-                f"{key}={getattr(config, key)!r} says how a dataset is read and dealt to clients, and {name!r} was "
-                f"given as it is: leave {key} out"
+                f"{key} must be left out for data from Python; got {key}={getattr(config, key)!r} with {name!r}, "
+                "whose samples and clients are fixed."
             )
 
 
 def _shown(value: object) -> str:
-    """A value as an error shows it: by its type alone where it is not short and plain, as it may hold clients' data."""
+    """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
     text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
     return text if 0 < len(text) <= 80 else type(value).__name__
 
@@ -386,7 +386,7 @@ def _check_types(config: RunConfig) -> None:
         accepted = (*kinds, int) if float in kinds else tuple(kinds)
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-            hint = "; fl.run takes data in memory as data=" if name == "dataset" else ""
-            raise UsageError(f"{name} must be {wanted}, not {_shown(value)}{hint}")
+            hint = " Pass data in memory as data= to fl.run." if name == "dataset" else ""
+            raise UsageError(f"{name} must be {wanted}; got {_shown(value)}.{hint}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name} must be finite, not {value}")
+            raise UsageError(f"{name} must be finite; got {value}.")

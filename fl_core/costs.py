@@ -1,4 +1,4 @@
-"""What a round costs: FLOPs of local training, counted on the operations that are executed, and bytes sent."""
+"""The costs of a round: FLOPs of local training, counted on executed operations, and bytes sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_core.training.workspace import Workspace
 
 
 class _Everything(ModuleTracker):
-    """Takes all operations together, without hooks on modules."""
+    """A tracker that counts all operations together, without hooks on modules."""
 
     def __enter__(self) -> _Everything:
         return self
@@ -30,9 +30,10 @@ class _Everything(ModuleTracker):
 
 
 class FlopCounter(FlopCounterMode):
-    """PyTorch's counter of FLOPs without its sums by module, whose hooks fail where a module takes a parameter.
+    """PyTorch's counter of FLOPs without its sums by module.
 
-    Parametrised weights (``torch.nn.utils.parametrizations``) are computed by such modules.
+    Its hooks fail for modules that take a parameter. Such modules compute parametrised weights
+    (``torch.nn.utils.parametrizations``).
     """
 
     def __init__(self) -> None:
@@ -43,12 +44,15 @@ class FlopCounter(FlopCounterMode):
 def training_flops(
     workspace: Workspace, shape: tuple[int, ...], trained: frozenset[str], held: frozenset[str] | None = None
 ) -> float:
-    """Floating-point operations of one training sample, forward and backward, when only ``trained`` is trained.
+    """Return the floating-point operations for one training sample, forward and backward.
 
-    Counted by PyTorch's own counter (matrix products, convolutions and attention; a multiply-add is two) on a batch
-    of two, halved. Freezing early layers saves their weight gradients and everything below them; freezing late ones
-    saves their weight gradients only; blocks that are not ``held`` cost nothing. What an algorithm computes beside the
-    model's own pass (views and keys of a second task, a teacher) is not counted.
+    Only the tensors in ``trained`` are trained.
+
+    PyTorch's own counter runs on a batch of two, and the result is halved. It counts matrix products, convolutions and
+    attention. A multiply-add is two operations. Freezing early layers saves their weight gradients and the backward
+    pass below them. Freezing late layers saves their weight gradients only. Blocks that are not ``held`` cost nothing.
+    An algorithm's computations outside the model's own pass are not counted, such as views and keys of a second task or
+    a teacher.
     """
     workspace.hold(held)
     x = models.example(shape).to(workspace.device)
@@ -68,16 +72,16 @@ def training_flops(
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What local training costs, over clients and batches of a round or of all rounds; lower is cheaper.
+    """The cost of local training, over clients and batches of a round or of all rounds. Lower is cheaper.
 
     Attributes:
-        naive: scalars that train, summed over batches: what the layer-scheduling paper's Table 4 calls FLOPs (Jang and
-            Choi 2024). It knows no batch size, no forward pass, no error passed back through frozen layers, and takes
-            a kernel's weight, used at every position, for one of a linear layer. It is proportional to what is sent.
+        naive: trained scalars, summed over batches. Table 4 of the layer-scheduling paper calls this FLOPs (Jang and
+            Choi 2024). It ignores batch size, forward pass and errors passed back through frozen layers. A kernel's
+            weight counts once although it is used at every position. It is proportional to the traffic.
         flops: floating-point operations, forward and backward, of every sample (see :func:`training_flops`).
-        moved: bytes of the model's tensors that the clients receive and send. What an algorithm sends besides them (a
-            variate, a mask, a number a layer) stands in a run's rows ``bytes_down`` and ``bytes_up`` only. Models that
-            are sent to be evaluated stand in the rows ``bytes_evaluation``.
+        moved: bytes of the model's tensors that the clients receive and send. Other traffic (a variate, a mask, a
+            number for each layer) is in a run's rows ``bytes_down`` and ``bytes_up`` only. Models sent for evaluation
+            are in the rows ``bytes_evaluation``.
     """
 
     naive: int
@@ -86,9 +90,9 @@ class TrainingCost:
 
 
 def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int) -> TrainingCost:
-    """The cost of a whole run: the sum of :func:`round_costs`.
+    """Return the cost of a whole run: the sum of :func:`round_costs`.
 
-    For the layer-scheduling paper's Table 4: 300 rounds of one epoch, 100 clients with 500 samples, batches of 10.
+    The layer-scheduling paper's Table 4 has 300 rounds of one epoch, 100 clients with 500 samples, and batches of 10.
 
     Args, Raises: as of :func:`round_costs`.
     """
@@ -101,23 +105,25 @@ def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, 
 def round_costs(
     algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
 ) -> tuple[TrainingCost, ...]:
-    """The cost of each round of a run in which every client takes part in every round (as in Jang and Choi's Table 4).
+    """Return the cost of each round of a run with full participation (as in Jang and Choi's Table 4).
 
     Fine-tuning after the last round is not counted.
 
     Args:
-        workspace: of the algorithm's own model. shape: of one sample. batch: samples a batch.
+        workspace: of the algorithm's own model. shape: of one sample. batch: samples per batch.
 
     Raises:
-        UsageError: the number of rounds is not known, a batch of no samples, or an algorithm that decides in a run what
-            it sends, or whose steps take more than a gradient.
+        UsageError: the number of rounds is unknown, a batch has no samples, the algorithm's traffic is only known in a
+            run, or its steps take more than a gradient.
     """
     problem = algorithm.task_info
     own_steps = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
     if own_steps or not algorithm.static_traffic:
-        raise UsageError(f"{algorithm.name} costs what a run of it records: rows 'flops', 'bytes_down' and 'bytes_up'")
+        raise UsageError(
+            f"the cost of {algorithm.name} is only known from a run. Use its rows 'flops', 'bytes_down' and 'bytes_up'."
+        )
     if problem.rounds < 1 or batch < 1:
-        raise UsageError(f"rounds and batch must be at least 1, not {problem.rounds} and {batch}")
+        raise UsageError(f"rounds and batch must be at least 1; got {problem.rounds} and {batch}.")
     sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}
 
     @cache
@@ -155,24 +161,24 @@ def round_costs(
 
 
 PFEDLA_BYTES = 3000
-"""What pFedLA's Table 3 counts for a parameter sent one way in its run of 600 rounds with 10 clients.
+"""Bytes for a parameter sent one way in pFedLA's Table 3, for its run of 600 rounds with 10 clients.
 
-A float for each of them would be 24,000 bytes: the table is an eighth of that.
+A float for each of them would be 24,000 bytes. The table is an eighth of that.
 """
 
 
 def retention_ledger(parameters: Mapping[str, int], retained: Iterable[str] = ()) -> float:
-    """MiB sent in a run of HeurpFedLA, counted as in pFedLA's Table 3 (Ma et al. 2022).
+    """Return the MiB sent in a run of HeurpFedLA, counted as in pFedLA's Table 3 (Ma et al. 2022).
 
-    u (2 P - sum of |l| over the retained layers) with u = :data:`PFEDLA_BYTES` / 2^20: retained layers are not
-    downloaded, always the same ones. What a run really moves is in its rows ``bytes_down`` and ``bytes_up``.
+    This is u (2 P - sum of ``|l|`` over the retained layers) with u = :data:`PFEDLA_BYTES` / 2^20. Retained layers are
+    always the same and not downloaded. The actual traffic of a run is in its rows ``bytes_down`` and ``bytes_up``.
 
     Args:
         parameters: scalars of each layer.
         retained: names of the layers that the clients keep.
 
     Raises:
-        UsageError: a layer that is not among them.
+        UsageError: a retained layer is not among them.
     """
     kept = sum(parameters[check_known("layer", name, parameters)] for name in retained)
     return PFEDLA_BYTES * (2 * sum(parameters.values()) - kept) / 2**20

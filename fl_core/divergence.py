@@ -1,4 +1,4 @@
-"""What a run must not come to: NaN or infinity at the server, and losses that are finite and far too large."""
+"""Divergence of a run: NaN or infinity on the server, and losses that are finite and far too large."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run
 
 DIVERGENCE = "divergence"
-"""The metric of a row without a value, whose status says by how much a client's loss is too large in that round."""
+"""The metric of a row without a value. Its status states how far a client's loss exceeds the limit in that round."""
 TIMES = 20.0
-"""A loss has diverged above so many times the larger of the client's loss at the start and the uniform predictor's."""
+"""A loss has diverged above 20 times the larger of the client's initial loss and the uniform predictor's."""
 
 
 def guessing(criterion: Loss, n_classes: int) -> float:
-    """The mean loss of equal logits over the classes, log C for cross-entropy; 0 where there are no classes."""
+    """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0."""
     if n_classes < 2:
         return 0.0
     return float(
@@ -34,7 +34,7 @@ def guessing(criterion: Loss, n_classes: int) -> float:
 
 
 def check_finite(algorithm: Algorithm, server: State, done: int) -> None:
-    """Refuse a server's state that holds NaN or infinity after so many rounds.
+    """Check that the server's state has no NaN or infinity after ``done`` rounds.
 
     Raises:
         NonFiniteError: names the first tensor, and its layer.
@@ -50,7 +50,7 @@ def check_finite(algorithm: Algorithm, server: State, done: int) -> None:
 
 
 class Limit:
-    """How large a client's loss may become before it counts as diverged: :data:`TIMES` times a loss that it had anyway.
+    """The bound of each client's loss: :data:`TIMES` times the larger of its initial and its guessing loss.
 
     >>> from fl_core.training.losses import build
     >>> limit = Limit(guessing(build("cross_entropy"), n_classes=2))
@@ -66,8 +66,8 @@ class Limit:
         guess: loss of the uniform predictor. on_divergence: ``note``, once a run, or ``stop``.
 
     Attributes:
-        tuned: models that were trained before they were first evaluated: their losses then are no start.
-        stored: where the losses at the start are found in a run that goes on; read when a loss is suspicious.
+        tuned: models that were trained before their first evaluation. Their losses are not initial ones.
+        stored: returns the initial losses of a resumed run. It is called for a suspicious loss.
     """
 
     def __init__(self, guess: float, on_divergence: str = "note") -> None:
@@ -77,11 +77,11 @@ class Limit:
         self._starts: dict[str, float] = {}
 
     def begin(self, client: str, loss: float) -> None:
-        """Take in a loss before the first round; of several models' the largest counts."""
+        """Record a loss before the first round. For several models the largest is kept."""
         self._starts[client] = max(loss, self._starts.get(client, -math.inf))
 
     def exceeded(self, client: str, loss: float) -> str:
-        """Why a loss has diverged, in words; empty if it has not, or is not finite, which is another matter."""
+        """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
         if not math.isfinite(loss) or not loss > TIMES * self._guess:
             return ""
         if self.stored is not None:
@@ -91,10 +91,10 @@ class Limit:
         return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}" if 0 < TIMES * bound < loss else ""
 
     def tell(self, where: str, reason: str) -> None:
-        """Note that training diverges, for the first time, or stop there.
+        """Warn once that training diverges, or stop the run.
 
         Raises:
-            DivergedError: the run is to stop.
+            DivergedError: the run has to stop.
         """
         text = f"{where}: training diverges, with {reason}; a smaller lr may help"
         if self._stops:
@@ -105,20 +105,20 @@ class Limit:
 
 
 def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
-    """Each client's largest validation loss before the first round, from the rows of a stored run.
+    """Return each client's largest validation loss before the first round, from the rows of a stored run.
 
     Args:
-        tuned: models that do not count.
+        tuned: models to leave out.
     """
     frame = run.rows()[1]
     chosen = (frame["round"] == 0) & (frame["metric"] == "loss") & (frame["split"] == "validation")
     chosen &= ~frame["model"].isin(list(tuned))
-    losses = frame[chosen].fillna({"value": math.inf})  # one that was not finite leaves no bound
+    losses = frame[chosen].fillna({"value": math.inf})  # a loss that was not finite gives no bound
     return {str(client): float(loss) for client, loss in losses.groupby("client")["value"].max().items()}
 
 
 def check_end(run: Run, done: int) -> None:
-    """Refuse the result of a stored run whose models have diverged at its last evaluation.
+    """Check that no model of a stored run has diverged at its last evaluation.
 
     Raises:
         DivergedError: names the first client and model.

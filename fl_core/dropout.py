@@ -1,13 +1,15 @@
-"""Client dropout in a simulation: which of the sampled clients' replies are lost, by chance or as a trace says.
+"""Client dropout in a simulation: the sampled clients whose replies are lost, by chance or by a trace.
 
-A lost reply is one of a client that was sampled, received the server's message and trained, and whose answer does not
-arrive: it was switched off, cut off, or too late. The server goes on with the other replies, and keeps its state where
-there is none. The client goes back to its state before the round, all of it. Halves of one thing lie on either side
-(SCAFFOLD's variates, FedLAMA's layers that wait at a client), and only together they may change. Over a network, a
-client does the same by keeping its former state until the server's next message says which reply it has.
+A lost reply belongs to a client that was sampled, received the server's message and trained. Its reply does not arrive
+because the client was off, disconnected or too late. The server continues with the other replies. Without any reply it
+keeps its state.
 
-What is recorded of it: the row :data:`REPLY_LOST`, what the server sent, and the steps and FLOPs that were in vain;
-nothing that only the reply could have told.
+The client returns to its whole state before the round. Server and client store halves of the same thing, such as
+SCAFFOLD's variates or FedLAMA's pending layers. These may only change together. Over a network a client keeps its
+former state until the server's next message names the reply that it has.
+
+Recorded are the row :data:`REPLY_LOST`, the server's message, and the wasted steps and FLOPs. Nothing is recorded that
+only the reply contains.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from fl_core import seeds
 from fl_core.errors import UsageError, check_known
 
 REPLY_LOST = "reply_lost"
-"""The metric of a row that says who was missing: 1 for a sampled client whose reply did not arrive in that round."""
+"""The metric of a row about a missing client: 1 if it was sampled and its reply did not arrive in that round."""
 TIMEOUT = "timeout"
-"""The cause in such a row where a real client did not answer in time; a simulation has ``chance`` or ``trace``."""
+"""The cause in such a row if a real client did not reply in time. A simulation has ``chance`` or ``trace``."""
 TRACE_COLUMNS = ("round", "client")
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Whose replies are lost in which round.
+    """The replies that are lost in each round.
 
     >>> dropout = Dropout(trace=frozenset({(2, 0)}))
     >>> dropout.lost(seed=0, index=1, sampled=(0, 3))
@@ -38,18 +40,18 @@ class Dropout:
     {}
 
     Attributes:
-        rate: the probability with which a reply is lost, from 0 to below 1, of each client and round independently.
-        trace: (round, client) of replies that are lost beside these; rounds count from 1, clients are positions.
+        rate: the probability that a reply is lost, from 0 to below 1, independent for each client and round.
+        trace: (round, client) of more lost replies. Rounds count from 1, clients are positions.
     """
 
     rate: float = 0.0
     trace: frozenset[tuple[int, int]] = frozenset()
 
     def lost(self, seed: int, index: int, sampled: Collection[int]) -> dict[int, str]:
-        """The sampled clients whose replies are lost in a round, each with the cause: ``trace`` or ``chance``.
+        """Return the sampled clients whose replies are lost in a round, each with the cause: ``trace`` or ``chance``.
 
-        A client's fate in a round depends on the seed, the round and its position alone, and a higher rate loses what
-        a lower one loses and more.
+        The result for a client depends on the seed, the round and its position alone. A higher rate loses the replies
+        of a lower one and more.
 
         Args:
             seed: the run's. index: of the round, from 0 on.
@@ -62,15 +64,15 @@ class Dropout:
 
 
 def read_trace(path: Path | str, clients: Sequence[str]) -> list[tuple[int, str]]:
-    """The lost replies that a .csv file lists, as (round, client) in ascending order; rounds count from 1.
+    """Return the lost replies in a .csv file, as (round, client) in ascending order. Rounds count from 1.
 
-    The file has a header with the columns ``round`` and ``client``; further columns are not read.
+    The file has a header with the columns ``round`` and ``client``. Other columns are not read.
 
     Args:
         clients: names of the federation's clients.
 
     Raises:
-        UsageError: no such file, no such columns, a round that is no whole number from 1 on, or an unknown client.
+        UsageError: the file or a column is missing, a round is not a whole number from 1 on, or a client is unknown.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -86,5 +88,5 @@ def read_trace(path: Path | str, clients: Sequence[str]) -> list[tuple[int, str]
 def _lost_reply(record: dict[str, str], place: str, clients: Sequence[str]) -> tuple[int, str]:
     text = (record["round"] or "").strip()
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise UsageError(f"{place}: round {text!r} is no whole number from 1 on")
+        raise UsageError(f"{place}: the round must be a whole number from 1; got {text!r}.")
     return int(text), check_known(f"client ({place})", (record["client"] or "").strip(), clients)

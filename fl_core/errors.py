@@ -1,4 +1,4 @@
-"""The exceptions: a request that cannot be met is told apart from a run that failed."""
+"""The exceptions, which separate invalid requests from failed runs."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ from collections.abc import Iterable, Sequence
 
 
 class UsageError(ValueError):
-    """The request is at fault: an unknown name, a missing file, data that do not fit. Exit code 2."""
+    """An invalid request: an unknown name, a missing file, data that do not fit. Exit code 2."""
 
 
 class PrivateError(UsageError):
-    """A server's hook asked for what only the client has."""
+    """A server hook's request for data that only the client has."""
 
 
 class RunError(RuntimeError):
-    """The request was valid but running it failed. Exit code 1."""
+    """A failure while running a valid request. Exit code 1."""
 
 
 class DivergedError(RunError):
-    """Training came to a loss far above where it began; the message names where."""
+    """Divergence of training: a loss far above the initial one. The message names the place."""
 
 
 class NonFiniteError(DivergedError):
-    """Training or aggregation met NaN or infinity; the message names where."""
+    """NaN or infinity in training or aggregation. The message names the place."""
 
 
 class WorkerError(RunError):
-    """A worker process ended before its work was done."""
+    """The end of a worker process before its work was done."""
 
 
 class CorruptError(RunError):
-    """Stored bytes differ from the digest that was recorded for them."""
+    """Stored bytes that differ from their recorded digest."""
 
 
 class ForeignError(CorruptError):
-    """Stored bytes are intact, but belong to another run."""
+    """Stored bytes that are intact but belong to another run."""
 
 
 class BusyError(RunError):
-    """Another process is writing to the run directory."""
+    """A run directory to which another process is writing."""
 
 
 def listing(names: Iterable[str], most: int = 12) -> str:
-    """Names separated by commas, at most ``most`` of them, followed by how many were left out."""
+    """Join names with commas, at most ``most`` of them, followed by the number of the others."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return ``name`` if it is one of ``known``, else refuse it and name the nearest.
+    """Return ``name`` if it is one of ``known``.
 
     Raises:
-        UsageError: names the kind, the unknown name, the nearest valid one, and what is known.
+        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
     """
     known = list(known)
     if name in known:
@@ -65,13 +65,13 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
-    """Refuse an empty list, or one with duplicates.
+    """Check that a list is not empty and has no duplicates.
 
     Args:
-        asks: who needs it, as the message says it; ``what``: what each value is.
+        asks: who needs it, for the message; ``what``: the kind of each value.
 
     Raises:
-        UsageError: says which.
+        UsageError: the list is empty or has a duplicate.
     """
     if not values:
         raise UsageError(f"{asks} needs at least one {what}")

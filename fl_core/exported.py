@@ -1,4 +1,4 @@
-"""Trained models outside of their run: weights in one file, all that is needed to use them in a JSON file beside it."""
+"""Trained models outside their run: weights in one file, and their description in a JSON file next to it."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from fl_core.training import evaluate
 
 FORMAT = "fedlayers.model/1"
 OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
-"""What other programs read, by name: a model and an example of its input to the bytes of a file."""
+"""Writers of other programs' formats by name: from a model and an example input to the bytes of a file."""
 FORMATS = ("safetensors", *OTHERS)
 SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
-"""Which format a file of weights has by its name."""
+"""Formats by the suffix of a file of weights."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A trained model that :func:`export` has written, described as its JSON file describes it.
+    """A trained model written by :func:`export`, with the description from its JSON file.
 
     Attributes:
-        path: the file of weights; the JSON file's name is this one's with ``.json`` after it.
-        about: what that says: ``model`` (callable, options, seed, and the algorithm that extended it), ``inputs`` (how
-            raw samples are prepared), ``classes``, ``layers``, ``plan``, ``run`` (id, round, client, digests), and
-            ``file``.
+        path: the file of weights. The JSON file has the same name followed by ``.json``.
+        about: the contents of the JSON file: ``model`` (callable, options, seed, and the algorithm that extended it),
+            ``inputs`` (how raw samples are prepared), ``classes``, ``layers``, ``plan``, ``run`` (id, round, client,
+            digests), and ``file``.
     """
 
     path: Path
@@ -54,23 +54,23 @@ class Exported:
 
     @property
     def inputs(self) -> Inputs:
-        """What the model takes, and how raw samples are turned into it."""
+        """Return the model's inputs, with the preparation of raw samples."""
         return Inputs.from_json(self.about["inputs"])
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the logits."""
+        """Return the names of the classes, in the order of the logits."""
         return tuple(self.about["classes"])
 
     def model(self, *, model: nn.Module | None = None, code: Collection[str] = ()) -> nn.Module:
-        """The model with its trained weights, in evaluation mode.
+        """Return the model with its trained weights, in evaluation mode.
 
         Args:
-            model: your own, where the run was given one from Python; it is copied.
-            code: the ``package.module:name`` of what the file names as code, said again, as to resume.
+            model: your own, if the run was given one from Python. It is copied.
+            code: ``package.module:name`` of the code that the file names, to allow it, as in resume.
 
         Raises:
-            UsageError: code or a model that was not given again, or weights that do not fit it.
+            UsageError: code or a model is missing, or the weights do not fit.
             CorruptError: the file of weights is missing or damaged.
         """
         file = self.about["file"]
@@ -86,13 +86,13 @@ class Exported:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model says of new samples.
+    """A model's predictions for new samples.
 
     Attributes:
-        samples: of each its number, from 0, in a table, array or list; of an image in a folder its path there.
-        classes: names of the C classes; none: the model predicts a number.
-        outputs: the model's, float32 [n, C]; [n, 1] where it predicts a number, or one logit for the second of two
-            classes.
+        samples: numbers from 0 in a table, array or list; paths within a folder of images.
+        classes: names of the C classes. Empty means that the model predicts a number.
+        outputs: the model's, float32 [n, C]. They are [n, 1] for a predicted number, or for one logit of the second of
+            two classes.
     """
 
     samples: tuple[str, ...]
@@ -101,7 +101,9 @@ class Predictions:
 
     @cached_property
     def logits(self) -> Tensor:
-        """A logit for each class, float32 [n, C]: the outputs, or 0 and the single output for the second of two.
+        """Return a logit for each class, float32 [n, C].
+
+        These are the outputs. For a single output of two classes they are 0 and the output.
 
         Raises:
             UsageError: the model predicts a number.
@@ -113,22 +115,24 @@ class Predictions:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Softmax of the logits, float64 [n, C]; each row sums to 1."""
+        """Return the softmax of the logits, float64 [n, C]. Each row sums to 1."""
         return self.logits.double().softmax(dim=1)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The class with the largest logit; of equal ones the first."""
+        """Return the class with the largest logit, for ties the first."""
         return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))
 
     def frame(self, scores: str = "probability") -> pd.DataFrame:
-        """A line a sample: ``sample``, ``predicted``, and a column for each class named ``SCORE CLASS``.
+        """Return a table with a line for each sample.
+
+        Its columns are ``sample``, ``predicted``, and ``SCORE CLASS`` for each class.
 
         Args:
-            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``; a predicted number has none.
+            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``. Predicted numbers have none.
 
         Raises:
-            UsageError: other scores.
+            UsageError: ``scores`` is unknown.
         """
         check_known("kind of scores", scores, SCORES)
         if not self.classes:
@@ -160,11 +164,11 @@ def export(
     model: nn.Module | None = None,
     code: Collection[str] = (),
 ) -> Exported:
-    """Write one model of a run for use elsewhere: its weights to ``out``, what they need to ``out``.json beside it.
+    """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
 
-    Neither file holds code, and neither is a pickle. The JSON file names the model's callable with its options, the
-    shape of a sample, how raw samples are prepared (the fitted numbers themselves), classes, layers, the plan, and the
-    run with its digests. :func:`predict` reads both.
+    Neither file contains code or a pickle. The JSON file names the model's callable with its options, classes, layers
+    and plan. It describes the shape of a sample and how raw samples are prepared, with the fitted numbers. It also
+    identifies the run by its digests. :func:`predict` reads both files.
 
     >>> import fedlayers as fl
     >>> engine = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
@@ -174,19 +178,19 @@ def export(
 
     Args:
         path: the run's directory.
-        out: the file of weights, which must not be there yet.
+        out: the file of weights, which must not exist.
         which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`).
-        client: whose; None where all clients have the same.
+        client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, or ``last``.
-        format: ``safetensors``; or, for other programs, ``onnx``, which takes the packages onnx and onnxscript, or
-            ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file says. None =
-            by the suffix of ``out``, of :data:`SUFFIXES`; with any other ``safetensors``.
+        format: ``safetensors``; or for other programs ``onnx``, which needs the packages onnx and onnxscript, or
+            ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file describes.
+            None follows the suffix of ``out`` in :data:`SUFFIXES`, and is ``safetensors`` for any other.
         data, model, code: as of :func:`fl_core.runner.resume`.
 
     Raises:
-        UsageError: no such run, round, model or client; a file that is there, or is named as one of another format; a
-            model that the format cannot hold.
-        CorruptError: what is stored is damaged.
+        UsageError: the run, round, model or client does not exist; the file exists or has another format's suffix; or
+            the format cannot store the model.
+        CorruptError: stored files are damaged.
     """
     out = Path(out)
     format = _format(out, format)
@@ -213,13 +217,13 @@ def export(
 
 
 def read(path: Path | str) -> Exported:
-    """What :func:`export` wrote, from the JSON file beside the weights.
+    """Read an export of :func:`export` from the JSON file next to the weights.
 
     Raises:
-        UsageError: no such file, or one of a newer version of this package.
+        UsageError: the file does not exist, or a newer version of this package wrote it.
         CorruptError: it was edited or damaged.
     """
-    path = Path(path).resolve()  # its own folder may be reached through links, what lies in it may not
+    path = Path(path).resolve()  # links may lead to its folder, but not within it
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
         raise UsageError(f"{path} is no exported model: there is no {name} beside it")
@@ -237,7 +241,7 @@ def predict(
     model: nn.Module | None = None,
     code: Collection[str] = (),
 ) -> Predictions:
-    """What an exported model says of new samples, which are prepared exactly as the training samples were.
+    """Predict new samples with an exported model. They are prepared exactly as the training samples were.
 
     >>> import fedlayers as fl, numpy as np
     >>> engine = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
@@ -246,15 +250,15 @@ def predict(
     torch.Size([2, 5])
 
     Args:
-        path: the file of weights that :func:`export` wrote.
+        path: the file of weights from :func:`export`.
         new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
-            :func:`fl_core.data.files.read` takes them but without labels; or an array [n, ...], or a list of texts.
+            for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
         model, code: as of :meth:`Exported.model`.
 
     Raises:
-        UsageError: no exported model there, its code not named again, or samples that are not like those of training.
+        UsageError: there is no exported model, its code is not allowed, or the samples differ in kind from training.
         CorruptError: a file of the model is damaged.
-        NonFiniteError: the model's output is NaN or infinite, for which there is no class.
+        NonFiniteError: the model's output is NaN or infinite.
     """
     exported = read(path)
     built = exported.model(model=model, code=code)
@@ -270,7 +274,7 @@ def predict(
     return Predictions(samples.names, exported.classes, outputs)
 
 
-# --- what the JSON file says -----------------------------------------------------------------------------------
+# --- the contents of the JSON file -----------------------------------------------------------------------------
 
 
 def _described(
@@ -312,7 +316,7 @@ def _described(
 
 
 def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: Collection[str]) -> nn.Module:
-    """The model that the JSON file names, with fresh weights."""
+    """Return the model that the JSON file names, with fresh weights."""
     said, inputs = about["model"], Inputs.from_json(about["inputs"])
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
@@ -345,7 +349,7 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
 
 
 def _format(out: Path, asked: str | None) -> str:
-    """The format that is asked for, or else that of the file's name."""
+    """Return the requested format, or otherwise that of the file's name."""
     named = SUFFIXES.get(out.suffix.lower())
     if asked is None:
         return named or FORMATS[0]

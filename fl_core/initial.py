@@ -19,25 +19,25 @@ from fl_core.tree import Tree
 
 
 def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[str] | None = None) -> list[str]:
-    """Copy trained weights into a fresh model, and return notes on what stays fresh.
+    """Copy trained weights into a fresh model, and return notes on the parts that stay fresh.
 
-    All tensors must be there under the model's own names and in its shapes, with two exceptions. The linear layer that
-    gives the logits stays as it is where the weights are for another number of classes. Of texts, each word's row of
-    an embedding is looked up by the word, and a word that the weights do not know keeps its fresh row; weights in a
-    file do not say what their rows stand for, so that there the table must have the model's shape.
+    All tensors must exist under the model's own names and in its shapes, with two exceptions. The linear layer of the
+    logits stays fresh if the weights have another number of classes. For texts each embedding row is found by its word,
+    and unknown words keep their fresh row. Weights in a file do not name the words of their rows. Their table must
+    therefore have the model's shape.
 
     Args:
-        path: a run's directory, of which the global model after the last checkpoint is taken, or a file of weights
-            (see :func:`fl_core.models.weights.read`).
+        path: a run's directory, for its global model after the last checkpoint, or a file of weights (see
+            :func:`fl_core.models.weights.read`).
         example: a batch that the model takes.
-        words: of texts, the data's vocabulary.
+        words: the data's vocabulary, for texts.
 
     Returns:
-        Notes, a sentence each.
+        Notes, one sentence each.
 
     Raises:
-        UsageError: nothing there, no global model, or tensors that are missing, unexpected or of another shape; names
-            the first of them.
+        UsageError: there is nothing or no global model at the path, or tensors are missing, unexpected or of another
+            shape. The message names the first of them.
         CorruptError: the run's bytes are damaged.
     """
     path = Path(path)
@@ -52,7 +52,7 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
 
 
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
-    """A run's global model after its last checkpoint, its vocabulary, and whether clients kept running statistics."""
+    """Return a run's last global model, its vocabulary, and whether clients kept running statistics."""
     run = store.Run(path)
     config = run.task_config()
     if not _has_global_model(run):
@@ -65,7 +65,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
 
 
 def _has_global_model(run: store.Run) -> bool:
-    """Whether a run's clients evaluate a global model; for an algorithm of the user's own, by its rows."""
+    """Return whether a run's clients evaluate a global model. For the user's own algorithm its rows show it."""
     name, options = run.config["algorithm"], run.config["options"]
     if any(isinstance(each, str) and is_outside(each) for each in (name, *options.values())):
         return bool((run.rows()[1]["model"] == "global").any())
@@ -83,7 +83,7 @@ def _keep_classifier(model: nn.Module, stored: Tree, own: Tree, example: Tensor,
     try:
         head = head_path(model, example)
     except UsageError:
-        return []  # without a linear classifier nothing may differ, which is checked with the rest
+        return []  # without a linear classifier nothing may differ; this is checked with the rest
     names = [name for name in (f"{head}.weight", f"{head}.bias") if name in own]
     if any(name not in stored or stored[name].shape[1:] != own[name].shape[1:] for name in names):
         return []

@@ -1,6 +1,6 @@
-"""How signals end a program: one line on how to continue, and an exit code, from the first import to the end.
+"""Handling of signals that end a program: one line on how to continue, and an exit code.
 
-Ctrl-C (SIGINT) gives exit code 130, SIGTERM 143, and SIGHUP, of a terminal that is closed, 129.
+Ctrl-C (SIGINT) gives exit code 130 and SIGTERM 143. SIGHUP, from a closed terminal, gives 129.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP)
-"""Those that a terminal sends to all of its processes at once."""
+"""Signals that a terminal sends to all of its processes at once."""
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that ends the program, raised as Ctrl-C is."""
+    """A signal that ends the program, raised like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,9 +40,9 @@ def quiet_imports(program: str) -> None:
 def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
     """Let signals within the block end this process, with the text of ``goes_on`` as its last line.
 
-    Within an import it ends at once, for an exception there could be swallowed, turned into another or end in a
-    traceback; elsewhere ``KeyboardInterrupt`` is raised, so that workers are ended and files closed on the way. Where
-    signals are ignored, as in a shell's background, or belong to another thread, they stay as they are.
+    Within an import the process ends at once, since an exception could be swallowed or changed there. Elsewhere
+    ``KeyboardInterrupt`` is raised, so that workers end and files are closed. Signals stay as they are if they are
+    ignored, as in a shell's background, or belong to another thread.
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
@@ -55,7 +55,7 @@ def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterat
         yield
     except KeyboardInterrupt as error:
         for number in earlier:
-            signal.signal(number, signal.SIG_IGN)  # a second one has nothing left to end
+            signal.signal(number, signal.SIG_IGN)  # a second signal has no effect
         _say(goes_on())
         sys.exit(error.code if isinstance(error, Ended) else 128 + signal.SIGINT)
     finally:
@@ -66,10 +66,10 @@ def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterat
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Delay signals in this process until the block ends; processes started inside never receive a terminal's."""
+    """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals."""
     came: list[int] = []
     earlier = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in _heard()}
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # what a new process inherits
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # new processes inherit this
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def held_back() -> Iterator[None]:
 
 
 def _heard() -> list[signal.Signals]:
-    """The signals that this thread may handle, and that are not ignored."""
+    """Return the signals that this thread may handle and that are not ignored."""
     if not _main_thread():
         return []
     return [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
@@ -89,7 +89,7 @@ def _heard() -> list[signal.Signals]:
 
 def _end_at_once(number: int, goes_on: str) -> NoReturn:
     _say(goes_on)
-    os._exit(128 + number)  # a run directory is sound whenever its writer dies
+    os._exit(128 + number)  # a run directory is valid whenever its writer dies
 
 
 def _main_thread() -> bool:

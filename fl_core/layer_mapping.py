@@ -1,4 +1,4 @@
-"""Follows layers and plans into a model that an algorithm extended with second heads, prompts, adapters or gates."""
+"""Mapping of layers and plans to models that an algorithm extended with heads, prompts, adapters or gates."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class BaseModel:
 
 
 class ExtendedModel:
-    """Maps the layers and plans of a plain model to the model that an algorithm built from it.
+    """Maps the layers and plans of a base model to the model that an algorithm built from it.
 
-    A tensor of the plain model stays in its layer, whatever its name is now. A new tensor inside a module that
-    owned tensors before (an adapter around its weight) joins that module's layer. Every other new tensor is in a layer
-    of its own, one for each path in ``added_modules``, which says whether it is shared or personal.
+    A tensor of the base model stays in its layer, whatever its new name. A new tensor inside a module that already had
+    tensors joins that module's layer, such as an adapter around its weight. Every other new tensor is in a new layer.
+    Each path in ``added_modules`` is one such layer and states whether it is shared or personal.
 
     Args:
-        cuts: whether the algorithm may have left tensors of the plain model out, and with them whole layers.
+        cuts: whether the algorithm may have removed tensors of the base model, and with them whole layers.
 
     Attributes:
-        added: the layers of their own.
+        added: the new layers.
         personal: names of the tensors among them that never travel.
 
     Raises:
-        TypeError: a tensor of the plain model is gone unasked, or a new one is under no path of ``added_modules``: the
-            algorithm's mistake, not its user's.
+        TypeError: a tensor of the base model is gone without permission, or a new one is under no path of
+            ``added_modules``. This is an error of the algorithm, not of its user.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ExtendedModel:
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self.added: tuple[Layer, ...] = ()
         self.personal: frozenset[str] = frozenset()
-        self._adapters: dict[str, str] = {}  # new tensor -> one of the plain tensors whose layer it joins
+        self._adapters: dict[str, str] = {}  # new tensor -> an original tensor whose layer it joins
         self._order: dict[str, int] = {}
         self._paths = self._new_paths(plain, model)
         same = {name: name for name in plain.tensors}
@@ -70,7 +70,7 @@ class ExtendedModel:
             self._add(plain, adds, layers_of(model, example, by=by))
 
     def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
-        """The plain model's layers with their tensors' names in the built model, and the added layers, by first use."""
+        """Return the base model's layers with their tensors' new names, and the added layers, by first use."""
         if not self.changed:
             return tuple(plain)
         found = [
@@ -80,7 +80,7 @@ class ExtendedModel:
         return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
 
     def plan(self, plan: LayerPlan) -> LayerPlan:
-        """Carry a plan for the plain model over to the built one; a plan for the built model stays as it is.
+        """Transfer a plan for the base model to the extended one. A plan for the extended model stays unchanged.
 
         Raises:
             UsageError: it was made for another model.
@@ -129,7 +129,7 @@ class ExtendedModel:
                 self.personal |= set(layer.tensors)
 
     def _adapted(self, plain: BaseModel, name: str) -> str:
-        """A plain tensor of the module into which a new tensor was put: the nearest module that holds any."""
+        """Return an original tensor of the module around a new tensor: the nearest module that has any."""
         path = _owner(name)
         while path:
             near = [old for old, now in self.names.items() if _inside(now, path)]
@@ -158,13 +158,13 @@ class ExtendedModel:
         return tuple(self.names[name] for name in names if name in self.names)
 
     def _output(self, layer: Layer) -> str:
-        """The path of the module that now gives the layer's representation."""
+        """Return the path of the module that now gives the layer's representation."""
         held = self._now(name for name in layer.tensors if _inside(name, layer.output))
         path = self._paths.get(layer.output, "") if layer.output else ""
         return path if all(_inside(name, path) for name in held) else _owner(held[0])
 
     def _new_paths(self, plain: BaseModel, model: nn.Module) -> dict[str, str]:
-        """Where each module of the plain model is now; of a wrapped module, where its wrapper is."""
+        """Return the new path of each module of the base model. For a wrapped module it is its wrapper's."""
         now: dict[int, str] = {id(module): path for path, module in model.named_modules()}
         known = {now[id(module)] for module in plain.modules.values() if id(module) in now}
         found: dict[str, str] = {}
@@ -177,7 +177,7 @@ class ExtendedModel:
         return found
 
     def _held(self, path: str) -> set[str]:
-        """Names of the plain model's tensors that are now inside a module path."""
+        """Return the names of the base model's tensors that are now inside a module path."""
         return {old for old, name in self.names.items() if _inside(name, path)}
 
 

@@ -1,4 +1,4 @@
-"""The layers of any network in forward order: which tensors form one layer, found by tracing a forward pass."""
+"""The layers of any network in forward order, found by tracing a forward pass."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Layer:
     5
 
     Attributes:
-        name: exact name; a module path wherever one module holds the layer.
+        name: exact name, a module path if one module has the whole layer.
         parameters: exact names in ``model.named_parameters()``.
         buffers: exact names of persistent buffers.
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
-        tables: those of the parameters that are embedding tables: a batch touches only the rows that it looks up.
-        frozen: those of the parameters that the model's author froze (``requires_grad`` is False).
+        tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
+        frozen: the parameters that the model's author froze (``requires_grad`` is False).
     """
 
     name: str
@@ -51,17 +51,17 @@ class Layer:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the layer's parameters, then of its buffers."""
+        """Return the names of the layer's parameters, then of its buffers."""
         return self.parameters + self.buffers
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the parameters that are not biases."""
+        """Return the names of the parameters that are not biases."""
         return tuple(name for name in self.parameters if not _is_bias(name))
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the layer has parameters and all of them are frozen: they have the same values everywhere."""
+        """Return whether the layer has parameters and all are frozen. They then have the same values everywhere."""
         return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
 
 
@@ -73,12 +73,12 @@ def _is_bias(name: str) -> bool:
 def layers_of(
     model: nn.Module, example: Tensor | tuple[Any, ...], by: str = "block", groups: Sequence[str] | None = None
 ) -> tuple[Layer, ...]:
-    """The layers of ``model``, ordered by first use in a forward pass of ``example``.
+    """Return the layers of ``model``, ordered by first use in a forward pass of ``example``.
 
-    Every parameter and persistent buffer is in exactly one layer. A parameter held by a container (a class token, a
-    position table) joins the layer that was running, or had last run, when it was first used. Layers that the pass
-    does not reach come last, marked ``used=False``. A model whose parameters are all frozen has been put aside, not
-    decided on: none of them is marked as frozen.
+    Every parameter and persistent buffer is in exactly one layer. A container's own parameter, such as a class token or
+    a position table, joins the last layer that started before its first use. Layers that the pass does not reach come
+    last, with ``used=False``. If all parameters of a model are frozen, none is marked as frozen: then training was only
+    switched off.
 
     >>> import torch
     >>> from torch import nn
@@ -89,12 +89,12 @@ def layers_of(
     ['0', '1', '3']
 
     Args:
-        model: any module; it is left as it was (mode, buffers, random state).
+        model: any module. It is left as it was (mode, buffers, random state).
         example: one batch, or the tuple of the forward pass's arguments.
-        by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it and keeps declared
-            groups together; ``"module"`` makes every module that owns tensors a layer of its own.
-        groups: module paths that are one layer each (a residual block, an attention with its projections). Default:
-            the model's own ``layer_groups``, or timm's group matcher where the model has one.
+        by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it and keeps declared groups
+            together. ``"module"`` makes every module that owns tensors a layer.
+        groups: module paths that are one layer each (a residual block, an attention with its projections). The default
+            is the model's own ``layer_groups``, or timm's group matcher if the model has one.
 
     Raises:
         UsageError: ``by`` is unknown, a group names no module, or the model has no tensors.
@@ -144,7 +144,7 @@ def layers_of(
 
 
 def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
-    """Trainable scalars of each layer, by layer name."""
+    """Return the trainable scalars of each layer, by layer name."""
     tensors = tree.named_tensors(model)
     return {layer.name: sum(tensors[name].numel() for name in layer.parameters) for layer in layers}
 
@@ -153,12 +153,12 @@ def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
 
 
 def _owner(name: str) -> str:
-    """The path of the module that owns a tensor; a parametrised weight belongs to the module whose weight it is."""
+    """Return the path of the module that owns a tensor. For a parametrised weight it is the original module."""
     return name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
-    """The modules that hold each tensor: one, or several where it is tied."""
+    """Return the modules that have each tensor: one, or several for a tied tensor."""
     everywhere = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     paths: dict[int, set[str]] = {}
     for name, tensor in everywhere:
@@ -169,7 +169,7 @@ def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]
 def _units(
     model: nn.Module, tensors: dict[str, Tensor], by: str, groups: Sequence[str] | None
 ) -> dict[str, str | None]:
-    """The unit (module path) to which each tensor belongs, None for a parameter that sits directly in a container."""
+    """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
     modules = dict(model.named_modules())
     if groups is not None and by != "block":
         raise UsageError(f"groups of modules go with by='block', not with by={by!r}")
@@ -201,7 +201,7 @@ def _units(
 
 
 def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Timm's own grouping (stem, blocks, head), each group named by the module path its tensors share."""
+    """Return timm's own groups (stem, blocks, head), each named by the module path that its tensors share."""
     from timm.models._manipulate import group_with_matcher
 
     matched = group_with_matcher(iter(tensors.items()), model.group_matcher(coarse=False))
@@ -216,7 +216,7 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str:
-    """The deepest module path with the most of the named tensors, at least this fraction, and no others; or ""."""
+    """Return the deepest module path that has only named tensors, and at least this fraction of them, or ""."""
     counts = _held(names)
     everywhere = _held(tensors)
     own = [path for path, n in counts.items() if n >= least * len(names) and n == everywhere[path]]
@@ -236,9 +236,9 @@ def _held(names: Iterable[str]) -> dict[str, int]:
 
 
 def _norm_joins(model: nn.Module, trace: _Trace, units: set[str]) -> dict[str, str]:
-    """Which normalisations join the Linear or convolution used last before them, by equal numbers of channels.
+    """Return which normalisations join the last Linear or convolution before them, by equal numbers of channels.
 
-    Both must be units of their own: what a group holds stays as it is, and nothing is added to a group.
+    Both must be units of their own. Groups stay unchanged.
     """
     modules = dict(model.named_modules())
     joins: dict[str, str] = {}
@@ -261,7 +261,7 @@ def _channels(module: nn.Module) -> int | None:
 
 
 def _neighbour(moment: int | None, first: dict[str, int], owner: str) -> str:
-    """The unit that a container's own parameter joins: the last one entered before its first use, else the next."""
+    """Return the unit that a container's own parameter joins: the last one before its first use, else the next."""
     if moment is None or not first:
         return owner
     earlier = [unit for unit in first if first[unit] <= moment]
@@ -274,7 +274,7 @@ def _output(unit: str, names: list[str], owners: dict[str, str], trace: _Trace, 
     inside = {owners[name] for name in names} & trace.called.keys()
     if inside:
         return max(inside, key=lambda path: trace.called[path])
-    # tensors that a module around them uses itself: its output is the first in which they are seen
+    # for tensors that an enclosing module uses itself, its output is the first to contain them
     path = unit
     while path and path not in trace.called:
         path = path.rpartition(".")[0]
@@ -286,7 +286,7 @@ def _output(unit: str, names: list[str], owners: dict[str, str], trace: _Trace, 
 
 @dataclass
 class _Trace:
-    """When modules and tensors were first used in a forward pass, counted over both."""
+    """The first use of modules and tensors in a forward pass, numbered over both."""
 
     called: dict[str, int]  # module path -> its first call
     touched: dict[str, int]  # tensor -> the first time that a function made a tensor from it
@@ -334,7 +334,7 @@ def _trace(model: nn.Module, example: Tensor | tuple[Any, ...]) -> _Trace:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; mode, buffers and random state restored after it."""
+    """Set evaluation mode inside the block, and restore mode, buffers and random state after it."""
     modes = [(module, module.training) for module in model.modules()]
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     values = [(buffer, buffer.clone()) for buffer in model.buffers()]

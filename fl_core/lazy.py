@@ -1,4 +1,4 @@
-"""Packages whose public names are imported at their first use, and which find their neighbours."""
+"""Lazy imports of a package's public names on first use, and a check of its neighbours."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 
 def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` for a package whose names live in other modules.
+    """Return ``__getattr__`` and ``__dir__`` for a package whose names live in other modules.
 
-    Importing the package then costs nothing; a name's module is imported when the name is first used, and the name
-    stays in the package from then on.
+    Importing the package is then fast. A name's module is imported when the name is first used. The name stays in the
+    package from then on.
 
     Args:
         package: the package's ``__name__``.
-        homes: the module of each public name; relative to the package where it begins with a dot, and where it ends
-            with a colon the name is that module itself.
+        homes: the module of each public name. A leading dot makes it relative to the package. With a colon at the end
+            the name is that module itself.
 
     >>> homes = {"dumps": "json"}
     >>> look_up, names = attach("fl_core", homes)

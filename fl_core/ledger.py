@@ -1,4 +1,4 @@
-"""The rows of a run: what is recorded of its rounds, of what they cost, and of losses beyond the limit."""
+"""The rows of a run: scores, costs, and losses above the limit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ UNITS = {"bytes_down": "byte", "bytes_up": "byte", "bytes_evaluation": "byte", "
 
 
 class Ledger:
-    """Writes a run's rows and its time, and tells loggers of them.
+    """A writer of a run's rows and its time that also informs loggers.
 
     Args:
-        data: whose clients and sizes stand in the rows.
+        data: the clients and sizes for the rows.
         columns: of every row.
-        flops: of one sample's training in a phase, with the part of the model that a client has.
-        limit: of losses; ``who`` is told of beyond it, the algorithm's name.
+        flops: returns those of one sample's training in a phase, for the client's part of the model.
+        limit: of losses.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Ledger:
         self._steps = 0  # of the current round
 
     def row(self, metric: str, value: float, done: int, client: int | None, **columns: Any) -> None:
-        """Record a number after so many rounds, of one client or of none."""
+        """Record a number after ``done`` rounds, of one client or of none."""
         if client is not None:
             columns |= {"client": self.names[client], "n_train": len(self._data.clients[client].train)}
         columns = {"round": done, "status": why_missing(metric, value), **columns}
@@ -60,7 +60,7 @@ class Ledger:
             self.flush()
 
     def scores(self, client: int, model: str, scores: Mapping[str, Mapping[str, float]], done: int) -> None:
-        """Record a model's scores by split and metric, and hold its loss against the limit."""
+        """Record a model's scores by split and metric, and check its loss against the limit."""
         for split, values in scores.items():
             n = len(self._data.clients[client].split(split))
             for metric, value in values.items():
@@ -72,7 +72,7 @@ class Ledger:
                 self.limit.begin(self.names[client], values["loss"])
 
     def _check_loss(self, loss: float, done: int, client: int, **columns: Any) -> None:
-        """Record a loss that is finite and beyond the limit, and note it or stop."""
+        """Record a finite loss above the limit, and warn or stop."""
         reason = self.limit.exceeded(self.names[client], loss)
         if reason:
             self.row(DIVERGENCE, math.nan, done, client, status=f"diverged: {reason}", **columns)
@@ -88,7 +88,7 @@ class Ledger:
         found: Mapping[str, float],
         done: int,
     ) -> None:
-        """Add to ``work`` what a client's phases took: ``found`` is what its training says of each."""
+        """Add the cost of a client's phases to ``work``. Its training reports the numbers in ``found``."""
         for phase in phases:
             samples = found.get(f"{phase.name}/samples", 0)
             work[client, "steps", ""] += found.get(f"{phase.name}/steps", 0)
@@ -105,7 +105,7 @@ class Ledger:
         self._steps += sum(int(value) for (_, metric, _), value in work.items() if metric == "steps")
         if not rows:
             return
-        for (client, metric, part), value in sorted(work.items()):  # not in the order in which clients answered
+        for (client, metric, part), value in sorted(work.items()):  # independent of the order of the replies
             self.row(metric, value, done, client, split="train", variant=variant or part)
 
     def flush(self) -> None:
@@ -116,13 +116,13 @@ class Ledger:
             self.rows = []
 
     def log(self) -> None:
-        """Tell loggers of the rows that they have not been told of."""
+        """Send new rows to the loggers."""
         for logger in self._loggers:
             logger.log(self._unlogged)
         self._unlogged = []
 
     def note_time(self, done: int) -> None:
-        """Take down where the time of a round went."""
+        """Record how the time of a round was spent."""
         record = {"round": done, "steps": self._steps, **self.clock.take()}
         self.pace.add(record)
         self._steps = 0

@@ -1,4 +1,4 @@
-"""Writes names that others chose, of clients, classes and columns, so that no reader takes them for commands."""
+"""Safe output of names that others chose for clients, classes and columns, so that no program runs them as commands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FORMULA = "=+-@＝＋－＠"
-"""What begins a formula for a spreadsheet."""
+"""Signs that begin a formula in a spreadsheet."""
 _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""What turns the direction of the text behind it."""
+"""Signs that change the direction of the following text."""
 _NUMBERS = re.compile(r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE)
 """Texts of digits and signs alone: numbers, and numbers with their interval."""
 _LONGEST = 60
@@ -45,7 +45,7 @@ def in_html(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    r"""Return text for a cell of a Markdown table; its links and code stay.
+    r"""Return text for a cell of a Markdown table. Its links and code stay.
 
     >>> in_markdown("a|b <script>")
     'a\\|b &lt;script>'
@@ -54,7 +54,7 @@ def in_markdown(text: str) -> str:
 
 
 def in_csv(value: Any) -> Any:
-    """Return a cell of a CSV table: a text that a spreadsheet would compute begins with an apostrophe.
+    """Return a cell of a CSV table. A text that a spreadsheet would compute begins with an apostrophe.
 
     >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
     ("'=cmd()", '-1', -1)
@@ -68,14 +68,14 @@ def in_csv(value: Any) -> Any:
 
 
 def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:
-    """Return a table as a CSV file without its index; options are those of ``to_csv``."""
+    """Return a table as a CSV file without its index. The options are those of ``to_csv``."""
     safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
     safe = safe.apply(lambda column: column if column.dtype.kind in "biufc" else column.astype(object).map(in_csv))
     return str(safe.to_csv(index=False, **options)).encode()
 
 
 def in_file_name(text: str) -> str:
-    """Return a name for one file within its folder; a changed name ends in a digest, so that no two become one.
+    """Return a file name for a text. A changed name ends in a digest, so that names stay distinct.
 
     >>> in_file_name("macro_f1_clients"), in_file_name("../x")
     ('macro_f1_clients', 'x-d6b96a97')

@@ -1,4 +1,4 @@
-"""The order in which names are shown: client_2 before client_10."""
+"""The display order of names: client_2 before client_10."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import re
 from collections.abc import Iterable
 
 MANY = 8
-"""Clients up to which each is shown or named by itself, and not the lowest, the median and the highest alone."""
+"""The largest number of clients that are shown or named one by one.
+
+Of more only the lowest, the median and the highest are shown."""
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """A key to sort names by, in which the numbers within them count as numbers."""
+    """Return a sort key for names in which the numbers within them count as numbers."""
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if k % 2 else part for k, part in enumerate(parts)], name
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names as they are to be shown: those in the order of text by their numbers; another order is meant, and stays.
+    """Return names in display order. Alphabetical names are sorted by their numbers; any other order is kept.
 
     >>> in_order(["ward_1", "ward_10", "ward_2"])
     ['ward_1', 'ward_2', 'ward_10']

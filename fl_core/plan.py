@@ -1,4 +1,4 @@
-"""LayerPlan: which layers are federated and why. Diagnostics emit it, algorithm runners obey it; JSON on disk."""
+"""Layer plans: the layers that are federated, and why. Diagnostics write them as JSON, and algorithms follow them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
 EDITED = "edited by hand"
 CANDIDATE = "candidate"
-"""The rule of a plan that is tried beside others, as every cut is by a regret, and an arm by a race."""
+"""The rule of a plan that is one of several candidates, such as a cut of a regret or an arm of a race."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why a plan is what it is. Everything here is JSON; fields that do not apply stay empty.
+    """The reasons for a plan. Everything here is JSON. Fields that do not apply stay empty.
 
     Attributes:
-        rule: name of the rule, with ``metric``, ``variant`` and ``threshold`` as it was applied.
+        rule: name of the rule, with ``metric``, ``variant`` and ``threshold`` as applied.
         values: the combined metric of each layer, in the plan's order.
         clients: each client's own values, in the same order.
         weights: each client's weight in the combination (training samples).
-        votes: for each client, the last shared layer its own values would choose.
-        alternatives: for each other threshold, the last shared layer it would choose.
-        detail: what else the rule has to say: its stability, its metrics' votes, costs.
-        status: ``ok``, or what had to be adjusted (a cut that was clipped, for instance).
-        data, checkpoint: digests of what was measured.
+        votes: for each client, the last shared layer that its own values would choose.
+        alternatives: for each other threshold, the last shared layer that it would choose.
+        detail: more from the rule: its stability, its metrics' votes, costs.
+        status: ``ok``, or an adjustment (a clipped cut, for instance).
+        data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.
     """
 
@@ -59,9 +59,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The decision: ``layers`` from input to output, and the names of those that are ``shared``.
+    """A plan: ``layers`` from input to output, and the names of the ``shared`` ones.
 
-    The shared layers are the body, the rest is the head; either may be empty, and the body need not be a prefix.
+    The shared layers are the body, the others the head. Either may be empty. The body need not be the first layers.
 
     >>> layers = [Layer(name, (f"{name}.weight", f"{name}.bias")) for name in ("conv1", "conv2", "fc")]
     >>> plan = LayerPlan.all_but_last(layers)
@@ -76,7 +76,7 @@ class LayerPlan:
     True
 
     Raises:
-        UsageError: a shared name that is no layer, or a layer or tensor named twice.
+        UsageError: a shared name is not a layer, or a layer or tensor is named twice.
     """
 
     layers: tuple[Layer, ...]
@@ -98,43 +98,43 @@ class LayerPlan:
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """The layers that are federated."""
+        """Return the layers that are federated."""
         return tuple(layer for layer in self.layers if layer.name in self.shared)
 
     @property
     def head(self) -> tuple[Layer, ...]:
-        """The layers that stay local."""
+        """Return the layers that stay local."""
         return tuple(layer for layer in self.layers if layer.name not in self.shared)
 
     @property
     def body_tensors(self) -> frozenset[str]:
-        """Exact names of the federated tensors, buffers included."""
+        """Return the exact names of the federated tensors, buffers included."""
         return frozenset(name for layer in self.body for name in layer.tensors)
 
     @property
     def head_tensors(self) -> frozenset[str]:
-        """Exact names of the tensors that stay local, buffers included."""
+        """Return the exact names of the tensors that stay local, buffers included."""
         return frozenset(name for layer in self.head for name in layer.tensors)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Layer names from input to output."""
+        """Return the layers' names from input to output."""
         return tuple(layer.name for layer in self.layers)
 
     @property
     def cut(self) -> int | None:
-        """Number of shared layers where they are the first of those that train, else None."""
+        """Return the number of shared layers if they are the first of those that train, else None."""
         shared = tuple(name for name in self.trainable if name in self.shared)
         return len(shared) if shared == self.trainable[: len(shared)] else None
 
     @property
     def last_shared(self) -> str:
-        """The last shared layer among those that train (frozen ones are shared wherever they are); '' without one."""
+        """Return the last shared layer that trains, or ''. Frozen layers are shared at any position."""
         return next((name for name in reversed(self.trainable) if name in self.shared), "")
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the layers that have parameters, not all frozen, and that a forward pass reaches."""
+        """Return the names of the layers that a forward pass reaches and that have parameters that train."""
         return tuple(layer.name for layer in self.layers if layer.used and layer.parameters and not layer.is_frozen)
 
     def __repr__(self) -> str:
@@ -144,13 +144,13 @@ class LayerPlan:
 
     @property
     def is_edited(self) -> bool:
-        """Whether it was changed in its file, so that its layers need not follow from its evidence."""
+        """Return whether the plan's file was edited, so that its layers may not follow from its evidence."""
         return self.why.rule.startswith(EDITED)
 
     def notes(self) -> tuple[str, ...]:
-        """What somebody who trains under the plan should know: edited by hand, no layer shared, or every one.
+        """Return notes for a user of the plan: it was edited by hand, or shares no layer or all layers.
 
-        A plan that is tried as one candidate among others (rule :data:`CANDIDATE`) shares none or all on purpose.
+        A candidate plan (rule :data:`CANDIDATE`) shares none or all on purpose.
 
         >>> from fl_core.layers import Layer
         >>> LayerPlan((Layer("fc1", ("fc1.weight",)), Layer("fc2", ("fc2.weight",))), ()).notes()
@@ -170,7 +170,7 @@ class LayerPlan:
         return tuple(notes)
 
     def diff(self, other: LayerPlan) -> tuple[str, ...]:
-        """One sentence for each layer that the two plans treat differently; empty if they decide alike."""
+        """Return one sentence for each layer that the two plans treat differently."""
         ours = {layer.name: "shared" if layer.name in self.shared else "local" for layer in self.layers}
         theirs = {layer.name: "shared" if layer.name in other.shared else "local" for layer in other.layers}
         names = [*ours, *(name for name in theirs if name not in ours)]
@@ -189,14 +189,14 @@ class LayerPlan:
 
     @classmethod
     def all_but_last(cls, layers: Sequence[Layer]) -> LayerPlan:
-        """Share everything but the last layer in use, the classifier: what FedPer and its kin do by default."""
+        """Share all layers except the last one in use, the classifier, as FedPer does by default."""
         head = cls(tuple(layers), ()).trainable[-1:]
         body = tuple(layer.name for layer in layers if layer.used and layer.name not in head)
         return cls(tuple(layers), body, Evidence(rule="all_but_last"))
 
     @classmethod
     def last(cls, layers: Sequence[Layer]) -> LayerPlan:
-        """Share the last layer in use only, the classifier."""
+        """Share only the last layer in use, the classifier."""
         return cls(tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last"))
 
     @classmethod
@@ -205,17 +205,17 @@ class LayerPlan:
         return cls(tuple(layers), tuple(layer.name for layer in layers), Evidence(rule="everything"))
 
     def with_shared(self, shared: Iterable[str], **why: Any) -> LayerPlan:
-        """The same layers with another decision; keywords replace fields of the evidence."""
+        """Return a plan with the same layers and other shared ones. Keywords replace fields of the evidence."""
         return LayerPlan(self.layers, tuple(shared), replace(self.why, **why))
 
     def with_first(self, count: int, **why: Any) -> LayerPlan:
         """Share the first ``count`` layers that train, and the frozen ones, which are the same everywhere."""
         return self.with_shared((*self.trainable[:count], *frozen_in(self.layers)), **why)
 
-    # --- holding it against a model ---
+    # --- checking it against a model ---
 
     def check_fits(self, model: nn.Module) -> None:
-        """Refuse a model whose tensors are not exactly the plan's.
+        """Check that a model's tensors are exactly the plan's.
 
         Raises:
             UsageError: names the first tensors that only one of the two has.
@@ -223,7 +223,7 @@ class LayerPlan:
         self.check_tensors(tree.named_tensors(model))
 
     def check_tensors(self, names: Iterable[str]) -> None:
-        """As :meth:`check_fits`, for the tensor names of a model."""
+        """Check as :meth:`check_fits` does, for the tensor names of a model."""
         planned, present = {name for layer in self.layers for name in layer.tensors}, set(names)
         if planned != present:
             parts = [
@@ -236,7 +236,7 @@ class LayerPlan:
     # --- on disk ---
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with a digest over decision and evidence; :meth:`from_json` gives an equal plan back."""
+        """Return plain data with a digest of the whole plan, from which :meth:`from_json` gives an equal plan."""
         data = {
             "format": FORMAT,
             "layers": [asdict(layer) for layer in self.layers],
@@ -247,10 +247,10 @@ class LayerPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LayerPlan:
-        """Rebuild a plan; where its digest does not match, it was edited, and its rule then says so.
+        """Read a plan. If its digest does not match, it was edited, and its rule states this.
 
         Raises:
-            UsageError: another or a newer format, a missing or unknown key, or contents that are no plan.
+            UsageError: the format is different or newer, a key is missing or unknown, or the contents are not a plan.
         """
         if not isinstance(data, Mapping) or not check_version("the plan", data.get("format"), FORMAT):
             raise UsageError(f"not a plan: its format is not {FORMAT!r}")
@@ -273,7 +273,7 @@ class LayerPlan:
         return plan
 
     def save(self, path: Path | str) -> None:
-        """Write the plan as JSON, at once: a reader never sees a part."""
+        """Write the plan as JSON atomically: a reader never sees a part."""
         write_json(Path(path), self.to_json())
 
     @classmethod
@@ -281,7 +281,7 @@ class LayerPlan:
         """Read a plan from a file.
 
         Raises:
-            UsageError: no such file, not JSON, or not a plan.
+            UsageError: the file does not exist, or is not JSON or not a plan.
         """
         path = Path(path)
         if not path.is_file():
@@ -297,27 +297,27 @@ class LayerPlan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is decided (layers and sharing), without the evidence."""
+        """Return the SHA-256 of layers and sharing, without the evidence."""
         decided = [[layer.name, list(layer.tensors), layer.name in self.shared] for layer in self.layers]
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
 
 
 def _signature(data: Mapping[str, Any]) -> str:
-    """SHA-256 of a plan's JSON without its digest, however the file is indented and its keys are ordered."""
+    """Return the SHA-256 of a plan's JSON without its digest, independent of indentation and the order of keys."""
     rest = json.dumps({name: value for name, value in data.items() if name != "sha256"}, default=str)
     return sha(json.dumps(json.loads(rest), sort_keys=True).encode())
 
 
 def frozen_in(layers: Iterable[Layer]) -> tuple[str, ...]:
-    """Names of the layers in use that are frozen: a rule shares them, wherever they are, and they travel too."""
+    """Return the names of the frozen layers in use. Rules share them at any position."""
     return tuple(layer.name for layer in layers if layer.used and layer.is_frozen)
 
 
 def layer_from_json(item: Mapping[str, Any]) -> Layer:
-    """A layer from ``asdict(layer)`` as JSON gives it back.
+    """Return a layer from the JSON of ``asdict(layer)``.
 
     Raises:
-        UsageError: an unknown field, no name, or a field of another type.
+        UsageError: a field is unknown or of another type, or there is no name.
     """
     if not isinstance(item, Mapping) or "name" not in item:
         raise UsageError(f"not a layer: {item!r}")
@@ -332,7 +332,7 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
 
 
 def _check_kinds(what: str, data: Mapping[str, Any], like: Mapping[str, Any]) -> None:
-    """Refuse a field that ``like`` does not have, or that is of another type there; None stands for a number."""
+    """Check that all fields exist in ``like`` and have the same type there. None stands for a number."""
     for name, value in data.items():
         default = like[check_known(f"field of {what}", name, like)]
         kinds = {tuple: (tuple, list), type(None): (type(None), int, float)}.get(type(default), (type(default),))
@@ -341,10 +341,10 @@ def _check_kinds(what: str, data: Mapping[str, Any], like: Mapping[str, Any]) ->
 
 
 def shifted(plan: LayerPlan, by: int) -> LayerPlan:
-    """A plan whose shared prefix is ``by`` layers longer, clipped to 1..L-1; the evidence's status says so.
+    """Return a plan with ``by`` more first layers shared, clipped to 1..L-1. The evidence's status reports clipping.
 
     Raises:
-        UsageError: the shared layers are not a prefix.
+        UsageError: the shared layers are not the first ones.
     """
     cut, most = prefix_length(plan), len(plan.trainable) - 1
     wanted = cut + by
@@ -356,10 +356,10 @@ def shifted(plan: LayerPlan, by: int) -> LayerPlan:
 
 
 def prefix_length(plan: LayerPlan) -> int:
-    """Number of shared layers.
+    """Return the number of shared layers.
 
     Raises:
-        UsageError: they are not a prefix, so "one layer more or less" has no meaning.
+        UsageError: they are not the first layers, so "one layer more or less" has no meaning.
     """
     if plan.cut is None:
         raise UsageError("the plan's shared layers are not the first ones: one layer more or less is not defined")

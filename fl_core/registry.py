@@ -1,8 +1,11 @@
-"""Named things that anybody can add as one file: algorithms, metrics, rules, datasets and models.
+"""Registries of named members that anybody can add as one file: algorithms, metrics, rules, datasets and models.
 
-A member is known by its name from one of four places: a file of the package's folder, which is found by reading the
-folder and imported when the member is asked for; an installed package that announces it as an entry point of the
-group ``fedlayers``; ``package.module:attribute``, said in place of a name; or a decorator that ran in this process.
+A member's name comes from one of four places:
+
+- A file of the package's folder. The folder is read, and the file imported when the member is used.
+- An installed package that announces it as an entry point of the group ``fedlayers``.
+- ``package.module:attribute`` in place of a name.
+- A decorator that ran in this process.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ class Registry(Generic[Member]):
     """The members of one kind by name.
 
     Args:
-        kind: what a member is, as error messages and entry points say it: an entry point is called ``KIND.NAME``.
-        package: whose modules hold the members, such as ``fl_core.algorithms``.
-        marker: the decorator that makes a member, by which the source is searched.
-        adopt: (an object from outside, the name that was given for it) -> a member; for what no decorator made one.
+        kind: the kind of a member in error messages. An entry point is called ``KIND.NAME``.
+        package: has the modules of the members, such as ``fl_core.algorithms``.
+        marker: the decorator that makes a member. The sources are searched for it.
+        adopt: (an object from outside, its name) -> a member. It is called for objects without the decorator.
 
     >>> from fl_core.algorithms.base import ALGORITHMS
     >>> "fedavg" in ALGORITHMS.names()
@@ -47,14 +50,14 @@ class Registry(Generic[Member]):
         self._made_from: dict[tuple[str, str], str] = {}  # (module, qualified name) -> the member's name
 
     def add(self, name: str, member: Member, made_from: Any) -> None:
-        """Register a member; decorators call it.
+        """Register a member. Decorators call this.
 
         Args:
-            made_from: the class or function under the decorator. The same one may come again, as when a notebook's
-                cell is executed twice.
+            made_from: the class or function under the decorator. The same one may come again, as when a notebook's cell
+                is executed twice.
 
         Raises:
-            UsageError: another one has that name.
+            UsageError: another member has that name.
         """
         origin = (made_from.__module__, made_from.__qualname__)
         taken = next((place for place, known in self._made_from.items() if known == name), origin)
@@ -70,13 +73,13 @@ class Registry(Generic[Member]):
 
     @cached_property
     def inside(self) -> dict[str, Entry]:
-        """Members in the package's own files, by name in sorted order, read without importing them."""
+        """Return the members in the package's own files, by sorted name, without importing them."""
         entries = {entry.name: entry for entry in read_package(self.package, self.marker)}
         return dict(sorted(entries.items()))
 
     @cached_property
     def announced(self) -> dict[str, Entry]:
-        """Members that installed packages announce as entry points, read from their metadata."""
+        """Return the members that installed packages announce as entry points, from their metadata."""
         entries = {}
         for point in entry_points(GROUP):
             kind, _, name = point.name.partition(".")
@@ -85,13 +88,13 @@ class Registry(Generic[Member]):
         return entries
 
     def entries(self) -> dict[str, Entry]:
-        """All named members without importing any; the package's own first, in sorted order."""
+        """Return all named members without importing any, in sorted order with the package's own first."""
         here = {name: _entry(name, *origin, self._members[name]) for origin, name in self._made_from.items()}
         others = {name: entry for name, entry in {**self.announced, **here}.items() if name not in self.inside}
         return {**self.inside, **others}
 
     def names(self) -> list[str]:
-        """All names, the package's own first."""
+        """Return all names, the package's own first."""
         return list(dict.fromkeys([*self.inside, *self.announced, *self._members]))
 
     def __contains__(self, name: object) -> bool:
@@ -101,10 +104,11 @@ class Registry(Generic[Member]):
         return iter(self.names())
 
     def __getitem__(self, name: str) -> Member:
-        """The member of a name or, for ``package.module:attribute``, the attribute at that place.
+        """Return the member of a name, or the attribute at ``package.module:attribute``.
 
         Raises:
-            UsageError: unknown, with the nearest name; nothing there to import; or no such thing.
+            UsageError: the name is unknown (the message has the nearest one), cannot be imported, or is not such a
+                member.
         """
         if is_outside(name):
             return self._from_outside(name, imported(self.kind, name))
@@ -114,7 +118,7 @@ class Registry(Generic[Member]):
                 check_known(self.kind, name, self.names())
                 raise AssertionError(name)
             made = imported(self.kind, f"{entry.module}:{entry.attribute}")
-            if name not in self._members:  # an entry point whose object no decorator has made a member
+            if name not in self._members:  # an entry point whose object has no decorator
                 self._members[name] = self._from_outside(name, made)
         return self._members[name]
 
@@ -123,19 +127,19 @@ class Registry(Generic[Member]):
         return self._members[self._made_from[origin]] if origin in self._made_from else self.adopt(made, name)
 
     def members(self) -> dict[str, Member]:
-        """All members by name, each imported."""
+        """Import all members and return them by name."""
         return {name: self[name] for name in self.names()}
 
 
 def entry_points(group: str) -> Any:
-    """The entry points of installed packages; the module that reads them is imported only when needed."""
+    """Return the entry points of installed packages. The module that reads them is imported only when needed."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
 
 
 def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
-    """The description of a member made in this process, from its plain attributes."""
+    """Return the description of a member made in this process, from its plain attributes."""
     facts: dict[str, Any] = {}
     for key in (key for key in dir(member) if not key.startswith("_")):
         value = getattr(member, key)
@@ -148,16 +152,16 @@ def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
 
 
 def is_outside(name: str) -> bool:
-    """Whether a name is the place of the user's own code, ``package.module:attribute``."""
+    """Return whether a name is the place of the user's own code, ``package.module:attribute``."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
 def imported(kind: str, path: str) -> Any:
-    """Import what ``package.module:attribute`` names; modules in the working directory are found last.
+    """Import ``package.module:attribute``. Modules in the working directory are found last.
 
     Raises:
-        UsageError: there is no such module, or nothing of that name in it.
+        UsageError: there is no such module, or no such attribute in it.
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
@@ -168,7 +172,7 @@ def imported(kind: str, path: str) -> Any:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists, but an import of it does not
         raise UsageError(f"{kind} {path!r}: there is no module {error.name!r} to import") from error
     for part in attributes.split("."):
         if not hasattr(target, part):

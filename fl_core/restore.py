@@ -1,6 +1,6 @@
-"""What a run directory stands for: its task again, and whether a checkpoint holds what the run can go on from.
+"""Restoring of a run directory: its task, and checks that a checkpoint fits it.
 
-Digests tell what was damaged, not what was made up.
+Digests show damage, not forgery.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
 FEDERATION = "federation"
-"""The key of a run's configuration that says which sites it is of, if its clients are not here."""
+"""The key of a run's configuration with its sites, if its clients are not in this process."""
 
 
 @contextmanager
 def as_corruption(path: Path) -> Iterator[None]:
-    """Tell what does not fit within the block as damage to a stored file.
+    """Report errors within the block as damage to a stored file.
 
     Raises:
-        CorruptError: in place of a UsageError, which is about what the user asks for.
+        CorruptError: in place of a UsageError, which is about the user's request.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def as_corruption(path: Path) -> Iterator[None]:
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
-    """The configuration of a run and the plan given to it, from its ``config.json``."""
+    """Return the configuration of a run and the plan given to it, from its ``config.json``."""
     beside: tuple[str, ...] = (
         *(
             "shape",
@@ -60,7 +60,7 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
             FEDERATION,
         ),
     )
-    if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
+    if "data" in stored["own"]:  # earlier runs also stored an unused partition
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in stored.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
@@ -69,20 +69,21 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 
 def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
-    """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
+    """Rebuild the task of a run directory, with its initial weights and partition if the run has begun.
 
     Args:
-        trained: its model gets trained weights, so that no others are loaded for it.
+        trained: whether its model gets trained weights, so that no pretrained ones are loaded.
+        given: the user's own data and model.
 
     Raises:
-        CorruptError: its files are damaged, or do not hold what they are there for.
-        UsageError: what they name is not here, or does not fit.
+        CorruptError: its files are damaged or have other contents.
+        UsageError: something that they name does not exist here or does not fit.
     """
     stored = run.task_config()
     with as_corruption(run.path / "config.json"):
         config, plan = stored_config(stored)
         check_config(config)
-    config = replace(config, download=False)  # a file never makes this machine fetch anything
+    config = replace(config, download=False)  # a file must not start a download
     if trained:
         config = replace(config, model_options=without_weights(str(config.model), config.model_options))
     dealt: dict[str, Any] = {}
@@ -103,7 +104,7 @@ def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Who held which sample, and what was fitted on the training samples, as :func:`assemble` takes them."""
+    """Return the stored partition and the fitted preprocessing, as :func:`assemble` takes them."""
     with as_corruption(run.path / "partition.safetensors"):
         partition = Partition.from_tree(run.partition())
     fitted = stored.get("preprocessing")
@@ -115,20 +116,20 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, clients: bool = True) -> Algorithm:
-    """Refuse a checkpoint that this task cannot have left, before anything is made of it.
+    """Check that a checkpoint fits this task, before anything is made of it.
 
-    A tensor of the model's name has the model's shape, whatever keeps it; one that there was at the beginning keeps its
-    type as well, and so does what stands beside the tensors. What cannot be foreseen, such as what a round adds, is put
-    to the algorithm: it must find every client's models, and if the run goes on also what to send next.
+    A tensor of the model's name must have the model's shape in every state. Initial tensors keep their type, and so do
+    initial plain data. Later additions cannot be checked in this way. So the algorithm must be able to make every
+    client's models. If the run continues it must also make its next messages.
 
     Args:
-        clients: whether the clients' states are in it, and not at their sites.
+        clients: whether the checkpoint has the clients' states. Otherwise they are at their sites.
 
     Returns:
-        The algorithm, under the plan that the run had decided on by then if it had.
+        The algorithm with its plan at that checkpoint.
 
     Raises:
-        CorruptError: names the file of the first tensor that does not fit, or else the checkpoint's.
+        CorruptError: names the file of the first tensor that does not fit, or otherwise the checkpoint's.
     """
     path, server = run.checkpoint_path(checkpoint.round), checkpoint.server
     entries = run.manifest(checkpoint.round)["states"]
@@ -159,7 +160,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
                 tree.check_same(initial, model, "the model", f"its {kind!r} model")
             if upcoming and client in upcoming.sampled:
                 algorithm.server_message(server, client, upcoming)
-        except Exception as error:  # whatever a hook makes of what is not there, or of another kind
+        except Exception as error:  # a hook may raise anything for missing or unexpected parts
             reason = f"{algorithm.name} cannot go on from it with {name!r} ({type(error).__name__}: {error})"
             raise CorruptError(f"{path} is damaged: {' '.join(reason.split())}") from error
     for kind, models in checkpoint.models.items():
@@ -187,7 +188,7 @@ def _upcoming(task: Task, algorithm: Algorithm, done: int) -> Round | None:
 
 
 def _misfit(state: State, begun: State, initial: Tree) -> tuple[str, bool] | None:
-    """What of a state does not fit, in words, and whether it is a tensor."""
+    """Describe the part of a state that does not fit, and return whether it is a tensor."""
     for kind, held in state.trees.items():
         for name, tensor in held.items():
             like = begun.trees.get(kind, {}).get(name)
@@ -209,14 +210,14 @@ def _alike(one: Any, other: Any) -> bool:
     return other is None or type(one) is type(other) or (isinstance(one, numbers) and isinstance(other, numbers))
 
 
-# --- whether it may go on here ------------------------------------------------------------------------------------
+# --- permission to resume here ------------------------------------------------------------------------------------
 
 
 def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None:
-    """Refuse a federation's run directory where its sites are needed, and an ordinary one where they are not.
+    """Check that a federation's run is continued with its sites, and an ordinary run without.
 
     Raises:
-        UsageError: says what the run is.
+        UsageError: the run is of the other kind.
     """
     if FEDERATION in stored and not at_sites:
         names = listing(site["name"] for site in stored[FEDERATION]["sites"])
@@ -229,7 +230,7 @@ def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
+    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
     named = {key: config.get(key) for key in ("algorithm", "dataset", "partition", "rule")}
     named |= {f"option {key}": value for key, value in config["options"].items()}
     code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
@@ -237,21 +238,21 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def allowed_by(config: RunConfig) -> set[str]:
-    """What a command's own configuration allows a stored run to name: its code, and its model options."""
+    """Return the code and the model options that a command's own configuration allows a stored run to use."""
     return {*code_of(config.to_json()).values(), *(shown(key, value) for key, value in config.model_options.items())}
 
 
 def allowed_code(code: Collection[str], allow_code: str | Collection[str] | None) -> set[str]:
-    """The code that a caller allows to be run, as a set of names, from both keywords."""
+    """Return the code that a caller allows, as a set of names, from both keywords."""
     names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, allow_code)]
     return {name for group in names for name in group}
 
 
 def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weights: bool, **given: Any) -> None:
-    """Refuse to resume without what the run began with: data or a model from Python, or permission for its code.
+    """Check that a run is resumed with its own data and model from Python, and with permission for its code.
 
     Args:
-        weights: whether tensors are there that take the place of pretrained weights.
+        weights: whether stored tensors replace pretrained weights.
     """
     for kind in stored["own"]:
         if given[kind] is None:
@@ -264,14 +265,14 @@ def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weig
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
-    """Refuse to import code that only a file names, and the user has not named again.
+    """Check that the user allows all code that a file names, before it is imported.
 
     Args:
-        needed: ``package.module:name`` by what it is in the file.
-        code: what the user has named.
+        needed: ``package.module:name`` by its key in the file.
+        code: the allowed names.
 
     Raises:
-        UsageError: names the file, what is missing, and how to say it.
+        UsageError: code is not allowed. The message names the file, the code, and how to allow it.
     """
     for key, name in needed.items():
         if name not in code:
@@ -282,7 +283,7 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
 
 
 def check_same_start(task: Task, path: Path, weights: bool) -> None:
-    """Refuse to resume with other data or another initial model than the rows' header names."""
+    """Check that data and initial model are those in the rows' header."""
     began = Run(path).header()
     now = task.header("")
     if began["data"] != now["data"]:

@@ -1,7 +1,7 @@
-"""The one schema of rows, for runs and for diagnostics, and its JSON-lines file.
+"""The schema of rows, for runs and for diagnostics, and its JSON-lines file.
 
-A file is a header line followed by one row a line. ``value`` is null exactly when ``status`` is not ``"ok"``: a
-value that could not be computed is there as a row with the reason, never as 0 and never left out.
+A file is a header line followed by one row per line. ``value`` is null exactly if ``status`` is not ``"ok"``. A value
+that could not be computed is a row with the reason. It is never 0 and never left out.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _TEXTS = _SIZES | {str, bool}
 
 Row = dict[str, Any]
 Opener = Callable[[str, int], int]
-"""How a file is opened where it may not be reached through a link: as :func:`open` takes it."""
+"""An opener for :func:`open` that follows no links."""
 
 
 def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any) -> Row:
-    """One row; columns not given are empty. A value that is None or not finite needs a ``status`` of its own.
+    """Return one row. Omitted columns are empty. A value that is None or not finite needs a ``status`` of its own.
 
     >>> row("weight_norm", 0.7, client="north", layer="fc1")["status"]
     'ok'
@@ -63,8 +63,8 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
     True
 
     Raises:
-        KeyError: a column that the schema does not have.
-        ValueError: no finite value, but the status says ok; or a value, but another status.
+        KeyError: a column is not in the schema.
+        ValueError: the value is missing although the status is ok, or present with another status.
     """
     unknown = set(columns) - set(COLUMNS)
     if unknown:
@@ -82,12 +82,12 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
 
 
 def dumps(record: dict[str, Any]) -> str:
-    """One line of JSON, without the non-standard NaN."""
+    """Return one line of JSON, without the non-standard NaN."""
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """A tidy frame with every column of the schema; missing numbers are NaN, integers are pandas' Int64."""
+    """Return a tidy frame with every column of the schema. Missing numbers are NaN, integers are pandas' Int64."""
     import pandas as pd  # here alone: who only checks or appends rows goes without
 
     rows = list(rows)
@@ -95,36 +95,36 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     for name in _NUMBERS:
         table[name] = pd.to_numeric(table[name])
     for name in _INTEGERS:
-        table[name] = pd.array([row.get(name) for row in rows], dtype="Int64")  # exact: never by way of floats
+        table[name] = pd.array([row.get(name) for row in rows], dtype="Int64")  # exact, without floats
     return table
 
 
 def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Write a whole file at once: a reader sees the old file or the new one, never a part."""
+    """Write a whole file atomically: a reader sees the old file or the new one, never a part."""
     lines = [dumps({"schema": SCHEMA, **header}), *(dumps(record) for record in rows)]
     write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
 
 
 def read(path: Path, complete: int | None = None, opener: Opener | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Header and frame of a rows file.
+    """Read header and frame of a rows file.
 
     Args:
-        complete: of a file that is being appended to, the bytes that must be sound; an unfinished last line after
-            them is not read.
+        complete: for a file that is being appended to, the bytes that must be valid. An incomplete last line after them
+            is not read.
 
     Raises:
-        UsageError: there is no such file, it is not a rows file, or it has a newer schema.
-        CorruptError: a line in it is damaged.
+        UsageError: the file does not exist, is not a rows file, or has a newer schema.
+        CorruptError: a line is damaged.
     """
     header, lines = _opened(Path(path), complete, opener)
     try:
         return header, frame(lines)
-    except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a part where a count belongs
+    except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
         raise CorruptError(f"{path} has a row that is none of the schema: {error}") from error
 
 
 def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
-    """The header of a rows file alone; errors as of :func:`read`."""
+    """Read only the header of a rows file. Errors are as in :func:`read`."""
     return _opened(Path(path), None, opener)[0]
 
 

@@ -1,4 +1,4 @@
-"""Train by configuration: run, resume, train once to measure, and read models back."""
+"""Training by configuration: run, resume, train once to measure, and load models."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def run(
     log: Collection[str | Logger] = (),
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
-    """Run to the end, into a run directory if ``out`` is given, and return the engine with its final state.
+    """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`; ``initial`` is its ``start``.
-        command: what was typed, for the record.
-        until: stop after this round, with a checkpoint there; :func:`resume` goes on, and the end has the same bits.
-        log: where else its rows go, live: loggers, or their names (:mod:`fl_core.loggers`).
-        trained_by: makes what trains clients; by default this process, or so many workers as the configuration has.
+        command: the user's command, for the record.
+        until: stop after this round with a checkpoint. :func:`resume` continues, and the end has the same bits.
+        log: more destinations of its rows: loggers, or their names (:mod:`fl_core.loggers`).
+        trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
+            of workers.
 
-    Warns:
-        UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
-            shares no layer that trains, or all of them.
+    Warns: UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
+    shares no layer that trains, or all of them.
 
     Raises:
         UsageError: before anything is written.
-        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run. The directory keeps its last checkpoint.
     """
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan, start=initial)
     instruments = instruments or Instruments()
@@ -97,11 +97,11 @@ def start(
     loggers: Sequence[Logger] = (),
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
-    """Begin a run of a checked task, of which ``own`` was given from Python; the rest as of :func:`run`.
+    """Begin a run of a checked task, for which ``own`` names the objects from Python. Otherwise this is as :func:`run`.
 
     Args:
-        clients: where the clients live; by default this process and its workers.
-        beside: what else stands in the run's configuration.
+        clients: the client backend. The default is this process and its workers.
+        beside: more entries of the run's configuration.
     """
     rest: dict[str, Any] = {"loggers": loggers, "clients": clients, "trained_by": trained_by}
     if out is None:
@@ -143,23 +143,23 @@ def resume(
     clients: Callable[[Mapping[str, Any], Task], ClientBackend] | None = None,
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
-    """Continue a run from its last complete checkpoint; the end is bit for bit that of an undisturbed run.
+    """Continue a run from its last complete checkpoint. The end is bit for bit that of an uninterrupted run.
 
-    That holds with the same versions of Python and its packages; a warning names those that have changed.
+    This needs the same versions of Python and its packages. A warning names those that have changed.
 
     Args:
-        data, model: your own, where the run was given them.
-        code: the ``package.module:name`` of everything in the run that is your own code (its model, algorithm, dataset
-            or rule), said again: a run directory from elsewhere must not choose what is imported and called here. Also
-            ``KEY=VALUE`` of model options other than sizes and rates (:mod:`fl_core.models.options`).
+        data, model: your own, if the run was given them.
+        code: the ``package.module:name`` of all your own code in the run (its model, algorithm, dataset or rule), to
+            allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
+            model options other than sizes and rates (:mod:`fl_core.models.options`).
         allow_code: the same, by a former name.
         until, log, trained_by: as of :func:`run`.
-        clients: of a federation over sites, makes the clients' home of the stored configuration and its task.
+        clients: for a federation over sites, makes the client backend from the stored configuration and its task.
 
     Raises:
-        UsageError: no run there, or its own data, model or code not given again.
+        UsageError: there is no run, or its own data, model or code is missing.
         BusyError: it is running.
-        CorruptError: what is stored is damaged.
+        CorruptError: stored files are damaged.
     """
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
@@ -169,7 +169,7 @@ def resume(
         restore.check_own(writer.path, stored, said, started, data=data, model=model)
         task = task_of(writer.run, data=data, model=model)
         instruments = instruments or Instruments()
-        if not writer.run.rounds:  # later the decision has been made
+        if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
         _check_device(task.config.device)
         loggers = loggers_of(log)
@@ -269,7 +269,7 @@ def _execute(
                 engine.run(progress)
             except (RunError, OSError):
                 raise
-            except Exception as error:  # which a hook may make of a state that no run has left
+            except Exception as error:  # a hook may raise it for a forged state
                 if writer and resume_from and engine.done == resume_from:
                     after = f"the round after {writer.run.checkpoint_path(resume_from)}"
                     told = f"{type(error).__name__}: {error}"
@@ -279,14 +279,14 @@ def _execute(
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
-    """How a task decides on its plan, if it starts without one that it needs."""
+    """Return how a task chooses its plan, if it starts without one that it needs."""
     config = task.config
     ahead = config.plan == AUTO and not task.algorithm(None).decides
     return PlanSelection(instruments, ahead, config.rule, config.threshold)
 
 
 def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
-    """The client runner of a task."""
+    """Return the client runner of a task."""
     config = task.config
     return ClientRunner(
         task.model,
@@ -304,12 +304,12 @@ def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
 def train_first_round(
     task: Task, observers: Mapping[str, Any], clients: Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
-    """Every client's model after the first round's local training, and what the observers saw of its first epoch.
+    """Train the first round, and return every client's local model and the observers' results for its first epoch.
 
-    It is the training in which PLayer-FL measures: the same batches, the same bits.
+    PLayer-FL measures in the same training: the same batches, the same bits.
 
     Args:
-        clients: the only ones that train, if not all do.
+        clients: names of the clients to train. The default is all.
 
     Returns:
         The models by client, and each client's measurement by client.
@@ -337,7 +337,7 @@ def load_models(
     code: Collection[str] = (),
     allow_code: str | Collection[str] | None = None,
 ) -> tuple[dict[str, nn.Module], Task]:
-    """The models of a checkpoint, one for each client, with the task they belong to.
+    """Return the models of a checkpoint, one for each client, with their task.
 
     >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
     >>> models, task = load_models("runs/first", which="global")
@@ -349,13 +349,14 @@ def load_models(
 
     Args:
         round: a round with a checkpoint, or ``"last"``.
-        which: ``local`` (after local training, before aggregation; the clients sampled in that round),
-            ``personal`` (fine-tuned where the algorithm fine-tunes), or ``global``.
+        which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
+            (fine-tuned if the algorithm does this), or ``global``.
         data, model, code, allow_code: as in :func:`resume`.
 
     Raises:
-        UsageError: no such round or model; names what there is. Other data or another model than the run's.
-        CorruptError: what is stored is damaged.
+        UsageError: the round or model does not exist (the message lists others), or data or model differ from the
+            run's.
+        CorruptError: stored files are damaged.
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
@@ -388,7 +389,7 @@ def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
 
 
 def frame(engine: Engine) -> pd.DataFrame:
-    """The rows of a run that was not written to a directory."""
+    """Return the rows of a run that was not written to a directory."""
     return rows.frame(engine.rows)
 
 

@@ -1,4 +1,4 @@
-"""The schedule of a run: when to evaluate and save, and which clients take part in a round."""
+"""The schedule of a run: rounds with evaluation and checkpoints, and the clients of each round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fl_core.dropout import Dropout
 
 @dataclass
 class Schedule:
-    """When a run evaluates and saves, in rounds, and how much of local training it records.
+    """The rounds in which a run evaluates and saves, and the extent of its records of local training.
 
     Attributes:
-        local_scores: score what local training gave in every round, not only where all clients are evaluated.
-        pause: the round after which the run stops for now, to be resumed; its checkpoint is written. None = at the end.
-        local_models: how many of a round's trained models a checkpoint keeps, those of the first sampled clients.
-        dropout: whose replies are lost.
+        local_scores: score locally trained models in every round, not only when all clients are evaluated.
+        pause: the round after which the run stops for now, with a checkpoint. None means at the end.
+        local_models: number of a round's trained models in a checkpoint, those of the first sampled clients.
+        dropout: the lost replies.
     """
 
     rounds: int
@@ -30,26 +30,26 @@ class Schedule:
 
     @property
     def end(self) -> int:
-        """The round after which training stops, for now or for good."""
+        """Return the round after which training stops, for now or for good."""
         return self.rounds if self.pause is None else min(self.pause, self.rounds)
 
     def evaluates(self, done: int) -> bool:
-        """Whether all clients are evaluated after this many rounds."""
+        """Return whether all clients are evaluated after ``done`` rounds."""
         return done % self.eval_every == 0 or done == self.rounds
 
     def splits(self, done: int) -> tuple[str, ...]:
-        """The splits on which locally trained models are scored, in the round after ``done`` rounds."""
+        """Return the splits for scoring locally trained models in the round after ``done`` rounds."""
         if self.evaluates(done):
             return ("validation", "test")
         return ("validation",) if self.local_scores else ()
 
     def saves(self, done: int) -> bool:
-        """Whether a checkpoint is written after this many rounds."""
+        """Return whether a checkpoint is written after ``done`` rounds."""
         return done % self.checkpoint_every == 0 or done == self.end
 
 
 def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:
-    """The clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
+    """Draw the clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
     take = max(1, int(participation * count + 1e-9))
     if take >= count:
         return tuple(range(count))

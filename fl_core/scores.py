@@ -1,4 +1,4 @@
-"""The scores of a model's predictions by name: what each is called, which way is better, and of what kind of task."""
+"""The scores of a model's predictions by name: labels, the better direction, and the kind of task."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 CLASSIFICATION, REGRESSION = "classification", "regression"
 TASKS = (CLASSIFICATION, REGRESSION)
-"""What is predicted: one of several classes, or a number."""
+"""Kinds of task: predict one of several classes, or a number."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a model on the samples of a split; :func:`fl_core.training.evaluate.scores` has the formulas.
+    """One score of a model on the samples of a split. :func:`fl_core.training.evaluate.scores` has the formulas.
 
     Attributes:
-        label: what it is called in tables and pictures.
+        label: its name in tables and pictures.
         higher_is_better: otherwise lower is.
-        share: whether it lies between 0 and 1, and is shown in percent.
-        task: of :data:`TASKS`; "" = of both.
-        missing: why it has no value where it has none.
+        share: whether it is between 0 and 1 and shown in percent.
+        task: of :data:`TASKS`, or "" for both.
+        missing: the reason if it has no value.
     """
 
     label: str
@@ -55,7 +55,7 @@ SCORES: dict[str, bool] = {name: score.higher_is_better for name, score in TABLE
 """Every score, and whether higher is better."""
 
 MAIN = {CLASSIFICATION: "macro_f1", REGRESSION: "r2"}
-"""The score by which algorithms are ranked and races judged, beside the loss."""
+"""The score for ranking algorithms and judging races, next to the loss."""
 
 
 SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "mae", "loss")}
@@ -63,20 +63,20 @@ SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "m
 
 
 OF_CLASS = ("auroc", "auprc")
-"""The scores that with two classes are those of one of them, the positive class; their rows name it as the variant."""
+"""Scores that with two classes belong to the positive one. Their rows name it as the variant."""
 
 
 def check_score(name: str, task: str) -> str:
-    """Return a score's name if it is one of that kind of task.
+    """Return a score's name if it belongs to that kind of task.
 
     Raises:
-        UsageError: names it, the nearest, and those that there are.
+        UsageError: it does not. The message names it, the nearest, and the known ones.
     """
     return check_known(f"score of {task}", name, [each for each, score in TABLE.items() if score.task in ("", task)])
 
 
 def main_score(there: Container[str]) -> str:
-    """The main score of the task whose scores these are.
+    """Return the main score of the task with these scores.
 
     >>> main_score(["loss", "mse", "r2"])
     'r2'
@@ -85,7 +85,7 @@ def main_score(there: Container[str]) -> str:
 
 
 def why_missing(name: str, value: float) -> str:
-    """The status of a row with a value of that name: ``ok``, or why there is no finite one.
+    """Return the status of a row for a score's value: ``ok``, or why it is not finite.
 
     >>> why_missing("auroc", 0.7), why_missing("auroc", float("nan")), why_missing("loss", float("inf"))
     ('ok', 'the samples are all of one class', 'not finite')
@@ -97,7 +97,7 @@ def why_missing(name: str, value: float) -> str:
 
 
 def of_class(name: str, positive: str) -> str:
-    """Return what follows a score's name where it is that of the positive class; empty for other scores.
+    """Return the suffix of a score's name if it is that of the positive class; empty for other scores.
 
     >>> of_class("auroc", "died"), of_class("macro_f1", "died")
     (" of 'died'", '')
@@ -106,13 +106,13 @@ def of_class(name: str, positive: str) -> str:
 
 
 def positive_in(rows: pd.DataFrame) -> str:
-    """Return the class that the rows name as positive; empty if they name none, or several."""
+    """Return the class that the rows name as positive; empty for none or several."""
     found = {str(name) for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()} - {""}
     return found.pop() if len(found) == 1 else ""
 
 
 def label_of(name: str, positive: str = "") -> str:
-    """What a score is called in tables and pictures; a name that is no score's is its own label.
+    """Return a score's name in tables and pictures. Other names are their own labels.
 
     >>> label_of("balanced_accuracy"), label_of("auroc"), label_of("train_loss")
     ('balanced accuracy', 'AUROC', 'train loss')
@@ -121,12 +121,12 @@ def label_of(name: str, positive: str = "") -> str:
 
 
 def column_of(name: str) -> str:
-    """What the column of a score's values is called where :func:`in_column` writes them."""
+    """Return the column's name for a score's values from :func:`in_column`."""
     return f"{label_of(name)} %" if TABLE[name].share else label_of(name)
 
 
 def in_column(name: str, value: float) -> str:
-    """A score's value for a column: in percent if it lies between 0 and 1, else as it is.
+    """Return a score's value for a column: in percent if it is a share, otherwise unchanged.
 
     >>> in_column("macro_f1", 0.617), in_column("r2", -0.332)
     ('61.7', '-0.332')
@@ -135,7 +135,7 @@ def in_column(name: str, value: float) -> str:
 
 
 def in_points(name: str, value: float) -> str:
-    """A difference of a score's values: in points of a hundred where the values are in percent, else as it is.
+    """Return a difference of a score's values: in percentage points if it is a share, otherwise unchanged.
 
     >>> in_points("macro_f1", 0.06), in_points("r2", 0.06)
     ('6.0 points', '0.060')

@@ -1,8 +1,8 @@
 """Random seeds and generators derived from the purpose of a draw, independent of all other draws.
 
-Every draw comes from a generator seeded by a hash of (run seed, purpose, round, client, stream). The algorithm's
-name is never part of it, so two algorithms whose definitions coincide see the same batches and stay equal bit for
-bit, and a resumed run needs no stored random state.
+Every draw comes from a generator seeded by a hash of (run seed, purpose, round, client, stream). The algorithm's name
+is never part of it. Two algorithms with the same definition therefore see the same batches and stay equal bit for bit.
+A resumed run needs no stored random state.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 
 def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
-    """A 63-bit seed for one purpose: the first 8 bytes of SHA-256 over the given parts and their types."""
+    """Return a 63-bit seed for one purpose: the first 8 bytes of SHA-256 over the given parts and their types."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (int(run_seed), purpose, *parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def torch_generator(run_seed: int, purpose: str, *parts: int | str) -> torch.Generator:
-    """A CPU generator for one purpose (CPU also when training on a GPU, so that draws agree between devices)."""
+    """Return a CPU generator for one purpose. It is on the CPU for GPUs too, so that devices agree."""
     return torch.Generator().manual_seed(seed_of(run_seed, purpose, *parts))
 
 
 def numpy_generator(run_seed: int, purpose: str, *parts: int | str) -> np.random.Generator:
-    """NumPy's counterpart of :func:`torch_generator`."""
+    """Return NumPy's counterpart of :func:`torch_generator`."""
     return np.random.default_rng(seed_of(run_seed, purpose, *parts))
 
 
@@ -35,12 +35,12 @@ def numpy_generator(run_seed: int, purpose: str, *parts: int | str) -> np.random
 def torch_seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generators inside the block and restore them after it, also after an error.
 
-    For modules that draw from the global generator (dropout, initialisation).
+    This is for modules that draw from the global generator (dropout, initialisation).
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
-        else:  # the same for the CPU, without the stack that the other notes down for devices yet to be found
+        else:  # the same for the CPU, without the other's records for devices not yet found
             torch.default_generator.manual_seed(seed)
         yield

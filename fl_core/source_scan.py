@@ -1,4 +1,4 @@
-"""Reads a package's sources without importing it: the names that its files define, first lines and plain values."""
+"""Reading of a package's sources without importing it: defined names, first lines and plain values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Definition = ast.ClassDef | ast.FunctionDef
 
 @dataclass(frozen=True)
 class Entry:
-    """A registry member as its source describes it, without importing it.
+    """A registry member described from its source, without importing it.
 
     Attributes:
-        module: where it is, importable; empty for an entry point that has not been imported.
+        module: its importable module; empty for an entry point that has not been imported.
         attribute: its name there.
         summary: the first line of its docstring.
-        facts: what the decorator's keywords say, and a class's attributes, its own and inherited ones, as far as they
-            are literals; of a class within the class, such as ``Config``, its fields with their defaults.
+        facts: the decorator's keywords and a class's attributes, own and inherited ones, if they are literals. For an
+            inner class, such as ``Config``, these are its fields with their defaults.
         bases: the names of a class's bases, as written.
         family: the first line of its module's docstring.
     """
@@ -37,12 +37,12 @@ class Entry:
 
 
 def first_line(text: str | None) -> str:
-    """The first line of a docstring; empty without one."""
+    """Return the first line of a docstring, or an empty text."""
     return (text or "").strip().partition("\n")[0]
 
 
 def read_package(package: str, marker: str) -> Iterator[Entry]:
-    """What the modules of a package define under the decorator ``marker``, in the order of files and lines."""
+    """Yield the definitions under the decorator ``marker`` in a package's modules, in the order of files and lines."""
     sources = Sources(package)
     for module in sources.modules:
         if marker in sources.text(module):
@@ -55,7 +55,7 @@ def read_package(package: str, marker: str) -> Iterator[Entry]:
 
 
 class Sources:
-    """The modules of a package as syntax trees, each read when it is first asked for."""
+    """The modules of a package as syntax trees, each read on first use."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -65,13 +65,13 @@ class Sources:
 
     @cached_property
     def modules(self) -> dict[str, Path]:
-        """Each module's file by the module's name, in the order of the files' names."""
+        """Return each module's file by the module's name, in the order of the files' names."""
         folder = _path(self.package)
         found = {path.stem: path for path in sorted(folder.glob("*.py"))} if folder.is_dir() else {}
         return {self.package if stem == "__init__" else f"{self.package}.{stem}": p for stem, p in found.items()}
 
     def text(self, module: str) -> str:
-        """A module's source; empty where there is none, or it is another package's."""
+        """Return a module's source; empty if it does not exist or belongs to another package."""
         if module not in self._texts:
             ours = module.partition(".")[0] == self.package.partition(".")[0]
             path = self.modules.get(module) or (_path(module).with_suffix(".py") if ours else Path())
@@ -79,18 +79,18 @@ class Sources:
         return self._texts[module]
 
     def tree(self, module: str) -> ast.Module:
-        """A module's syntax tree."""
+        """Return a module's syntax tree."""
         if module not in self._trees:
             self._trees[module] = ast.parse(self.text(module))
         return self._trees[module]
 
     def summary(self, module: str, name: str) -> str:
-        """The first line of a definition's docstring; empty without one."""
+        """Return the first line of a definition's docstring, or an empty text."""
         nodes = [node for node in self.tree(module).body if isinstance(node, Definition) and node.name == name]
         return first_line(ast.get_docstring(nodes[0])) if nodes else ""
 
     def entry(self, module: str, node: Definition, call: ast.Call | None) -> Entry:
-        """The description of a decorated definition, with the decorator's arguments from ``call``."""
+        """Return the description of a decorated definition, with the decorator's arguments from ``call``."""
         facts: dict[str, Any] = {}
         bases: tuple[str, ...] = ()
         if isinstance(node, ast.ClassDef):
@@ -107,7 +107,7 @@ class Sources:
     # --- classes ---
 
     def _attributes(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
-        """The plain attributes of a class, and of its base classes in this package."""
+        """Return the plain attributes of a class, and of its base classes in this package."""
         facts: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
             for name in (item.name for item in each.body if isinstance(item, Definition)):
@@ -119,7 +119,10 @@ class Sources:
         return facts
 
     def _fields(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
-        """The fields of a dataclass with their defaults; a default that is no literal is given as source text."""
+        """Return the fields of a dataclass with their defaults.
+
+        A default that is not a literal is given as source text.
+        """
         fields: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
             values = _assigned(each, fields=True)
@@ -127,7 +130,7 @@ class Sources:
         return fields
 
     def _lineage(self, module: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
-        """A class and its bases in the order in which an attribute is looked up."""
+        """Return a class and its bases in the order of attribute look-up."""
         found = [(module, node)]
         for base in node.bases:
             located = self._class(module, ast.unparse(base))
@@ -135,7 +138,7 @@ class Sources:
         return [each for k, each in enumerate(found) if each not in found[k + 1 :]]
 
     def _class(self, module: str, path: str) -> tuple[str, ast.ClassDef] | None:
-        """The class that a name in a module refers to, also as ``Outer.Inner``."""
+        """Return the class that a name in a module refers to, also as ``Outer.Inner``."""
         name, _, inner = path.partition(".")
         for node in self.tree(module).body:
             if isinstance(node, ast.ClassDef) and node.name == name:
@@ -153,17 +156,17 @@ class Sources:
     # --- values ---
 
     def _plain(self, module: str, values: Mapping[str, ast.expr]) -> dict[str, Any]:
-        """Values that are literals, or made of names that stand for literals."""
+        """Return values that are literals, or made of names that stand for literals."""
         plain = {}
         for name, value in values.items():
             try:
                 plain[name] = ast.literal_eval(_Filled(self, module).visit(value))
-            except ValueError:  # an expression: what it gives is only known to who imports it
+            except ValueError:  # an expression, whose value is unknown without an import
                 continue
         return plain
 
     def constant(self, module: str, name: str) -> ast.expr | None:
-        """The value that a module assigns to a name or imports under it."""
+        """Return the value that a module assigns to a name or imports under it."""
         if module not in self._values:
             self._values[module] = _assigned(self.tree(module))
         if name in self._values[module]:
@@ -177,7 +180,7 @@ class Sources:
 
 
 class _Filled(ast.NodeTransformer):
-    """Replaces the names of a module's constants by their values."""
+    """A transformer that replaces the names of a module's constants by their values."""
 
     def __init__(self, sources: Sources, module: str) -> None:
         self.sources, self.module = sources, module
@@ -188,7 +191,7 @@ class _Filled(ast.NodeTransformer):
 
 
 def _path(module: str) -> Path:
-    """A module's folder, or its file without the suffix; finds the top-level package without importing anything."""
+    """Return a module's folder, or its file without the suffix. The top-level package is found without an import."""
     top, *rest = module.split(".")
     spec = find_spec(top)
     folders = spec.submodule_search_locations if spec else None
@@ -196,7 +199,7 @@ def _path(module: str) -> Path:
 
 
 def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    """The absolute name of the module that an import statement names."""
+    """Return the absolute name of the module that an import statement names."""
     if not node.level:
         return node.module or ""
     parts = module.split(".")
@@ -209,7 +212,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _assigned(node: ast.ClassDef | ast.Module, fields: bool = False) -> dict[str, ast.expr]:
-    """The names that a class or module body assigns, with their values; or only the fields of a dataclass."""
+    """Return the names that a class or module body assigns, with their values, or only the fields of a dataclass."""
     values: dict[str, ast.expr] = {}
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:

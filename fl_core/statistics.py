@@ -1,8 +1,8 @@
 """Statistics over clients, runs, datasets and algorithms: pure functions of numbers.
 
-A missing or non-finite number is never skipped: what depends on it is NaN, or says in its status why there is no
-value. A table has one row for each algorithm and one column for each block (a dataset, or a seed). scipy.stats and
-scikit_posthocs are imported where they are used: a run needs neither, and they are slow to import.
+A missing or non-finite number is never skipped. Results that depend on it are NaN, or their status gives the reason. A
+table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy.stats
+and scikit_posthocs are local: they are slow, and a run needs neither.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from fl_core.errors import UsageError, check_known
 
 RANGE_BELOW = 6
-"""Values below which no two of them enclose the median with 95 % confidence."""
+"""The number of values from which two of them can enclose the median with 95 % confidence."""
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its 95 % confidence interval; NaN where they cannot be had."""
+    """An estimate and the ends of its 95 % confidence interval. Ends that cannot be computed are NaN."""
 
     value: float
     low: float
@@ -33,11 +33,11 @@ class Interval(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Paired differences, row minus column, of every two rows of a table; :func:`pairwise` makes them.
+    """Paired differences, row minus column, of every two rows of a table, from :func:`pairwise`.
 
     Attributes:
         difference: the mean difference; arrays are rows by rows.
-        low, high: simultaneous confidence interval; 0 is not inside it where ``p_value`` is significant.
+        low, high: simultaneous confidence interval. It excludes 0 if ``p_value`` is significant.
         p_value: two-sided, corrected by Holm; 1 on the diagonal.
     """
 
@@ -48,9 +48,9 @@ class Pairs(NamedTuple):
 
 
 class MedianInterval(NamedTuple):
-    """A median, the ends of its interval and the probability with which they enclose it.
+    """A median, the ends of its interval and the probability that they enclose it.
 
-    The ends and ``coverage`` are NaN where ``status`` is not ``ok``.
+    The ends and ``coverage`` are NaN if ``status`` is not ``ok``.
     """
 
     value: float
@@ -62,7 +62,10 @@ class MedianInterval(NamedTuple):
 
 @dataclass(frozen=True)
 class FriedmanTest:
-    """``statistic`` is chi-square with ``n_algorithms`` - 1 degrees of freedom; both are NaN unless status is ok."""
+    """The result of Friedman's test, with a chi-square ``statistic`` of ``n_algorithms`` - 1 degrees of freedom.
+
+    Statistic and p-value are NaN unless ``status`` is ok.
+    """
 
     statistic: float
     p_value: float
@@ -73,17 +76,20 @@ class FriedmanTest:
 
 @dataclass(frozen=True)
 class PostHoc:
-    """``p_values`` of every pair of algorithms, symmetric, 1 on the diagonal; all NaN unless status is ok."""
+    """The ``p_values`` of every pair of algorithms, symmetric, with 1 on the diagonal.
+
+    All are NaN unless ``status`` is ok.
+    """
 
     p_values: pd.DataFrame
     status: str = "ok"
 
 
 def combine(values: Values, weights: Values) -> float:
-    """The weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w (weights: training samples).
+    """Return the weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w (weights: training samples).
 
     Raises:
-        UsageError: lengths that differ, no values, a negative weight, or weights that sum to 0.
+        UsageError: lengths differ, there are no values, a weight is negative, or the weights sum to 0.
     """
     m, w = _aligned(values=values, weights=weights)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
@@ -92,11 +98,11 @@ def combine(values: Values, weights: Values) -> float:
 
 
 def median_interval(values: Values, level: float = 0.95) -> MedianInterval:
-    """Return the median and a confidence interval between two of the values, by their order alone.
+    """Return the median and a confidence interval between two of the values, from their order alone.
 
-    The ends are the k-th least and the k-th greatest of n values. They enclose the median of any continuous
-    distribution with probability 1 - 2 P(B < k), where B counts the heads of n fair coins. The largest k counts
-    for which that ``coverage`` is at least ``level``. With fewer than 6 values no k is enough at 95 %.
+    The ends are the k-th smallest and the k-th largest of n values. They enclose the median of any continuous
+    distribution with probability 1 - 2 P(B < k). Here B counts the heads of n fair coins. The largest k with a
+    ``coverage`` of at least ``level`` is used. With fewer than 6 values no k is enough at 95 %.
 
     >>> median_interval([1, 2, 4, 8, 16, 32, 64])
     MedianInterval(value=8.0, low=1.0, high=64.0, coverage=0.984375, status='ok')
@@ -104,7 +110,7 @@ def median_interval(values: Values, level: float = 0.95) -> MedianInterval:
     'too few values: 3 cover the median with probability 0.75'
 
     Raises:
-        UsageError: no values, or a level that is not between 0 and 1.
+        UsageError: there are no values, or the level is not between 0 and 1.
     """
     (x,) = _aligned(values=values)
     _check_level(level)
@@ -122,18 +128,17 @@ def median_interval(values: Values, level: float = 0.95) -> MedianInterval:
 
 
 def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> Interval:
-    """The mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n); one value has no interval (NaN).
+    """Return the mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n). One value has no interval (NaN).
 
-    p is (1 + level) / 2, 0.975 by default. At level 0.9 each end is a one-sided 95 % bound, as two one-sided tests of
-    an equivalence need.
+    Here p is (1 + level) / 2, 0.975 by default. At level 0.9 each end is a one-sided 95 % bound. Two one-sided tests of
+    an equivalence need this.
 
     Args:
-        comparisons: of how many intervals it is one that shall hold together at this level (Bonferroni): 1 - p is
-            divided by it.
+        comparisons: number of intervals that shall hold together at this level (Bonferroni). It divides 1 - p.
         level: between 0 and 1.
 
     Raises:
-        UsageError: no values, or a level that is not between 0 and 1.
+        UsageError: there are no values, or the level is not between 0 and 1.
     """
     (x,) = _aligned(values=values)
     _check_level(level)
@@ -150,9 +155,9 @@ def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> 
 def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:
     """Compare every two rows by a paired t test with the spread of their own differences.
 
-    Holm's correction covers all pairs, so that the best row may be picked first. Intervals are Bonferroni's. Where they
-    disagree with Holm's p-value, the interval ends at 0. Rows that differ alike in every column have no spread: their
-    p-value is that of the sign test.
+    Holm's correction covers all pairs, so that the best row may be selected first. Intervals are Bonferroni's. If they
+    disagree with Holm's p-value, the interval ends at 0. Rows with the same difference in every column have no spread.
+    Their p-value is that of the sign test.
 
     Args:
         values: rows by paired columns (two or more), finite; leading axes are other tables.
@@ -193,13 +198,13 @@ def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:
 
 
 def share_interval(successes: int, trials: int) -> Interval:
-    """A share, 0 to 1, with Wilson's 95 % interval (Wilson, 1927); trials that hang together make it too narrow.
+    """Return a share, 0 to 1, with Wilson's 95 % interval (Wilson, 1927). For dependent trials it is too narrow.
 
     >>> [round(end, 2) for end in share_interval(8, 15)]
     [0.53, 0.3, 0.75]
 
     Raises:
-        UsageError: no trials, or more successes than trials.
+        UsageError: there are no trials, or more successes than trials.
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise UsageError(f"{successes} of {trials} is no share")
@@ -212,23 +217,24 @@ def share_interval(successes: int, trials: int) -> Interval:
 
 
 def fairness(values_per_client: Values) -> float:
-    """The population variance over clients, (1/C) sum_c (P_c - mean P)^2 (PLayer-FL, Eq. A.5); lower is fairer.
+    """Return the population variance over clients, (1/C) sum_c (P_c - mean P)^2 (PLayer-FL, Eq. A.5). Lower is fairer.
 
     Raises:
-        UsageError: no values.
+        UsageError: there are no values.
     """
     (x,) = _aligned(values_per_client=values_per_client)
     return float(x.var()) if _whole(x) else math.nan
 
 
 def incentive(personal: Values, local: Values, fedavg: Values, higher_is_better: bool) -> float:
-    """The fraction of clients, 0 to 1, that do strictly better than with local training and than with FedAvg.
+    """Return the fraction of clients, 0 to 1, that do strictly better than with local training and than with FedAvg.
 
-    (1/C) sum_c 1{P_c > max(S_c, G_c)} (PLayer-FL, Eq. A.6), with < and min where lower is better; a tie does not
-    count. NaN if any of the values is missing. Series must have the same clients in their index, in any order.
+    The formula is (1/C) sum_c 1{P_c > max(S_c, G_c)} (PLayer-FL, Eq. A.6). It has < and min if lower is better. A tie
+    does not count. The result is NaN if any value is missing. Series must have the same clients in their index, in any
+    order.
 
     Raises:
-        UsageError: no values, or clients that differ.
+        UsageError: there are no values, or the clients differ.
     """
     p, s, g = _aligned(personal=personal, local=local, fedavg=fedavg)
     if not (_whole(p) and _whole(s) and _whole(g)):
@@ -238,13 +244,13 @@ def incentive(personal: Values, local: Values, fedavg: Values, higher_is_better:
 
 
 def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
-    """Each algorithm's mean rank over the blocks; 1 is best, ties share the mean of their ranks.
+    """Return each algorithm's mean rank over the blocks. 1 is best, and ties share the mean of their ranks.
 
     Args:
         table: algorithms (rows) by datasets or seeds (columns).
 
     Raises:
-        UsageError: an empty table, or a value that is missing: ranks in different company do not compare.
+        UsageError: the table is empty, or a value is missing, so that ranks do not compare.
     """
     if status := _incomplete(table):
         raise UsageError(f"no ranks: {status}")
@@ -252,10 +258,10 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
 
 
 def friedman(table: pd.DataFrame) -> FriedmanTest:
-    """Friedman's test of whether the algorithms differ, with scipy's correction for ties.
+    """Test with Friedman's test whether the algorithms differ, with scipy's correction for ties.
 
-    The algorithms (rows) are the treatments and the datasets or seeds (columns) the blocks. The transposed table
-    would answer whether the datasets differ, which they always do. The p-value is the chi-square approximation.
+    The algorithms (rows) are the treatments and the datasets or seeds (columns) the blocks. The transposed table would
+    test whether the datasets differ, which they always do. The p-value is the chi-square approximation.
     """
     n_algorithms, n_blocks = table.shape
     status = _incomplete(table)
@@ -275,10 +281,11 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
 
 
 def nemenyi(table: pd.DataFrame) -> PostHoc:
-    """Nemenyi's test of every pair of algorithms on their mean ranks, after Friedman's (Demsar, 2006).
+    """Test every pair of algorithms on their mean ranks by Nemenyi's test, after Friedman's (Demsar, 2006).
 
-    The p-value is the studentized range's tail at |R_i - R_j| / sqrt(k (k + 1) / (6 N)) times sqrt(2), for k
-    algorithms (rows) and N datasets or seeds (columns).
+    For k algorithms (rows) and N datasets or seeds (columns) the p-value is the tail of the studentized range at
+
+        |R_i - R_j| / sqrt(k (k + 1) / (6 N)) sqrt(2)
     """
     n_algorithms, n_blocks = table.shape
     status = _incomplete(table)
@@ -296,11 +303,15 @@ def nemenyi(table: pd.DataFrame) -> PostHoc:
 
 
 def holm(table: pd.DataFrame, control: str) -> PostHoc:
-    """Each algorithm against one of them, on their mean ranks, after Friedman's; Holm's correction (Demsar, 2006).
+    """Test each algorithm against a control on their mean ranks, with Holm's correction (Demsar, 2006).
 
-    z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N)) for k algorithms (rows) and N datasets or seeds (columns), its
-    two-sided normal p, and the step-down of Holm over the k - 1 comparisons: the j-th smallest p times k - j, no
-    smaller than the one before, at most 1. ``p_values`` has one column, the control's, whose own p is 1.
+    This follows Friedman's test. For k algorithms (rows) and N datasets or seeds (columns) the statistic is
+
+        z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N))
+
+    with its two-sided normal p. Holm's step-down covers the k - 1 comparisons. The j-th smallest p is multiplied by k -
+    j. It is no smaller than the one before and at most 1. ``p_values`` has one column, the control's. The control's own
+    p is 1.
 
     Raises:
         UsageError: the control is not in the table.
@@ -322,13 +333,13 @@ def holm(table: pd.DataFrame, control: str) -> PostHoc:
 
 
 def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -> float:
-    """The gap between mean ranks from which Nemenyi's test tells two algorithms apart (Demsar, 2006).
+    """Return the gap between mean ranks from which Nemenyi's test finds a difference (Demsar, 2006).
 
-    q_alpha sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets or seeds, q_alpha being the upper alpha point of
-    the studentized range with infinite degrees of freedom, over sqrt(2).
+    It is q_alpha sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets or seeds. Here q_alpha is the upper alpha
+    point of the studentized range with infinite degrees of freedom, over sqrt(2).
 
     Raises:
-        UsageError: fewer than 2 algorithms or 1 block, or alpha outside 0 to 1.
+        UsageError: there are fewer than 2 algorithms or 1 block, or alpha is outside 0 to 1.
     """
     if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
         raise UsageError(f"no critical difference of {n_algorithms} algorithms over {n_blocks} at alpha {alpha}")
@@ -344,12 +355,15 @@ def _check_level(level: float) -> None:
 
 
 def _rank_error(n_algorithms: int, n_blocks: int) -> float:
-    """Standard error of a difference of two mean ranks."""
+    """Return the standard error of a difference of two mean ranks."""
     return math.sqrt(n_algorithms * (n_algorithms + 1) / (6 * n_blocks))
 
 
 def _aligned(**named: Values) -> list[NDArray[np.float64]]:
-    """Values as float64 vectors of equal length (at least 1); Series are put in the order of the first one's index."""
+    """Return values as float64 vectors of equal length (at least 1).
+
+    Series are put in the order of the first one's index.
+    """
     order: pd.Index | None = None
     vectors = []
     for name, values in named.items():
@@ -368,7 +382,7 @@ def _aligned(**named: Values) -> list[NDArray[np.float64]]:
 
 
 def _incomplete(table: pd.DataFrame) -> str:
-    """Why a table cannot be ranked; empty if it can."""
+    """Return why a table cannot be ranked, or an empty text."""
     if table.empty:
         return "the table is empty"
     missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))

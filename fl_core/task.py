@@ -1,4 +1,4 @@
-"""Builds what a configuration names (data, model, layers, criterion, algorithm) and checks that it fits together."""
+"""Building of the objects that a configuration names, and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
 
 SPREAD = 100.0
-"""Targets whose standard deviation is more than so many times 1, or less than a part of it, are noted."""
+"""The largest standard deviation of targets without a warning. The smallest is its inverse."""
 
 
 @dataclass
 class Task:
-    """What a configuration names, built: data, model, layers, criterion, and how to build the algorithm."""
+    """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments."""
 
     config: RunConfig
     data: FederatedData
@@ -51,17 +51,20 @@ class Task:
     criterion: Loss
     task_info: TaskInfo
     plan: LayerPlan | None
-    start: Tree | None = None  # the model's weights before anything is built into it, if they are not the seed's
+    start: Tree | None = None  # the base model's initial weights, if they are not the seed's
     said: tuple[str, ...] = ()
-    lost_replies: list[tuple[int, str]] = field(default_factory=list)  # as the configuration's trace has them
+    lost_replies: list[tuple[int, str]] = field(default_factory=list)  # from the configuration's trace
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
-        """The configured algorithm, under the plan that it adopts from the given one."""
+        """Return the configured algorithm with the plan that it derives from the given one."""
         algorithm = find(self.config.algorithm)(self.task_info, None, self.config.options)
         return algorithm if plan is None else algorithm.with_plan(algorithm.resolve_plan(plan))
 
     def notes(self) -> list[str]:
-        """Warnings on odd data, clients with one class or less than a batch, targets of another scale, an odd plan."""
+        """Return warnings on unusual data, small clients, the targets' scale, and the plan.
+
+        Clients are small if they have one class or less than a batch.
+        """
         found = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere(), *notes(self.data)]
         batch = int(self.config.batch_size or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
@@ -81,26 +84,26 @@ class Task:
         return found
 
     def algorithm_notes(self) -> list[str]:
-        """Warnings on the algorithm and on the plan that it obeys; no sample is looked at."""
+        """Return warnings on the algorithm and on its plan, without reading samples."""
         algorithm = self.algorithm(self.plan)
         return [*(() if algorithm.plan is None else algorithm.plan.notes()), *algorithm.notes()]
 
     def _measured_elsewhere(self) -> list[str]:
-        """A note where the given plan was measured on other samples than this run trains on."""
+        """Return a note if the given plan was measured on other samples than this run trains on."""
         measured = "" if self.plan is None else self.plan.why.data
         if not measured or measured == self.data.digest or measured == self.data.training_digest:
             return []
         return ["the plan was measured on other data, or on other splits of them, than this run trains on"]
 
     def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
-        """A note on each of some clients, or one on all of them where they are many."""
+        """Return a note on each of some clients, or one on all of them if they are many."""
         if len(names) <= MANY:
             return [f"client {name!r} has {what(name)}" for name in names]
         together = together or what(names[0])
         return [f"{len(names)} of {len(self.data.clients)} clients have {together}: {listing(in_order(names), 3)}"]
 
     def header(self, command: str) -> dict[str, Any]:
-        """The first line of every rows file of this task."""
+        """Return the first line of every rows file of this task."""
         return {
             "version": fl_core.__version__,
             "command": command,
@@ -126,18 +129,19 @@ def assemble(
     plan: LayerPlan | None = None,
     start: Tree | None = None,
 ) -> Task:
-    """Build everything a run needs, and refuse what does not fit together before any work starts.
+    """Build everything that a run needs, and check that it fits together before any work starts.
 
     Args:
-        data, model: your own objects in place of those that the configuration names; the configuration then says
-            nothing of how data are read or dealt.
-        loaded: the configuration's own data, if they are at hand already.
-        partition: a stored partition, used in place of a new draw, with what was fitted on its training samples.
+        data, model: your own objects in place of those that the configuration names. The configuration then has no
+            options on reading or partitioning data.
+        loaded: the configuration's own data, if they are loaded already.
+        partition: a stored partition in place of a new draw.
+        preprocessing: the stored fitted numbers of a table's preparation.
         plan: a plan in place of the file that the configuration names.
-        start: stored weights to start from, in place of those that the configuration's ``init`` names.
+        start: stored initial weights, in place of those that the configuration's ``init`` names.
 
     Raises:
-        UsageError: anything unknown, missing, or not fitting; names the thing.
+        UsageError: something is unknown, missing or does not fit. The message names it.
     """
     if data is not None and not isinstance(data, FederatedData):
         raise UsageError(
@@ -173,11 +177,11 @@ def assemble(
     if model is None:
         named, own = str(config.model), config.model_options
         pretrained = wants_weights(named, own)
-        if pretrained and start is not None:  # which is a copy of them
+        if pretrained and start is not None:  # a copy of them
             own = {key: value for key, value in own.items() if key != PRETRAINED}
         model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
     else:
-        model = copy.deepcopy(model)  # a run trains in it
+        model = copy.deepcopy(model)  # since a run trains it
         models.check_fit(type(model).__name__, model, data.shape, outputs)
         pretrained = False
     if start is not None:
@@ -186,7 +190,7 @@ def assemble(
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.state_dict(model)
     elif pretrained:
-        start = tree.state_dict(model)  # which the run, its workers and its sites get as tensors
+        start = tree.state_dict(model)  # the run, its workers and its sites get them as tensors
     if config.batchnorm == "drop":
         drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)
@@ -242,12 +246,12 @@ def _kind(value: object) -> str:
 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:
-    """The loss that a configuration names, with its class weights.
+    """Return the loss that a configuration names, with its class weights.
 
-    Balanced weights are those of all clients' training samples together, so that the clients' losses add up to the one
-    that centralised training would weight likewise. Weights by each client's own frequencies would change what the
-    clients minimise together where their classes differ, and make the mismatch of local and global imbalance worse
-    (Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021).
+    Balanced weights use all clients' training samples together. The clients' losses then add up to the centralised loss
+    with the same weights. Weights by each client's own frequencies would change the common objective if the clients'
+    classes differ. They would also increase the mismatch of local and global imbalance (Wang et al., Addressing Class
+    Imbalance in Federated Learning, AAAI 2021).
     """
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
     criterion.check(data.n_classes)
@@ -265,7 +269,7 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
 
 
 def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int) -> None:
-    """Refuse an algorithm that compares the logits of classes, where a model has a single output."""
+    """Check that a model has more than a single output if its algorithm compares the logits of classes."""
     if algorithm.needs_logits and outputs != n_classes:
         raise UsageError(
             f"{algorithm.name} compares the logits of classes, and with loss {criterion.name!r} a model has one output"
@@ -273,7 +277,10 @@ def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_
 
 
 def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
-    """A warning if samples are dealt to made-up clients by default, with neither a partition nor a number asked for."""
+    """Return a warning if samples are partitioned over artificial clients by default.
+
+    There is none if a partition or a number of clients is given.
+    """
     if config.partition is not None or config.clients is not None or data.partition.kind == "natural":
         return []
     return [
@@ -287,7 +294,7 @@ def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _normalisations(model: nn.Module) -> frozenset[str]:
-    """Names of the tensors of normalisation layers, which are found by their type, not by their name."""
+    """Return the names of the tensors of normalisation layers, which are found by their type."""
     found = _with_statistics(model).items()
     return frozenset(f"{name}.{key}".lstrip(".") for name, module in found for key in module.state_dict())
 
@@ -297,7 +304,7 @@ def _statistics(model: nn.Module) -> frozenset[str]:
 
 
 def drop_statistics(model: nn.Module) -> None:
-    """Let batch normalisations keep no running statistics: they normalise by each batch, also when they predict."""
+    """Remove running statistics from batch normalisations, so that they normalise by each batch, also in prediction."""
     for module in _with_statistics(model).values():
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):

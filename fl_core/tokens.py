@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 PAD, UNKNOWN, START = 0, 1, 2
 SPECIAL = ("<pad>", "<unknown>", "<start>")
-"""Names of the first token ids: what fills a sequence up, any word outside the vocabulary, what a sequence begins
-with."""
+"""Names of the first token ids: padding, a word outside the vocabulary, and the start of a sequence."""
 
 
 class TokenShape(tuple[int, ...]):

@@ -1,7 +1,7 @@
 """Trees: flat dictionaries of tensors whose keys are module paths, and pure functions on them.
 
-A tree is what a model's ``state_dict`` is (parameters and buffers), contiguous and unaliased: no two keys share
-memory. Everything that crosses between server and client, and everything that is stored, is made of trees.
+A tree has the contents of a model's ``state_dict`` (parameters and buffers). Its tensors are contiguous, and no two
+keys share memory. All messages between server and client and all stored states are made of trees.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Tree = dict[str, Tensor]
 GROUP = 8
 """Weighted means are summed in float64 over groups of this many consecutive trees, groups in order."""
 BLOCK = 2**16
-"""Numbers that a mean converts at a time, so that they stay in the processor's cache."""
+"""Numbers that a mean converts at a time, to stay in the processor's cache."""
 
 
 def state_dict(module: nn.Module) -> Tree:
-    """A copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
+    """Return a copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in named_tensors(module).items()
@@ -33,7 +33,10 @@ def state_dict(module: nn.Module) -> Tree:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own tensors, not copies: parameters and persistent buffers by name, each once (ties by first name)."""
+    """Return a module's own tensors without copying: parameters and persistent buffers by name.
+
+    Tied tensors appear once, under their first name.
+    """
     persistent = module.state_dict(keep_vars=True).keys()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name in persistent}
@@ -43,10 +46,10 @@ def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | No
     """Copy a tree into a module, strictly: the keys must be exactly the module's.
 
     Args:
-        held: names of the only tensors that the tree is to have.
+        held: names of the only tensors that the tree must have.
 
     Raises:
-        UsageError: keys or shapes differ; the message names the first of them.
+        UsageError: keys or shapes differ. The message names the first of them.
     """
     targets = named_tensors(module) if held is None else select(named_tensors(module), held)
     check_same(targets, tree, "the model", "the tree")
@@ -56,15 +59,15 @@ def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | No
 
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
-    """A deep copy: contiguous tensors that share no memory with the original."""
+    """Return a deep copy: contiguous tensors that share no memory with the original."""
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
 
 
 def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
-    """The entries of these names, in the tree's order, without copying.
+    """Return the entries of these names, in the tree's order, without copying.
 
     Raises:
-        KeyError: a name that the tree does not have.
+        KeyError: a name is not in the tree.
     """
     wanted = set(names)
     missing = wanted - tree.keys()
@@ -74,32 +77,35 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
-    """``a - b`` entry by entry over floating entries; integer counters are left out."""
+    """Return ``a - b`` for each floating entry. Integer counters are left out."""
     check_same(a, b)
     return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], order: int = 2) -> float:
-    """Distance of two trees over all floating entries, in float64; 0 = equal. Order 2 is Euclidean, 1 is absolute."""
+    """Return the distance of two trees over all floating entries, in float64. Order 2 is Euclidean, 1 is absolute.
+
+    It is 0 for equal trees.
+    """
     gaps = subtract(a, b)
     return sum(float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)) ** (1 / order)
 
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Inner product over all floating entries, accumulated in float64, in sorted order of names."""
+    """Return the inner product over all floating entries, summed in float64 in sorted order of names."""
     check_same(a, b)
     return sum(float((a[name].double() * b[name].double()).sum()) for name in sorted(a) if a[name].is_floating_point())
 
 
 def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Cosine of the angle between two trees, -1 to 1; 0 if one of them is zero."""
+    """Return the cosine of the angle between two trees, -1 to 1, or 0 if one of them is zero."""
     sizes = (dot(a, a) * dot(b, b)) ** 0.5
     return dot(a, b) / sizes if sizes else 0.0
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch with one thread inside the block, since the order of sums, and so their bits, depends on threads."""
+    """Run torch with one thread inside the block, since the order of sums and so their bits depend on threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -109,7 +115,7 @@ def one_thread() -> Iterator[None]:
 
 
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of the entries as they are sent; a bool mask costs one bit per entry, integer counters nothing."""
+    """Return the bytes of the entries as sent. A bool mask costs one bit per entry, integer counters nothing."""
     bits = 0
     for tensor in tree.values():
         if tensor.dtype == torch.bool:
@@ -120,7 +126,10 @@ def n_bytes(tree: Mapping[str, Tensor]) -> int:
 
 
 def digest(tree: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes, in sorted order of names: equal digests mean equal bits."""
+    """Return the SHA-256 over names, types, shapes and bytes, in sorted order of names.
+
+    Equal digests mean equal bits.
+    """
     sha = hashlib.sha256()
     for name in sorted(tree):
         tensor = tree[name].detach().cpu().contiguous()
@@ -132,7 +141,7 @@ def digest(tree: Mapping[str, Tensor]) -> str:
 def check_same(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str = "one", name_b: str = "the other"
 ) -> None:
-    """Refuse two trees with different keys or shapes.
+    """Check that two trees have the same keys and shapes.
 
     Raises:
         UsageError: names the first keys that differ, or the first shape.
@@ -148,7 +157,7 @@ def check_same(
 
 
 def check_unaliased(tree: Mapping[str, Tensor]) -> None:
-    """Refuse a tree in which two keys share memory.
+    """Check that no two keys of a tree share memory.
 
     Raises:
         UsageError: names both keys.
@@ -164,28 +173,31 @@ def check_unaliased(tree: Mapping[str, Tensor]) -> None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; in one pass and without a copy, as ``isfinite().all()`` is not.
+    """Return whether a tensor has neither NaN nor infinity, in one pass and without a copy.
 
     >>> is_finite(torch.tensor([1.0, float("nan")])), is_finite(torch.zeros(0)), is_finite(torch.tensor([1, 2]))
     (False, True, True)
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())  # NaN is the least and the greatest
+    return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())  # NaN is both the minimum and the maximum
 
 
 def first_nonfinite(tree: Mapping[str, Tensor]) -> str | None:
-    """The first key whose tensor holds NaN or infinity, or None."""
+    """Return the first key whose tensor has NaN or infinity, or None."""
     return next((name for name, tensor in tree.items() if not is_finite(tensor)), None)
 
 
 class Mean:
     """A streaming weighted mean that gives the same bits however the work is spread over processes.
 
-    Trees are added in their order; every key is averaged over the trees that have it:
-    mean_k = sum_i w_i t_ik / sum_i w_i. Sums run in float64 over groups of :data:`GROUP` consecutive trees, then
-    over the groups in order. Integer entries are not averaged: the first tree's value stands. Whatever the number of
-    trees, memory is held for two sums of each entry and one block of :data:`BLOCK` numbers.
+    Trees are added in their order. Every key is averaged over the trees that have it:
+
+        mean_k = sum_i w_i t_ik / sum_i w_i
+
+    Sums run in float64 over groups of :data:`GROUP` consecutive trees, then over the groups in order. Integer entries
+    are not averaged: the first tree's value is used. For any number of trees, memory holds two sums of each entry and
+    one block of :data:`BLOCK` numbers.
     """
 
     def __init__(self) -> None:
@@ -201,7 +213,7 @@ class Mean:
         """Add a tree with a weight above 0, usually the client's number of training samples.
 
         Raises:
-            UsageError: a weight that is not positive, or a shape that differs from an earlier tree's.
+            UsageError: the weight is not positive, or a shape differs from an earlier tree's.
         """
         if not (weight > 0 and math.isfinite(weight)):
             raise UsageError(f"a weight of {weight} in a mean; weights must be above 0 and finite")
@@ -220,7 +232,7 @@ class Mean:
             self._close_group()
 
     def result(self) -> Tree:
-        """The mean, in the trees' own types; empty before anything is added."""
+        """Return the mean, in the trees' own types. It is empty before anything is added."""
         self._close_group()
         return {
             key: (total / self._weight[key]).to(self._dtype[key]) if key in self._weight else total
@@ -238,7 +250,7 @@ class Mean:
                 self._group[key] = torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device)
             self._group[key].copy_(tensor).mul_(weight)
             return
-        # the product is a step of its own: fused into the sum it would round by the hardware
+        # a separate product: fused into the sum, its rounding would depend on the hardware
         if small:
             self._group[key].add_(tensor.double() * weight)
             return
@@ -261,7 +273,7 @@ class Mean:
 
 
 def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tree:
-    """The weighted mean of trees (see :class:`Mean`)."""
+    """Return the weighted mean of trees (see :class:`Mean`)."""
     accumulator = Mean()
     for tree, weight in zip(trees, weights, strict=True):
         accumulator.add(tree, weight)

@@ -1,4 +1,4 @@
-"""Federated algorithms by name, and all that it takes to write one."""
+"""Federated algorithms by name, and everything needed to write one."""
 
 from fl_core.algorithms.base import (
     Algorithm,

@@ -1,4 +1,4 @@
-"""How deep each client's model is, and which blocks of the server's model it gets."""
+"""Depths of the clients' models, and the blocks of the server's model that each client gets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TWELFTHS = (12, 10, 8, 6, 4, 3)
 
 
 def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, ...]:
-    """Number of blocks that each client can hold.
+    """Return the number of blocks that each client can hold.
 
-    The clients, in their order, are cut into as many groups as there are depths, as even as can be; all of a group
-    have the same depth. Without depths the paper's are used, in proportion to the model's and rounded up.
+    The clients are split in their order into one group for each depth, as evenly as possible. All clients of a group
+    have the same depth. Without given depths the paper's are used, in proportion to the model's and rounded up.
 
     Raises:
         UsageError: a depth outside 1..blocks, or more depths than clients.
@@ -25,32 +25,37 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
     depths = tuple(given) or tuple(math.ceil(part * blocks / 12) for part in TWELFTHS)
     for depth in given:
         if not 1 <= depth <= blocks:
-            raise UsageError(f"depths: {depth} is not from 1 to {blocks}, the number of the model's blocks")
+            raise UsageError(f"depths must be from 1 to {blocks}, the number of the model's blocks; got {depth}.")
     if len(given) > clients:
-        raise UsageError(f"{len(given)} depths are given for {clients} clients")
+        raise UsageError(
+            f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
+        )
     return tuple(depths[client * len(depths) // clients] for client in range(clients))
 
 
 def random_depth(blocks: int, seed: int, index: int, client: int) -> int:
-    """A client's depth in a round, uniform over 1..blocks (FedRA, Table 4)."""
+    """Draw a client's depth in a round, uniform over 1..blocks (FedRA, Table 4)."""
     return int(seeds.numpy_generator(seed, "depth", index, client).integers(1, blocks + 1))
 
 
 def drawn(depth: int, blocks: int, seed: int, index: int, client: int) -> tuple[int, ...]:
-    """Positions of a client's blocks in a round: uniform without replacement, ascending."""
+    """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
     chosen = seeds.numpy_generator(seed, "allocation", index, client).choice(blocks, depth, replace=False)
     return tuple(sorted(int(k) for k in chosen))
 
 
 @lru_cache(maxsize=8)
 def covering(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int) -> dict[int, tuple[int, ...]]:
-    """Positions of the blocks of all clients of a round, so that together they hold every block (FedRA, Eq. 3).
+    """Draw the clients' blocks of a round so that together they hold every block (FedRA, Eq. 3).
 
-    In random order each client takes blocks that nobody has yet, at random, as many as it can hold; if it can hold
-    more, the rest are drawn from the others. Clients that together can hold fewer than all blocks get different ones.
+    Clients take their turns in random order. Each first draws from the blocks that nobody has yet. If it can hold more,
+    it draws the rest from the other blocks. If the clients together cannot hold every block, no block is drawn twice.
 
     Args:
         depths: (client, depth) pairs.
+
+    Returns:
+        Ascending positions of the blocks by client.
     """
     draws = seeds.numpy_generator(seed, "covering allocation", index)
     missing = set(range(blocks))

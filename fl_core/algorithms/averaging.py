@@ -1,4 +1,4 @@
-"""One model for all: FedAvg, its relatives, and its opposite, no federation at all."""
+"""Algorithms for one global model: FedAvg and its relatives, and local training without federation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl_core.training.phases import Phase
 
 @register
 class Local(Algorithm):
-    """Every client trains alone, from the common initial model, whenever it is sampled."""
+    """Training of every client alone, from the common initial model, whenever it is sampled."""
 
     name = "local"
     paper = "the baseline without federation"
@@ -38,7 +38,7 @@ class FedAvg(Algorithm):
 class FedProx(Algorithm):
     """FedAvg with a pull to the received model: loss + (mu / 2) ||w - w_received||^2 (Li et al. 2020).
 
-    Only trainable parameters are pulled. mu = 0 is FedAvg, bit for bit.
+    Only trainable parameters are pulled. With mu = 0 this is FedAvg, bit for bit.
     """
 
     name = "fedprox"
@@ -53,16 +53,16 @@ class FedProx(Algorithm):
         return with_term(super().phases(rnd, client), "pulled_loss", self.config.mu)
 
     def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """The local objective with the pull."""
+        """Return the local objective with the pull."""
         return self.loss(params, batch, ctx) + half_pull(self.config.mu, params, ctx)
 
 
 class FineTuned(Algorithm):
-    """Every client fine-tunes all layers of a copy of its model after the last round.
+    """Base of algorithms whose clients fine-tune all layers of a copy of their model after the last round.
 
-    ``finetune_epochs``: 5 by default, FedBABU's own; layer scheduling does not state its number.
-    ``finetune_at``: rounds completed after which copies are fine-tuned and evaluated as well, if clients are evaluated
-    then. The run itself and its recorded costs stay what they are.
+    - ``finetune_epochs``: 5 by default, as in FedBABU. Layer scheduling does not state its number.
+    - ``finetune_at``: numbers of completed rounds after which copies are fine-tuned and evaluated as well, if clients
+      are evaluated then. This changes neither the run nor its recorded costs.
     """
 
     @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FineTuned(Algorithm):
 
 @register
 class LocalAdaptation(FineTuned):
-    """FedAvg, then every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
+    """FedAvg after which every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
 
     name = "local_adaptation"
     paper = "Yu et al. 2020"
@@ -88,13 +88,13 @@ class LocalAdaptation(FineTuned):
 def with_term(phases: tuple[Phase, ...], objective: str, strength: float) -> tuple[Phase, ...]:
     """Let phases minimise an objective that adds a term of this strength to the loss.
 
-    Without strength they stay as they are, so that the trainer that serves FedAvg serves them too. A gradient of 0
-    would also hand tensors that no forward pass reaches to weight decay, and 0 times an overflow is not 0.
+    Without strength the phases stay as they are, and FedAvg's trainer runs them. A zero gradient would not be the same:
+    it would apply weight decay to tensors that no forward pass reaches. Nor is 0 times an overflow 0.
     """
     return phases if strength == 0 else tuple(replace(phase, loss=objective) for phase in phases)
 
 
 def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor:
-    """(strength / 2) ||w - w_received||^2 over trainable parameters, a scalar that can be differentiated."""
+    """Return (strength / 2) ||w - w_received||^2 over trainable parameters, as a differentiable scalar."""
     gaps = [(param - ctx.reference[name]).square().sum() for name, param in params.items() if param.requires_grad]
     return 0.5 * strength * torch.stack(gaps).sum()

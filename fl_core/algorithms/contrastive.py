@@ -1,4 +1,4 @@
-"""MoCo's contrastive learning beside classification, as a client trains it: views, key branch, queue and loss."""
+"""MoCo's contrastive learning next to classification in a client's training: views, key branch, queue and loss."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ QUEUE, KEY = "queue", "key"
 
 
 class Seen(NamedTuple):
-    """A batch as both tasks see it: samples and labels, a view of each sample, and another view's key [b, 128]."""
+    """A batch for both tasks: samples, labels, one view of each sample, and the key [b, 128] of another view."""
 
     x: Tensor
     y: Tensor
     view: Tensor
     keys: Tensor
-    buffers: Tree  # copies, for a pass that leaves the model's running statistics alone
+    buffers: Tree  # copies, for a pass that leaves the model's running statistics unchanged
 
 
 class Contrasting(Algorithm):
-    """MoCo between a client's training steps (He et al. 2020, version 1): the queue, the key branch, the loss."""
+    """Base of algorithms that train MoCo with a queue and a key branch at each client (He et al. 2020, version 1)."""
 
     views: MoCoViews
 
@@ -45,7 +45,7 @@ class Contrasting(Algorithm):
         return state
 
     def seen(self, steps: Steps, batch: Batch, ctx: Context) -> Seen:
-        """Draw two views of a batch's images; before that the key branch moves towards the query branch, as in MoCo."""
+        """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
         key = ctx.scratch.get(KEY)
         if key is None:
             key = ctx.scratch[KEY] = tree.clone(steps.live)
@@ -70,7 +70,10 @@ class Contrasting(Algorithm):
         queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
 
     def contrast(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
-        """-log softmax of the other view's key among the queue's, for unit vectors at a temperature (FedPFT, Eq. 4)."""
+        """Return MoCo's loss: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
+
+        All are unit vectors. The scores are divided by the temperature.
+        """
         queue, config = ctx.scratch[QUEUE], self.config
         others = queue["keys"][: int(queue["filled"])] if config.mask_unfilled else queue["keys"]
         queries = ctx.forward(params, seen.view, task="contrast")
@@ -78,19 +81,19 @@ class Contrasting(Algorithm):
         return (scores.logsumexp(1) - scores[:, 0]).mean()
 
     def contrast_loss(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
-        """The contrastive loss of a batch, as the loss of a phase."""
+        """Return the contrastive loss of a batch, as the loss of a phase."""
         return ctx.part("contrast", self.contrast(params, seen, ctx), len(seen.y))
 
     def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One optimiser step on a batch together with its views."""
+        """Take one optimiser step on a batch together with its views."""
         seen = self.seen(steps, batch, ctx)
         steps.descend(steps.gradients(seen))
         self.enqueue(seen, ctx)
 
     def aside(self, params: Mapping[str, Tensor], seen: Seen, live: Iterable[str] = ()) -> Tree:
-        """Weights for a pass in which only ``live`` get gradients and the model's running statistics stay untouched."""
+        """Return weights for a pass with gradients for ``live`` only that leaves the running statistics unchanged."""
         return {name: p if name in live else p.detach() for name, p in params.items()} | seen.buffers
 
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        trained.pop(KEY, None)  # built anew from what is received next
+        trained.pop(KEY, None)  # built again from the next message
         return super().client_update(state, trained, ctx, rnd, client)

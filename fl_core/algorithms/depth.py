@@ -1,8 +1,7 @@
-"""Clients that can hold only some of the model's residual blocks, whose adapters the server puts together.
+"""Algorithms for clients that can hold only some of the model's residual blocks: FedRA and its baselines.
 
-FedRA (Su et al. 2024) and what it is compared with. All train low-rank adapters and the last layer of a pretrained
-model by default; with ``lora_targets=none`` they train everything. What is frozen is sent with what trains, since a
-block is of no use without it, and never comes back.
+FedRA is by Su et al. 2024. By default all train low-rank adapters and the last layer of a pretrained model. With
+``lora_targets=none`` they train everything. Frozen tensors are sent with the blocks that need them and never come back.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
-HELD = "held"  # the metric of the rows that say which layers a client had
+HELD = "held"  # the metric of rows that record which layers a client had
 LATEST = "latest"
 CHANGE = "change/"
 
 
 class Blockwise(Algorithm):
-    """FedAvg of what trains in a model of residual blocks: adapters and the last layer, or everything.
+    """FedAvg over the trainable part of a model of residual blocks: adapters and the last layer, or everything.
 
-    ``lora_targets``: which linear layers get adapters (see :func:`fl_core.models.adapters.adapt`); FedRA's Table 6 has
-    ``attn.proj``, ``mlp.fc2`` and both, the default. ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as
-    in the paper's code. ``weighted``: whether a client counts by its training samples (FedRA's text) or all the same
-    (its released code, which also clips gradients at 10: the run's ``clip=10``).
+    - ``lora_targets``: the linear layers that get adapters (see :func:`fl_core.models.adapters.adapt`). FedRA's Table 6
+      has ``attn.proj``, ``mlp.fc2`` and both, which is the default.
+    - ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as in the paper's code.
+    - ``weighted``: weight clients by their training samples (FedRA's text) instead of equally (its released code). That
+      code also clips gradients at 10, which is the run's ``clip=10``.
     """
 
     needs_blocks = True
@@ -82,16 +82,16 @@ class Blockwise(Algorithm):
         self.mix(server, updates if self.config.weighted else (replace(each, weight=1) for each in updates), rnd)
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        """Aggregate replies whose weights are final. Default: for each tensor the mean over the clients that hold it.
+        """Aggregate replies with their final weights. Default: average each tensor over the clients that hold it.
 
-        A tensor that nobody held stays as it was (FedRA, Eq. 2).
+        A tensor that no client held stays unchanged (FedRA, Eq. 2).
         """
         super().aggregate(server, updates, rnd)
 
 
 @register
 class AllLarge(Blockwise):
-    """Every client trains the whole model: the reference without any limit of depth."""
+    """FedAvg in which every client trains the whole model: the reference without a depth limit."""
 
     name = "alllarge"
     paper = "Su et al. 2024 (FedRA)"
@@ -99,7 +99,7 @@ class AllLarge(Blockwise):
 
 @register
 class AllSmall(Blockwise):
-    """Server and clients have only the first ``depth`` blocks; default a quarter, FedRA's 3 of 12."""
+    """FedAvg on a model cut to its first ``depth`` blocks. The default is a quarter: FedRA's 3 of 12."""
 
     name = "allsmall"
     paper = "Su et al. 2024 (FedRA)"
@@ -117,7 +117,9 @@ class AllSmall(Blockwise):
         whole: Any = with_optional_blocks(model, models.example(shape))
         depth = math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
         if not 1 <= depth <= len(whole.blocks):
-            raise UsageError(f"allsmall: depth={depth} is not from 1 to {len(whole.blocks)}, the model's blocks")
+            raise UsageError(
+                f"allsmall: depth must be from 1 to {len(whole.blocks)}, the number of the model's blocks; got {depth}."
+            )
         whole.blocks = whole.blocks[:depth]
         return super().wrap_model(whole, config, shape=shape, n_classes=n_classes, seed=seed)
 
@@ -125,9 +127,8 @@ class AllSmall(Blockwise):
 class Limited(Blockwise):
     """Base of algorithms whose clients hold different numbers of the model's blocks.
 
-    ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.allocation.fixed_depths`).
-    ``random_depths``: instead every client's depth is drawn anew in every round, uniform from 1 to all (FedRA,
-    Table 4).
+    - ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.allocation.fixed_depths`).
+    - ``random_depths``: draw every client's depth again each round, uniform from 1 to all blocks (FedRA, Table 4).
 
     Raises:
         UsageError: depths that the model or the federation does not have.
@@ -140,25 +141,27 @@ class Limited(Blockwise):
 
         def __post_init__(self) -> None:
             if self.depths and self.random_depths:
-                raise UsageError("depths are given, and random_depths asks for others: choose one")
+                raise UsageError("depths must be left out with random_depths; got both. Choose one.")
 
     def __init__(
         self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(task_info, plan, config)
         if not task_info.blocks:
-            raise UsageError(f"{self.name} needs a model of residual blocks")
+            raise UsageError(
+                f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
+            )
         self.fixed = allocation.fixed_depths(self.config.depths, len(task_info.n_train), len(task_info.blocks))
         self.always = task_info.tensors.difference(*(inside(task_info.tensors, path) for path in task_info.blocks))
 
     def depth(self, rnd: Round, client: int) -> int:
-        """How many blocks the client can hold in this round."""
+        """Return how many blocks the client can hold in this round."""
         if self.config.random_depths:
             return allocation.random_depth(len(self.task_info.blocks), self.task_info.seed, rnd.index, client)
         return self.fixed[client]
 
     def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
-        """Ascending positions of the blocks that the client holds. Default: the first ones."""
+        """Return the ascending positions of the client's blocks. Default: the first blocks."""
         return tuple(range(self.depth(rnd, client)))
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
@@ -167,7 +170,7 @@ class Limited(Blockwise):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        state.trees["model"] = tree.select(initial, self.task_info.never_sent)  # of blocks that it gets later too
+        state.trees["model"] = tree.select(initial, self.task_info.never_sent)  # also of blocks that it gets later
         return state
 
     def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
@@ -184,7 +187,7 @@ class Limited(Blockwise):
         server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """``held``: 1 where a client of the latest round held a layer, else 0, for layers that can be missing."""
+        """Record ``held`` for layers that can be missing: 1 if a client of the latest round held the layer, else 0."""
         if LATEST not in server.meta:
             return
         latest = Round(server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"]))
@@ -198,12 +201,14 @@ class Limited(Blockwise):
 
 @register
 class FedRA(Limited):
-    """Every client gets random blocks, anew in every round, as many as it can hold (Su et al. 2024).
+    """Random blocks for every client in every round, as many as it can hold (Su et al. 2024).
 
-    The blocks run in the model's order, each passing its output to the next that is there. An adapter is averaged
-    over the clients that held its block. ``allocation``: ``keep`` draws for every client alone, and what nobody held
-    stays as it was (Eq. 2, the better one in Table 5); ``cover`` sees to it that the clients of a round together hold
-    every block (Eq. 3, drawn as the authors' released code has it in a comment).
+    The client's blocks run in the model's order. Each passes its output to the next block that is present. An adapter
+    is averaged over the clients that held its block.
+
+    - ``allocation``: ``keep`` draws for every client alone, and a block that nobody held stays unchanged (Eq. 2, the
+      better one in Table 5). With ``cover`` the clients of a round together hold every block. This is Eq. 3, drawn as
+      in a comment of the authors' released code.
 
     Raises:
         UsageError: ``cover`` although all clients together can hold fewer than all blocks.
@@ -226,14 +231,13 @@ class FedRA(Limited):
         super().__init__(task_info, plan, config)
         if self.covers and not self.config.random_depths and sum(self.fixed) < len(task_info.blocks):
             raise UsageError(
-                f"fedra: all clients together hold {sum(self.fixed)} blocks and can never cover "
-                f"{len(task_info.blocks)}; "
-                "allocation=keep does without"
+                f"fedra: the depths must sum to at least {len(task_info.blocks)} blocks with allocation=cover; "
+                f"got {sum(self.fixed)}. Use allocation=keep."
             )
 
     @property
     def covers(self) -> bool:
-        """Whether the blocks are drawn so that the clients of a round together hold every block."""
+        """Return whether the clients of a round together hold every block."""
         return bool(self.config.allocation == "cover")
 
     def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -247,19 +251,22 @@ class FedRA(Limited):
 
 @register
 class InclusiveFL(Limited):
-    """A client has the first blocks; the last of them also learns from the blocks that it lacks (Liu et al. 2022).
+    """The first blocks for each client, whose last block also learns from deeper clients (Liu et al. 2022).
 
-    ``momentum``: clients of one depth are averaged first; with D_s the change that group s gives the server's model
-    and D'_r that of the round before of the next deeper group r, the group's last block moves by
+    Clients of one depth form a group and are averaged first. Then each tensor is averaged over the groups that have it,
+    weighted as their clients.
 
-        (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included.
+    - ``momentum``: move a group's last block by the formula below. D_s is the change that group s gives the server's
+      model. D'_r is the change that the next deeper group r gave in the round before.
 
-    Then each tensor is averaged over the groups that have it, weighted as their clients. Without a deeper group the
-    round before, or without momentum, it is the mean over the holders; so it is of running statistics in any case.
+        (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included
 
-    The last layer is common to all groups, as in FedRA's comparison; with ``own_heads`` every depth has its own, as in
-    the paper, averaged over its clients alone. The global model, with all blocks, then has the deepest group's (with
-    ``random_depths`` that of all blocks); the other groups' stay on the server.
+    Without momentum, or without a deeper group in the round before, the group's plain mean is used. Running statistics
+    always take the plain mean.
+
+    - ``own_heads``: give every depth its own last layer, averaged over its clients alone (the paper). By default the
+      last layer is common to all groups, as in FedRA's comparison. The global model has the deepest group's own head.
+      With ``random_depths`` it has the head of all blocks. The other heads stay on the server.
 
     Raises:
         UsageError: momentum between blocks that are not alike; own heads of a model that ends in a block.
@@ -277,7 +284,7 @@ class InclusiveFL(Limited):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.beta > 1:
-                raise UsageError(f"inclusivefl: beta is a share, at most 1, not {self.beta}")
+                raise UsageError(f"inclusivefl: beta must be at most 1; got {self.beta}.")
 
     @classmethod
     def wrap_model(
@@ -300,7 +307,8 @@ class InclusiveFL(Limited):
         self.heads = last_layer if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
             raise UsageError(
-                f"inclusivefl: own_heads needs a last layer behind all blocks; {listing(last.shared)} is in one"
+                f"inclusivefl: the last layer must follow all blocks with own_heads; "
+                f"got {listing(last.shared)} inside one."
             )
         depths = range(1, len(task_info.blocks) + 1) if self.config.random_depths else self.fixed
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
@@ -341,7 +349,7 @@ class InclusiveFL(Limited):
         server.trees = trees
 
     def _distilled(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
-        """The last block of a depth's group, moved by the mean change of the deeper clients' blocks a round before."""
+        """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before."""
         deeper = [r for r in range(depth + 1, len(self.task_info.blocks) + 1) if _slot(r) in server.trees]
         if not deeper:
             return {}
@@ -366,17 +374,23 @@ def _head(depth: int) -> str:
 
 @register
 class DepthFL(Limited):
-    """A client has the first blocks, and classifiers after some of them that teach each other (Kim et al. 2023).
+    """The first blocks for each client, with classifiers after some of them that teach each other (Kim et al. 2023).
 
-    The loss is sum_k CE(z_k) + w_t / (m - 1) sum_k sum_{j != k} KL(softmax z_j || softmax z_k) over the client's m
-    classifiers, z_j without a gradient, w_t = exp(-5 (1 - min(t, R) / R)^2) with t the 0-based round and R = ``ramp``
-    (300; FedRA's code has 500). ``distillation`` multiplies w_t; 0 leaves the classifiers alone.
+    A client has m classifiers with logits z_k. Its loss is
 
-    As in FedRA's comparison a client's last block has the model's own classifier behind it, whatever its depth, and
-    of the others it holds those after its earlier blocks. ``exits``: after which blocks they are (FedRA's text: 3,6,9
-    of 12; its code: 4,7,10); default: after each quarter of the model. ``ensemble``: predict by the mean of all
-    classifiers' logits (the paper), or by the last one (FedRA's code). Every tensor is averaged over its holders, all
-    of the same weight. The terms of FedDyn that the authors' experiments add are not there.
+        sum_k CE(z_k) + w_t / (m - 1) sum_k sum_{j != k} KL(softmax z_j || softmax z_k)
+
+    where z_j has no gradient. The weight is w_t = exp(-5 (1 - min(t, R) / R)^2) with the 0-based round t.
+
+    As in FedRA's comparison, the model's own classifier follows the client's last block, whatever its depth. The client
+    also has the exits after its earlier blocks. Every tensor is averaged over its holders with equal weights. FedDyn's
+    terms in the authors' experiments are not included.
+
+    - ``ramp``: R, by default 300. FedRA's code has 500.
+    - ``distillation``: a factor of w_t. With 0 the classifiers do not teach each other.
+    - ``exits``: the blocks that a classifier follows. The default is each quarter of the model. FedRA's text has 3,6,9
+      of 12, and its code 4,7,10.
+    - ``ensemble``: predict by the mean of all classifiers' logits (the paper) or by the last (FedRA's code).
     """
 
     name = "depthfl"
@@ -396,7 +410,7 @@ class DepthFL(Limited):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.ramp < 1:
-                raise UsageError(f"depthfl: ramp={self.ramp}; it must be at least 1 round")
+                raise UsageError(f"depthfl: ramp must be at least 1 round; got {self.ramp}.")
 
     @classmethod
     def wrap_model(
@@ -421,7 +435,7 @@ class DepthFL(Limited):
             return total
         learning = F.log_softmax(logits, dim=-1)
         teaching = learning.detach()
-        # KL(j || k) of every pair; that of a classifier with itself is 0, with no gradient
+        # KL(j || k) of every pair; it is 0 without a gradient for j = k
         pairs = (teaching.exp() * teaching).sum(-1)[:, None] - torch.einsum("jnc,knc->jkn", teaching.exp(), learning)
         weight = self.config.distillation * math.exp(-5 * (1 - min(ctx.round / self.config.ramp, 1)) ** 2)
         return total + weight * pairs.mean(-1).sum() / (len(logits) - 1)

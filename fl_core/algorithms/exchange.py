@@ -1,4 +1,4 @@
-"""The data that engine and algorithms exchange: states, messages, updates, rounds, and the problem to solve."""
+"""Data that engine and algorithms exchange: states, messages, updates, rounds, and facts about the task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_core.tree import Tree
 
 @dataclass
 class State:
-    """What the server or a client keeps between rounds: trees, and plain JSON data.
+    """State of the server or a client between rounds: trees and plain JSON data.
 
     >>> import torch
     >>> client = State({"model": {"head.weight": torch.zeros(3, 8)}}, {"rounds_trained": 1})
@@ -23,7 +23,7 @@ class State:
     torch.Size([3, 8])
 
     Attributes:
-        trees: tensors by name, under what they are: ``model``, and whatever else an algorithm keeps.
+        trees: tensors by name in each tree: ``model``, and others that an algorithm stores.
         meta: numbers, texts, lists and dictionaries.
     """
 
@@ -31,13 +31,13 @@ class State:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def clone(self) -> State:
-        """A deep copy that shares no tensor with the original."""
+        """Return a deep copy that shares no tensor with the original."""
         return State({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
 
 
 @dataclass
 class Message:
-    """What crosses between server and client, either way; :attr:`bytes` is what the costs count.
+    """A message between server and client, in either direction. The costs count its :attr:`bytes`.
 
     >>> import torch
     >>> Message({"model": {"fc.weight": torch.zeros(3, 8)}}, {"loss": 0.7}).bytes  # 24 floats, and a number
@@ -51,12 +51,12 @@ class Message:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def clone(self) -> Message:
-        """A deep copy that shares no tensor with the original, as after a transfer between machines."""
+        """Return a deep copy that shares no tensor with the original, as after a transfer between machines."""
         return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors, plus 4 for every number in the meta data (measurements travel as float32)."""
+        """Return the bytes of the tensors, plus 4 for every number in the meta data (numbers travel as float32)."""
         return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(self.meta)
 
 
@@ -70,7 +70,7 @@ def _count_numbers(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Update:
-    """One client's reply as the server sees it; ``weight`` is how much it counts in a mean (:meth:`Problem.weight`)."""
+    """One client's reply on the server. Its ``weight`` counts in weighted means (:meth:`TaskInfo.weight`)."""
 
     client: int
     weight: int
@@ -79,7 +79,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Round:
-    """Where a run stands: the 0-based ``index`` of the round, its exchange, and the clients sampled for it."""
+    """A position in a run: the 0-based ``index`` of the round, its exchange, and its sampled clients."""
 
     index: int
     exchange: str = "train"
@@ -88,10 +88,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Observation:
-    """One number that shows an algorithm at work, such as a mixing weight; it becomes a row of the run.
+    """One number about an algorithm's behaviour, such as a mixing weight. It becomes a row of the run.
 
     Attributes:
-        client, client_b: positions of the clients that it is of; None where it is of them all.
+        client, client_b: positions of the clients that it describes, or None for all of them.
     """
 
     metric: str
@@ -104,46 +104,44 @@ class Observation:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What an algorithm may know of the task: the model's layers and tensors, the clients' sizes, the local epochs."""
+    """Facts of the task for an algorithm: the model's layers, the clients' sizes, the local epochs."""
 
     layers: tuple[Layer, ...]
-    never_sent: frozenset[str]  # tensors that never travel: buffers (bn="local"), and what build adds as personal
+    never_sent: frozenset[str]  # tensors that never travel: buffers (bn="local") and added personal modules
     n_train: tuple[int, ...]
     epochs: int
     seed: int
     norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
     rounds: int = 0  # of the whole run; 0 = not known
-    mean: tuple[float, ...] = ()  # with which images scaled to 0..1 were normalised, a number a channel
+    mean: tuple[float, ...] = ()  # by channel, for the normalisation of images in 0..1
     std: tuple[float, ...] = ()
-    blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may do without, input to output
-    unfreeze_at: tuple[
-        tuple[str, int], ...
-    ] = ()  # tensors that train and travel only from a round on, by 0-based index
-    uniform: bool = False  # whether clients count all the same where they are averaged
+    blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may lack, input to output
+    unfreeze_at: tuple[tuple[str, int], ...] = ()  # tensors and the 0-based round from which they train and travel
+    uniform: bool = False  # whether averages weigh clients equally
 
     def weight(self, client: int) -> int:
-        """How much a client counts in a weighted mean: its training samples, or 1."""
+        """Return a client's weight in a weighted mean: its training samples, or 1."""
         return 1 if self.uniform else self.n_train[client]
 
     @property
     def parameters(self) -> frozenset[str]:
-        """All names of parameters."""
+        """Return the names of all parameters."""
         return frozenset(name for layer in self.layers for name in layer.parameters)
 
     @property
     def tensors(self) -> frozenset[str]:
-        """All tensor names of the model, buffers included."""
+        """Return the names of all tensors of the model, buffers included."""
         return frozenset(name for layer in self.layers for name in layer.tensors)
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Names of the parameters that no training moves."""
+        """Return the names of the parameters that no training changes."""
         return frozenset(name for layer in self.layers for name in layer.frozen)
 
     def not_sent(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors that nobody sends in this round: local ones, and those of layers yet to be trained."""
+        """Return the names of the tensors that nobody sends in this round: local ones, and layers not trained yet."""
         return self.never_sent | self.not_yet_trained(rnd)
 
     def not_yet_trained(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors of layers that are not trained yet: they keep the initial value and do not travel."""
+        """Return the tensors of layers that are not trained yet. They keep the initial value and do not travel."""
         return frozenset(name for name, since in self.unfreeze_at if rnd.index < since)

@@ -1,4 +1,4 @@
-"""Personal models that are mixtures of the clients' models: each client has its own aggregation weights."""
+"""Personal models that are mixtures of the clients' models, with aggregation weights for each client."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ from fl_core.tree import Tree
 
 AGGREGATION_WEIGHT = "aggregation_weight"
 PAIRS = 50_000
-"""Most aggregation weights that an evaluation records; above it only each client's weight on itself is."""
+"""The largest number of aggregation weights in an evaluation. Above it only weights on oneself are recorded."""
 NORMS = {"l2": 2, "l1": 1}
 
 
 class Mixing(Algorithm):
-    """The server keeps every client's last upload and mixes a model for each client from all of them.
+    """Base of algorithms whose server keeps each client's last upload and mixes a model for each client from them.
 
-    A client that has not replied yet counts with the common initial model. An algorithm says what its units are (by
-    default the whole model is one) and which :meth:`weights` each client puts on all clients, unit by unit.
+    A client that has not replied yet counts with the common initial model. An algorithm defines its :attr:`units`, by
+    default the whole model. Its :meth:`weights` give each client's weights on all clients for each unit.
     """
 
     evaluates = "personal"
 
     @property
     def units(self) -> tuple[Layer, ...]:
-        """The groups of tensors that each have their own aggregation weights. Default: one, the whole model."""
+        """Return the groups of tensors that have aggregation weights of their own. Default: the whole model."""
         names = [(layer.parameters, layer.buffers) for layer in self.task_info.layers]
         parameters, buffers = (tuple(n for group in kind for n in group) for kind in zip(*names, strict=True))
         return (Layer("", parameters, buffers),)
 
     def trained(self, server: State, client: int, unit: Layer) -> Tree:
-        """What a client has trained of a unit; frozen parameters are the same everywhere and tell nobody apart."""
+        """Return the trained parameters of a client's unit. Frozen parameters are the same everywhere and left out."""
         return tree.select(self.last(server, client), set(unit.parameters) - self.task_info.frozen)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        """A client's aggregation weights over all clients, [units, clients]: at least 0, each row sums to 1."""
+        """Return a client's aggregation weights, [units, clients]. They are at least 0 and each row sums to 1."""
         raise NotImplementedError
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """The present aggregation weights: ``client`` receives, ``client_b`` is the one whose model is weighted.
+        """Record the present aggregation weights of receivers (``client``) on senders (``client_b``).
 
-        All pairs while they are at most :data:`PAIRS`; of larger federations each client's weight on itself.
+        Up to :data:`PAIRS` pairs all weights are recorded. In larger federations only each client's weight on itself
+        is.
         """
         everyone = range(len(self.task_info.n_train))
         whole = len(self.units) * len(everyone) ** 2 <= PAIRS
@@ -63,15 +64,15 @@ class Mixing(Algorithm):
                     yield Observation(AGGREGATION_WEIGHT, row[other], client, other, unit.name)
 
     def heard(self, server: State, client: int) -> bool:
-        """Whether the server has an upload of this client yet."""
+        """Return whether the server has an upload of this client."""
         return _slot(client) in server.trees
 
     def last(self, server: State, client: int) -> Tree:
-        """The last upload of a client, or the common initial model."""
+        """Return a client's last upload, or the common initial model."""
         return server.trees[_slot(client)] if self.heard(server, client) else server.trees["model"]
 
     def mixture(self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()) -> Tree:
-        """The model that a client receives: sum_j weight_j theta_j of every unit that is not skipped, in float64."""
+        """Return the model that a client receives: sum_j weight_j theta_j for each unit not in ``skip``, in float64."""
         travels = self.shared(rnd, client)
         with tree.one_thread():
             mixed: Tree = {}
@@ -99,7 +100,7 @@ class Mixing(Algorithm):
         return state
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        # what is sent depends on all uploads of the round before: none changes until every client has been served
+        # messages depend on all uploads of the round before, so none changes until every client has been served
         server.trees |= {_slot(update.client): update.message.trees["model"] for update in list(updates)}
 
 
@@ -108,7 +109,7 @@ def _slot(client: int) -> str:
 
 
 class Keeping(Mixing):
-    """Base of mixtures of whole models whose clients also keep their own model between rounds."""
+    """Base of algorithms that mix whole models while clients keep their own model between rounds."""
 
     travels, keeps = "a mixture down, its model up", "its model"
 
@@ -121,19 +122,24 @@ class Keeping(Mixing):
 
 @register
 class FedAMP(Keeping):
-    """Every client is pulled to a cloud model of its own, a mixture by the similarity of models (Huang et al. 2021).
+    """A pull of every client to its own cloud model, mixed by the similarity of models (Huang et al. 2021).
 
-    Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j and, for j other than i,
-    xi_ij = (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma), the derivative of A(d) = 1 - exp(-d / sigma) at the
-    squared distance of the parameters; xi_ii is the rest to 1. In round k from 0 alpha_k is
-    alpha * decay^(k // decay_every), but at most sigma / (N - 1) with N clients: no weight can be negative then. Public
-    code has no limit; its pull starts at lam / 10^4, which is no federation.
+    Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j. The weights are xi_ij =
+    (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma) for j != i. They are the derivative of A(d) = 1 - exp(-d / sigma) at
+    the squared distance of the parameters. The rest to 1 is xi_ii.
 
-    ``start``: ``own`` (default, as in most public code) trains from the client's last model, ``cloud`` from u_i. The
-    evaluated model is w_i after local training. The penalty is the squared norm with a gradient: a penalty
-    on detached weights, met in public code, is training without federation. The pull grows as alpha_k falls, and
-    gradient steps diverge once lr lam / alpha_k is above 2: with lr 0.1 and these defaults from round 180 on;
-    ``decay=1`` leaves alpha_k as it is.
+    In round k, counted from 0, alpha_k is alpha * decay^(k // decay_every). It is at most sigma / (N - 1) for N
+    clients, so no weight is negative. Public code has no such limit. Its pull starts at lam / 10^4, which is no
+    federation.
+
+    The evaluated model is w_i after local training. The penalty is the squared norm with a gradient. Some public code
+    penalises detached weights, which is training without federation.
+
+    The pull grows as alpha_k falls. Gradient steps diverge once lr lam / alpha_k is above 2. With lr 0.1 and the
+    defaults this happens from round 180 on. With ``decay=1`` alpha_k stays constant.
+
+    - ``start``: ``own`` trains from the client's last model (default, as in most public code). With ``cloud`` training
+      starts from u_i.
 
     Raises:
         UsageError: alpha, decay or sigma is 0, decay_every is 0, or an unknown start.
@@ -157,7 +163,7 @@ class FedAMP(Keeping):
         check_known(f"start of {self.name}", self.config.start, ("own", "cloud"))
         for key in ("alpha", "decay", "decay_every", "sigma"):
             if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0")
+                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread():
@@ -178,15 +184,15 @@ class FedAMP(Keeping):
         return with_term(super().phases(rnd, client), "pulled_loss", self.config.lam)
 
     def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """The local objective with the pull to the mixture."""
+        """Return the local objective with the pull to the mixture."""
         return self.loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
 
     def _alpha(self, index: int) -> float:
-        """The step size alpha_k of a round, with the limit that keeps weights on the client itself at 0 or above."""
+        """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
         return min(self._planned(index), self.config.sigma / max(1, len(self.task_info.n_train) - 1))
 
     def _planned(self, index: int) -> float:
-        """The step size alpha_k of a round by its schedule, without a limit."""
+        """Return a round's step size alpha_k from its schedule, without the limit."""
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
     def _parameters(self, server: State, client: int) -> Tree:
@@ -195,12 +201,14 @@ class FedAMP(Keeping):
 
 @register
 class HeurFedAMP(FedAMP):
-    """FedAMP with a fixed weight on the client itself and the others by cosine similarity (Huang et al. 2021, 5).
+    """FedAMP with a fixed weight on the client itself and cosine similarities (Huang et al. 2021, section 5).
 
-    xi_ii = ``self_weight`` (default one part in the number of clients), the rest is spread over the others as the
-    softmax of sigma cos(w_i, w_j). Distances of deep networks are far beyond FedAMP's sigma, which leaves everyone
-    alone there; directions are comparable. alpha_k has no limit here, and ``start`` is ``cloud`` by default, as in the
-    public code that these values come from: under so small a pull a client that starts from its own model is alone.
+    The weight xi_ii is ``self_weight``, by default 1 / N for N clients. The rest is spread over the other clients as
+    the softmax of sigma cos(w_i, w_j). Distances between deep networks are far beyond FedAMP's sigma, so that every
+    client would be alone. Directions remain comparable.
+
+    There is no limit on alpha_k. As in the public code that the defaults come from, ``start`` is ``cloud``. The pull is
+    so weak there that a client that starts from its own model would train alone.
 
     Raises:
         UsageError: as :class:`FedAMP`, or self_weight above 1.
@@ -217,7 +225,7 @@ class HeurFedAMP(FedAMP):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.self_weight is not None and self.config.self_weight > 1:
-            raise UsageError(f"{self.name}: self_weight must be at most 1, not {self.config.self_weight}")
+            raise UsageError(f"{self.name}: self_weight must be at most 1; got {self.config.self_weight}.")
 
     def _alpha(self, index: int) -> float:
         return self._planned(index)
@@ -237,23 +245,24 @@ class HeurFedAMP(FedAMP):
 
 @register
 class FedFomo(Keeping):
-    """Each client mixes a few others' models by how much they lower its own validation loss (Zhang et al. 2021).
+    """Mixtures of a few other clients' models by how much they lower the validation loss (Zhang et al. 2021).
 
-    At the start of a round client i receives up to ``downloads`` models of others that have replied before and weighs
+    Each round client i receives up to ``downloads`` models of clients that have replied before. It weighs them by
 
         w_j = (L_i(theta_i) - L_i(theta_j)) / ||theta_j - theta_i||
 
-    with the mean loss L_i on its validation split (in evaluation mode) and its own last model theta_i. The positive
-    weights, divided by their sum, give theta_i + sum_j w_j (theta_j - theta_i); with none it stays at theta_i. Then it
-    trains as usual. The weights travel back, and the server adds them, over the sum of their absolute values (their sum
-    itself can be near 0), to the client's affinities. It serves the models of highest affinity, ties at random, but
-    fills each place at random with probability ``epsilon``, lowered by ``epsilon_step`` a round.
+    L_i is the mean loss on its validation split in evaluation mode. Its own last model is theta_i. The positive weights
+    are divided by their sum and give theta_i + sum_j w_j (theta_j - theta_i). Without a positive weight the client
+    keeps theta_i. Then it trains as usual.
 
-    Down: ``downloads`` models, at most those of the other clients that have replied, so none in the first round. Up:
-    the model, and a number for every weight.
+    The client uploads its model and the weights. The server divides the weights by the sum of their absolute values,
+    since their plain sum can be near 0. It adds them to the client's affinities. The models of highest affinity are
+    sent, with ties broken at random. Each place is filled at random with probability ``epsilon``, which falls by
+    ``epsilon_step`` a round. Nothing is sent down in the first round.
 
-    ``norm``: ``l2`` (default, the paper's distance) or ``l1`` (the released code's). ``report``: the personal model is
-    the ``mixed`` one, before local training (default), or the ``trained`` one, which rows also hold as ``local``.
+    - ``norm``: ``l2`` (default, the paper's distance) or ``l1`` (the released code's).
+    - ``report``: the personal model is ``mixed``, before local training (default), or ``trained``. Rows with model
+      ``local`` also record the trained model.
 
     Raises:
         UsageError: no downloads, or an unknown norm or report.
@@ -277,7 +286,7 @@ class FedFomo(Keeping):
         check_known(f"norm of {self.name}", self.config.norm, NORMS)
         check_known(f"report of {self.name}", self.config.report, ("mixed", "trained"))
         if not self.config.downloads:
-            raise UsageError(f"{self.name}: downloads must be at least 1")
+            raise UsageError(f"{self.name}: downloads must be at least 1; got {self.config.downloads}.")
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)
@@ -316,7 +325,7 @@ class FedFomo(Keeping):
                 sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        """The aggregation weights that the client used when it last mixed models."""
+        """Return the aggregation weights that the client last used to mix models."""
         row = torch.zeros(len(self.task_info.n_train), dtype=torch.float64)
         for peer, weight in server.meta.get("weights", {}).get(str(client), {}).items():
             row[int(peer)] = max(weight, 0.0)

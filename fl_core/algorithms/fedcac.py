@@ -1,4 +1,4 @@
-"""Parameters that matter to a client, exchanged with like clients only."""
+"""Exchange of each client's critical parameters with similar clients only."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ CHUNK = 2**20  # entries of a tensor that are compared at once
 
 @register
 class FedCAC(Algorithm):
-    """Critical parameters are averaged among clients whose own lie in the same places (FedCAC; Wu et al. 2023).
+    """Averages of critical parameters among clients that have them in the same places (FedCAC; Wu et al. 2023).
 
-    After local training from w_start a client marks, in every tensor, the fraction ``critical`` of its parameters with
-    the largest |(w - w_start) w| (:func:`critical_mask`) and sends model and mask. The server keeps both for every
-    client, takes the overlap O_ij = 1 - ||M_i - M_j||_1 / (2 ||M_i||_1) of all it knows, and lets client i collaborate
-    with those whose overlap reaches mean + min(t / ``until``, 1) (max - mean), t counting rounds from 1: more and more
-    selective, after ``until`` rounds only the closest. Client i receives one merged model, M_i * (mean of its
-    collaborators, itself among them, each counting alike) + (1 - M_i) * (mean of this round's clients, weighted by
-    training samples). Buffers come from the latter.
+    After training from w_start a client marks its critical parameters (:func:`critical_mask`). In every tensor these
+    are the fraction ``critical`` with the largest ``|(w - w_start) w|``. It sends model and mask, and the server stores
+    both.
 
-    The evaluated model is the merged one; a client that never took part has the global one.
+    The server computes the overlap O_ij = 1 - ||M_i - M_j||_1 / (2 ||M_i||_1) of all known masks. Client i collaborates
+    with the clients whose overlap reaches
+
+        mean + min(t / until, 1) (max - mean)
+
+    where t counts rounds from 1. The choice grows stricter. After ``until`` rounds only the closest clients remain.
+
+    Client i receives one merged model. Its critical parameters are the mean over its collaborators and itself, with
+    equal weights. The other parameters and the buffers are the mean of this round's clients, weighted by training
+    samples. The evaluated model is the merged one. A client that never took part has the global model.
     """
 
     name = "fedcac"
@@ -47,9 +52,9 @@ class FedCAC(Algorithm):
 
         def __post_init__(self) -> None:
             if not 0 < self.critical < 1:
-                raise UsageError(f"fedcac: critical must be a fraction between 0 and 1, not {self.critical}")
+                raise UsageError(f"fedcac: critical must be between 0 and 1; got {self.critical}.")
             if self.until < 1:
-                raise UsageError(f"fedcac: until must be at least 1 round, not {self.until}")
+                raise UsageError(f"fedcac: until must be at least 1 round; got {self.until}.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -68,7 +73,7 @@ class FedCAC(Algorithm):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        replies = list(updates)  # what is stored must not change while clients are still being sent theirs
+        replies = list(updates)  # the stored models must not change before every client has received its own
         super().aggregate(server, replies, rnd)
         for update in replies:
             server.trees |= {f"{kind}/{update.client}": each for kind, each in update.message.trees.items()}
@@ -79,7 +84,7 @@ class FedCAC(Algorithm):
         server.meta[COLLABORATORS] = {str(c): with_ for c, with_ in collaborators(masks, progress).items()}
 
     def merged(self, server: State, client: int) -> Tree:
-        """The model that the server sends to one client: critical parameters from similar clients, others from all."""
+        """Return a client's merged model: critical parameters from similar clients, the others from all."""
         average, mask = server.trees["model"], server.trees.get(f"mask/{client}")
         if mask is None:
             return average
@@ -93,9 +98,10 @@ class FedCAC(Algorithm):
 
 
 def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
-    """Mark the parameters that moved most for their size: |(after - before) after| in its largest ``fraction``; bool.
+    """Mark the parameters that changed most for their size, as a bool tensor.
 
-    Ties with the last of these are marked too. Where that one is at most 1e-10 everything that moved at all is marked.
+    These are the largest ``fraction`` of ``|(after - before) after|``. Ties with the last one are marked too. If the
+    last one is at most 1e-10, every parameter that changed is marked.
     """
     moved = ((after - before) * after).abs()
     count = round(fraction * moved.numel())
@@ -106,10 +112,12 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
 
 
 def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[int]]:
-    """For each client the clients whose critical parameters overlap enough with its own, itself included; ascending.
+    """Return the clients whose critical parameters overlap enough with each client's own. Each list is ascending.
+
+    Every client is in its own list.
 
     Args:
-        masks: bool trees by client; overlaps are taken over all ordered pairs of different clients.
+        masks: bool trees by client. Overlaps are taken over all ordered pairs of different clients.
         progress: 0 puts the threshold at the mean overlap, 1 at the largest.
     """
     clients = list(masks)
@@ -118,14 +126,14 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
     if not len(pairs):
         return {client: [client] for client in clients}
     most = pairs.max()
-    mean = pairs.mean().clamp(max=most)  # the mean of equal overlaps may round to more than they are
+    mean = pairs.mean().clamp(max=most)  # rounding can lift the mean of equal overlaps above them
     least = most if progress >= 1 else mean + progress * (most - mean)
     chosen = (overlap >= least) | torch.eye(len(clients), dtype=torch.bool)
     return {client: [clients[k] for k in row.nonzero().flatten()] for client, row in zip(clients, chosen, strict=True)}
 
 
 def _overlaps(masks: list[Tree]) -> Tensor:
-    """Overlap of critical parameters: 1 - ||M_i - M_j||_1 / (2 ||M_i||_1), [n, n] in float64; 0 where M_i is empty."""
+    """Return the overlaps 1 - ||M_i - M_j||_1 / (2 ||M_i||_1), [n, n] in float64; 0 for an empty M_i."""
     common = torch.zeros((len(masks), len(masks)), dtype=torch.float64)
     for name in sorted({name for mask in masks for name in mask}):
         nothing = torch.zeros_like(next(mask[name] for mask in masks if name in mask))

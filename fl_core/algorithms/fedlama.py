@@ -1,4 +1,4 @@
-"""Layers that are averaged more or less often."""
+"""Averaging of some layers less often than others."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from fl_core.layers import Layer
 from fl_core.training.context import Context
 from fl_core.tree import Tree
 
-PENDING = "pending"  # at a client: layers trained since they were last sent; at the server: their names, by client
+PENDING = "pending"  # at a client: layers trained since last sent; at the server: their names, by client
 DUE = "due"
 INTERVALS, DISCREPANCY = "intervals", "discrepancy"
 
 
 @register
 class FedLAMA(Algorithm):
-    """Layers on which clients agree are averaged less often (FedLAMA; Lee et al. 2023, Algorithms 1 and 2).
+    """FedAvg that averages less often the layers on which clients agree (Lee et al. 2023, Algorithms 1 and 2).
 
-    The paper's unit of time, tau' local steps, is here the local training of ``tau`` rounds. A layer l is averaged
-    every tau_l rounds, tau_l being tau or phi tau; then its discrepancy is noted,
-    d_l = mean_i ||w_il - mean_l||^2 / (tau_l dim_l). Every phi tau rounds all layers are due, and the intervals are
-    chosen anew (:func:`long_layers`). The last round of a run averages all layers.
+    The paper's unit of time is tau' local steps. Here it is the local training of ``tau`` rounds. Layer l is averaged
+    every tau_l rounds, where tau_l is tau or phi tau. Each average measures the layer's discrepancy
 
-    A layer that is not due stays with its client, which goes on training it from where it stands, also where other
-    clients have been averaged since: local work is never thrown away, and where not all clients take part, what one
-    sends may rest on an average from rounds before. So what a client sends is what is due, and what it receives is what
-    it has not trained since it last sent it. With phi = 1 and tau = 1 it is FedAvg.
+        d_l = mean_i ||w_il - mean_l||^2 / (tau_l dim_l)
 
-    ``crossing``: whether the layer at which the two curves cross is long too, as in the authors' released code
-    (default: in a model with one dominant layer no other can be long). The released code looks at kernels only; here
-    a layer is weight and bias. What is frozen does not count; a layer that is frozen as a whole is always long.
+    Every phi tau rounds all layers are due and the intervals are chosen again (:func:`long_layers`). The last round of
+    a run averages all layers.
+
+    A layer that is not due stays with its client, which continues to train it. This holds even if other clients have
+    averaged it since, so no local work is lost. With partial participation a client's layer may therefore start from an
+    older average. A client sends the layers that are due. It receives those that it has not trained since it last sent
+    them. With phi = 1 and tau = 1 this is FedAvg.
+
+    A layer here is weight and bias. The released code considers kernels only. Frozen parameters do not count. A layer
+    that is frozen as a whole is always long.
+
+    - ``crossing``: also make the layer long at which the two curves cross, as in the released code (default). Otherwise
+      a model with one dominant layer has no other long layer.
     """
 
     name = "fedlama"
@@ -51,22 +56,22 @@ class FedLAMA(Algorithm):
         def __post_init__(self) -> None:
             for name in ("tau", "phi"):
                 if getattr(self, name) < 1:
-                    raise UsageError(f"fedlama: {name} must be at least 1, not {getattr(self, name)}")
+                    raise UsageError(f"fedlama: {name} must be at least 1; got {getattr(self, name)}.")
 
     def due(self, server: State, rnd: Round) -> list[str]:
-        """Names of the layers that are averaged at the end of this round."""
+        """Return the names of the layers that are averaged at the end of this round."""
         intervals, done = server.meta.get(INTERVALS, {}), rnd.index + 1
         every = [(layer.name, intervals.get(layer.name, self.config.tau)) for layer in self.task_info.layers]
         return [name for name, interval in every if done % interval == 0 or done == self.task_info.rounds]
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """``averaging_interval``: rounds between two averages of each layer, as chosen last."""
+        """Record ``averaging_interval``: the rounds between two averages of each layer, as chosen last."""
         intervals = server.meta.get(INTERVALS, {})
         for layer in self.task_info.layers:
             yield Observation("averaging_interval", intervals.get(layer.name, self.config.tau), layer=layer.name)
 
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
-        """Names of all tensors of the given layers."""
+        """Return the names of all tensors of the given layers."""
         chosen = set(names)
         return frozenset(n for layer in self.task_info.layers if layer.name in chosen for n in layer.tensors)
 
@@ -91,7 +96,7 @@ class FedLAMA(Algorithm):
         super().aggregate(server, replies, rnd)
         waiting = [layer for layer in self.task_info.layers if layer.name not in due]
         pending = dict(server.meta.get(PENDING, {}))
-        for update in replies:  # of the layers that wait, a client keeps those that it was given
+        for update in replies:  # of the pending layers a client keeps those that it was given
             travelling = self.shared(rnd, update.client)
             pending[str(update.client)] = [each.name for each in waiting if not travelling.isdisjoint(each.tensors)]
         server.meta[PENDING] = {client: names for client, names in pending.items() if names}
@@ -127,17 +132,17 @@ class FedLAMA(Algorithm):
 
 
 def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True) -> list[str]:
-    """The layers to average less often: those on which clients agree most, while the cut criterion of FedLAMA allows.
+    """Return the layers to average less often by the cut criterion of FedLAMA.
 
-    Layers are taken by ascending discrepancy. delta_k is the share of all discrepancy (each layer's, times its size)
-    among the first k, lambda_k their share of all parameters: what is lost and what is saved. Those up to the first k
-    with delta_k > 1 - lambda_k are long; without ``crossing`` only those before it.
+    Layers are taken by ascending discrepancy. The share delta_k of all discrepancy in the first k layers is the loss.
+    Here each layer's discrepancy is multiplied by its size. Their share lambda_k of all parameters is the saving.
+    Layers up to the first k with delta_k > 1 - lambda_k are long. Without ``crossing`` only those before it are.
 
     Args:
-        discrepancy: d_l, per parameter and round, at least 0. Where nobody differs at all, no layer is long.
+        discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.
         sizes: parameters of each layer.
     """
-    order = sorted(discrepancy, key=lambda name: discrepancy[name])  # of equals the one nearer to the input first
+    order = sorted(discrepancy, key=lambda name: discrepancy[name])  # ties: the layer nearer to the input first
     lost = list(accumulate(discrepancy[name] * sizes[name] for name in order))
     saved = list(accumulate(sizes[name] for name in order))
     if not order or not lost[-1] > 0:

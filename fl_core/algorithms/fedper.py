@@ -1,4 +1,4 @@
-"""A shared body and local heads: the algorithms that obey a layer plan."""
+"""A shared body and local heads: the algorithms that follow a layer plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURED = "measured"
 
 
 class Partial(Algorithm):
-    """Base of algorithms whose shared body travels while a local head stays with each client."""
+    """Base of algorithms that share the body while each client keeps a local head."""
 
     uses_plan = True
     evaluates = "personal"
@@ -29,12 +29,12 @@ class Partial(Algorithm):
 
     @property
     def body(self) -> frozenset[str]:
-        """Names of the tensors of the shared layers."""
+        """Return the names of the tensors of the shared layers."""
         return self._plan().body_tensors
 
     @property
     def head(self) -> frozenset[str]:
-        """Names of the tensors of the local layers."""
+        """Return the names of the tensors of the local layers."""
         return self._plan().head_tensors
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -48,7 +48,7 @@ class Partial(Algorithm):
 
 @register
 class FedPer(Partial):
-    """Body and head are trained together; only the body is averaged (Arivazhagan et al. 2019)."""
+    """Joint training of body and head, of which only the body is averaged (Arivazhagan et al. 2019)."""
 
     name = "fedper"
     paper = "Arivazhagan et al. 2019"
@@ -56,9 +56,9 @@ class FedPer(Partial):
 
 @register
 class LGFedAvg(Partial):
-    """The opposite of FedPer: own representations under a shared classifier (LG-FedAvg; Liang et al. 2020).
+    """Local representations under a shared classifier, the opposite of FedPer (LG-FedAvg; Liang et al. 2020).
 
-    All layers are trained together. Without a plan the last layer is shared; with one it shares what the plan shares.
+    All layers are trained together. Without a plan the last layer is shared. With a plan its shared layers are.
     """
 
     name = "lg_fedavg"
@@ -71,9 +71,9 @@ class LGFedAvg(Partial):
 
 @register
 class FedBN(Algorithm):
-    """FedAvg in which batch normalisations stay with each client, statistics and all (Li et al. 2021).
+    """FedAvg in which each client keeps its batch normalisations, running statistics included (Li et al. 2021).
 
-    They are found by the type of their module. Without any it is FedAvg.
+    They are found by the type of their module. Without any this is FedAvg.
     """
 
     name = "fedbn"
@@ -93,9 +93,9 @@ class FedBN(Algorithm):
 class FedLP(Algorithm):
     """FedAvg whose clients upload each layer with probability ``keep`` (FedLP, homogeneous; Zhu et al. 2023).
 
-    One draw for each layer, client and round; a layer's weight and bias go together. Each layer is averaged over the
-    clients that sent it, weighted by training samples; one that nobody sent stays as it was. With keep = 1 it is
-    FedAvg. The paper's other form, clients with the first layers only, is not there.
+    Each layer, client and round has one draw. A layer's weight and bias travel together. Each layer is averaged over
+    the clients that sent it, weighted by training samples. A layer that nobody sent stays unchanged. With keep = 1 this
+    is FedAvg. The paper's other form gives clients the first layers only. It is not implemented.
     """
 
     name = "fedlp"
@@ -108,7 +108,7 @@ class FedLP(Algorithm):
 
         def __post_init__(self) -> None:
             if self.keep > 1:
-                raise UsageError(f"fedlp: keep is a probability, at most 1, not {self.keep}")
+                raise UsageError(f"fedlp: keep must be a probability, at most 1; got {self.keep}.")
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.task_info.layers
@@ -119,11 +119,11 @@ class FedLP(Algorithm):
 
 @register
 class FedRep(Partial):
-    """First the head with the body frozen, then the body with the head frozen (Collins et al. 2021).
+    """Training of the head with the body frozen, then of the body with the head frozen (Collins et al. 2021).
 
-    The head trains ``head_epochs`` epochs, by default the authors' all but one of the round's and at least one; the
-    body trains the rest, at least one too, so that a round can be longer than the run's epochs. With everything shared
-    it is FedAvg.
+    The head trains for ``head_epochs`` epochs. By default these are all but one of the round's, as the authors have it.
+    The body trains for the rest. Both train for at least one epoch, so a round can be longer than the run's epochs. If
+    everything is shared this is FedAvg.
     """
 
     name = "fedrep"
@@ -144,10 +144,10 @@ class FedRep(Partial):
 
 @register
 class FedBABU(FineTuned, Partial):
-    """The head stays at its common random start while the body is federated; fine-tuning at the end (Oh et al. 2022).
+    """Federated training of the body under a random head that stays fixed until fine-tuning (Oh et al. 2022).
 
-    Until then the evaluated model is ``global``, the averaged body under the random head; ``personal`` exists after
-    every client has fine-tuned all layers of a copy.
+    All clients have the same random head. Until the end the evaluated model is ``global``, the averaged body with that
+    head. The ``personal`` model exists after every client has fine-tuned all layers of a copy.
     """
 
     name = "fedbabu"
@@ -161,10 +161,10 @@ class FedBABU(FineTuned, Partial):
 
 @register
 class LocalHead(Partial):
-    """Every client trains its head alone, above a body that stays as the run starts with it.
+    """Training of each client's head alone, on a body that stays as the run starts with it.
 
-    With a run of FedAvg as its start (``init``) it is FedAvg, then fine-tuning of the last layers (Yu et al. 2020, who
-    also freeze the base). Where nothing is shared it is Local, bit for bit.
+    Started from a run of FedAvg (``init``) it fine-tunes the last layers. Yu et al. 2020 also freeze the base. If
+    nothing is shared this is Local, bit for bit.
     """
 
     name = "local_head"
@@ -180,13 +180,15 @@ class LocalHead(Partial):
 
 @register
 class PLayerFL(FedPer):
-    """FedPer whose plan is decided in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
+    """FedPer with a plan chosen in the first round from the gradients of its own training (PLayer-FL, Alg. 1-3).
 
-    The first round has two exchanges. In ``stats`` every client trains all layers from the common start and replies
-    with its federation sensitivities over the first epoch only; the server combines them, weighted by training samples
-    however models are averaged, and decides. In ``upload`` nothing is trained again: the clients upload the chosen
-    layers, so the first aggregation is already partial. Given a plan, it obeys that and is FedPer. Where no reply of
-    the first round arrives, all this is done in the next.
+    The first round has two exchanges:
+
+    - ``stats``: every client trains all layers from the common start. It replies with its federation sensitivities over
+      the first epoch only. The server averages them, weighted by training samples, and chooses the plan.
+    - ``upload``: the clients upload the chosen layers without training again. The first aggregation is already partial.
+
+    With a given plan this is FedPer. If no reply of the first round arrives, the next round repeats it.
     """
 
     name = "playerfl"
@@ -194,7 +196,7 @@ class PLayerFL(FedPer):
     travels, cost = "the body, chosen in the first round", "2 body; first P, body and a number a layer"
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
-        return None  # decided in the first round
+        return None  # chosen in the first round
 
     def exchanges(self, index: int) -> tuple[str, ...]:
         return ("stats", "upload") if self.decides else ("train",)
@@ -218,7 +220,7 @@ class PLayerFL(FedPer):
         return Message({}, {MEASURED: self.reported(ctx.observed[SENSITIVITY])})
 
     def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a client's measurement that is sent to the server: what the decision needs."""
+        """Return the part of a client's measurement that the server needs for the choice."""
         return {name: measured[name] for name in ("layers", "importance")}
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -232,13 +234,13 @@ class PLayerFL(FedPer):
         return None
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        shared = self.shared(rnd, 0)  # who measured and did not upload in time still has all that it trained
+        shared = self.shared(rnd, 0)  # a client that measured and did not upload in time still has its own model
         kept = {name: tensor for name, tensor in client.trees["model"].items() if name not in shared}
         return super().models(server, State({"model": kept}), rnd)
 
 
 class Scout(PLayerFL):
-    """PLayer-FL's measuring exchange alone, for measurements outside a run: it keeps no state."""
+    """The measuring exchange of PLayer-FL alone, for measurements outside a run. It keeps no state."""
 
     def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
         return dict(measured)
@@ -246,7 +248,7 @@ class Scout(PLayerFL):
 
 @register
 class PLayerFLMinus(PLayerFL):
-    """PLayer-FL with one shared layer less than the plan says (at least one)."""
+    """PLayer-FL with one shared layer less than the plan (at least one)."""
 
     name = "playerfl_minus"
 
@@ -256,7 +258,7 @@ class PLayerFLMinus(PLayerFL):
 
 @register
 class PLayerFLPlus(PLayerFL):
-    """PLayer-FL with one shared layer more than the plan says (at most all but one)."""
+    """PLayer-FL with one shared layer more than the plan (at most all but one)."""
 
     name = "playerfl_plus"
 
@@ -266,7 +268,7 @@ class PLayerFLPlus(PLayerFL):
 
 @register
 class PLayerFLRandom(PLayerFL):
-    """PLayer-FL with a random prefix of the layers, neither the plan's nor all; one draw a run."""
+    """PLayer-FL with a random number of first layers, neither the plan's nor all. The draw is one for a run."""
 
     name = "playerfl_random"
 
@@ -274,6 +276,6 @@ class PLayerFLRandom(PLayerFL):
         cut = prefix_length(plan)
         choices = [count for count in range(1, len(plan.trainable)) if count != cut]
         if not choices:
-            raise UsageError(f"{self.name} needs 3 layers to choose between; the model has {len(plan.trainable)}")
+            raise UsageError(f"{self.name}: the model must have at least 3 layers; got {len(plan.trainable)}.")
         draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(choices)
         return plan.with_first(int(draw), rule="random prefix")

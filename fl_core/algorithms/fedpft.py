@@ -1,4 +1,4 @@
-"""Prompt-driven feature transformation: personal prompts that fit a client's features to the common classifier."""
+"""Prompt-driven feature transformation: personal prompts adapt a client's features to the common classifier."""
 
 from __future__ import annotations
 
@@ -35,36 +35,45 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "VII": {"alternate": False, "contrast_prompts": 0},
     "VIII": {"alternate": False},
 }
-"""Options of the ablation's settings (FedPFT, Table 3). I keeps the transformation, without prompts; the table's own
-number may be that of plain FedAvg."""
+"""Options of the ablation's settings (FedPFT, Table 3).
+
+Setting I keeps the transformation without prompts. The table's own number may be that of plain FedAvg."""
 
 
 @register
 class FedPFT(Contrasting):
-    """Personal prompts steer a shared attention that fits features to the global classifier (FedPFT; Wu et al. 2025).
+    """Personal prompts in a shared attention that adapts features to the global classifier (Wu et al. 2025).
 
     An attention tau stands between extractor phi and classifier h (:class:`fl_core.models.prompted.Transform`). Each
-    client has ``prompts`` tokens P of its own for classification and ``contrast_prompts`` tokens Q for a contrastive
-    task, which compares views of an image through tau and a linear map g. phi, tau, h and g are averaged.
+    client has ``prompts`` tokens P of its own for classification. For a contrastive task it has ``contrast_prompts``
+    tokens Q. That task compares views of an image through tau and a linear map g. The server averages phi, tau, h and
+    g.
 
-    A round's E epochs are two phases (Eq. 5 and 6), each with its own optimiser. *Features*, ``feature_epochs``: the
-    contrastive loss moves phi, tau and g, the classification loss P and tau, phi receiving no gradient from it.
-    *Adapt*, the rest: the classification loss moves phi, tau and h, the contrastive loss Q alone. By default a fifth
-    of E is for adapting, at least 1, which gives the 4 + 1 of the paper (3 + 2 for its most skewed data: 3); with a
-    single epoch each phase has one.
+    A round's E epochs form two phases (Eq. 5 and 6), each with its own optimiser:
 
-    Variants: ``contrast=false`` has no second task (w/o L_con); ``alternate=false`` trains all on both losses for E
-    epochs (w/o Alter); ``personal_head`` keeps h with the client (p_classifier); :data:`SETTINGS` the ablation's. The
-    classification alone, without prompts and without alternating, is FedAvg on the model with tau.
+    - *Features*, ``feature_epochs``: the contrastive loss trains phi, tau and g. The classification loss trains P and
+      tau and gives phi no gradient.
+    - *Adapt*, the other epochs: the classification loss trains phi, tau and h. The contrastive loss trains Q alone.
 
-    tau learns at ``transform_lr``: by default a tenth of the run's rate, or half of it without the second task (the
-    paper: 0.01 and 0.05 beside 0.1). The second task is MoCo's, version 1: temperature, momentum, and a queue of keys
-    that stays with the client. ``queue`` 4096 is below its 65536, which few hundred samples a client hardly fill;
-    negatives that no image has given yet are left out (``mask_unfilled``). The key branch holds copies of phi, tau, g
-    and Q, made anew every round. Views never move the running statistics while adapting.
+    By default a fifth of E is for adapting, and at least 1. This gives the 4 + 1 of the paper. The paper has 3 + 2 for
+    its most skewed data. With a single epoch each phase has one.
 
-    Evaluation records 'prompt_attention' after the last round: how much the features of the first ``attention`` test
-    samples attend to themselves and to each prompt, by the prompts' name as the layer (Fig. 6).
+    Variants and other options:
+
+    - ``contrast=false``: leave out the contrastive task (w/o L_con).
+    - ``alternate=false``: train everything on both losses for E epochs (w/o Alter).
+    - ``personal_head``: keep h with the client (p_classifier).
+    - ``transform_lr``: the rate of tau, by default a tenth of the run's, or half without the contrastive task. The
+      paper has 0.01 and 0.05 with a rate of 0.1.
+    - ``temperature``, ``momentum``, ``queue``: of the contrastive task, which is MoCo's version 1. The queue of keys
+      stays with the client. Its default 4096 is below MoCo's 65536, which a few hundred samples a client hardly fill.
+    - ``mask_unfilled``: leave out places of the queue that no image has filled yet.
+    - ``attention``: the number of first test samples whose attention is recorded after the last round (Fig. 6). Rows
+      'prompt_attention' give how much their features attend to themselves and to each prompt, as layers.
+
+    The key branch holds copies of phi, tau, g and Q that are made again every round. Views never change the running
+    statistics while adapting. The ablation's settings are in :data:`SETTINGS`. Classification alone, without prompts
+    and without alternating, is FedAvg on the model with tau.
 
     Raises:
         UsageError: a contrastive task on samples that are no images; more feature epochs than epochs; heads that do
@@ -109,7 +118,8 @@ class FedPFT(Contrasting):
         self.views = MoCoViews(task_info.mean, task_info.std)
         if self.config.feature_epochs is not None and self.config.feature_epochs > task_info.epochs:
             raise UsageError(
-                f"{self.name}: feature_epochs={self.config.feature_epochs} of only {task_info.epochs} epochs a round"
+                f"{self.name}: feature_epochs must be at most {task_info.epochs}, the epochs of a round; "
+                f"got {self.config.feature_epochs}."
             )
 
     # --- the model ---
@@ -120,8 +130,8 @@ class FedPFT(Contrasting):
     ) -> nn.Module:
         if cls.compares(config) and len(shape) != 3:
             raise UsageError(
-                f"{cls.name} compares views of images (channels, height, width), not of samples of shape {shape}; "
-                "fedpft with contrast=false takes any"
+                f"{cls.name}: samples must be images (channels, height, width); got shape {shape}. "
+                "Use fedpft with contrast=false for other samples."
             )
         body, head = split_head(model, models.example(shape))
         width = head.in_features
@@ -132,25 +142,25 @@ class FedPFT(Contrasting):
             built = Prompted(body, head, transform, drawn(empty, SPREAD, seed), cls.compares(config), cls.direct)
         return built.to(head.weight.dtype)
 
-    direct: ClassVar[bool] = False  # whether the second task takes the extractor's features as they are
+    direct: ClassVar[bool] = False  # whether the contrastive task uses the extractor's features directly
 
     @classmethod
     def compares(cls, config: Any) -> bool:
-        """Whether the model is built with the second, contrastive task."""
+        """Return whether the model is built with the contrastive task."""
         return bool(config.contrast)
 
     @property
     def both(self) -> bool:
-        """Whether a client trains the classification and the contrastive task at once."""
+        """Return whether a client trains the classification and the contrastive task at once."""
         return self.compares(self.config)
 
     @property
     def looks(self) -> bool:
-        """Whether training on the classification task also needs the images' augmented views."""
+        """Return whether training on the classification task also needs the images' augmented views."""
         return self.both
 
     def part_of(self, *parts: str) -> frozenset[str]:
-        """Names of the tensors of the model's parts, such as ``transform`` or ``head``."""
+        """Return the names of the tensors in the model's parts, such as ``transform`` or ``head``."""
         return frozenset(name for name in self.task_info.tensors if name.partition(".")[0] in parts)
 
     # --- what travels ---
@@ -184,33 +194,36 @@ class FedPFT(Contrasting):
         )
 
     def phase(self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any) -> Phase:
-        """A training phase in which the transformation (tau) has its own learning rate."""
+        """Return a training phase in which the transformation (tau) has its own learning rate."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
         step = "contrast_step" if self.looks else ""
         return Phase(name, train, epochs, loss=loss, groups=groups, step=step, **options)
 
     def classify(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, severed: bool = False) -> Tensor:
-        """The classification loss of a batch (Eq. 3)."""
+        """Return the classification loss of a batch (Eq. 3)."""
         x, y = batch[:2]
         return ctx.part("classify", ctx.criterion(ctx.forward(params, x, severed=severed), y), len(y))
 
     def second(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, live: Iterable[str] | None = None) -> Any:
-        """The contrastive loss, with gradients for ``live`` alone (None: all that trains); 0 without that task."""
+        """Return the contrastive loss, or 0 without that task. Only ``live`` has gradients (None: all that trains)."""
         if not self.both:
             return 0.0
         return self.contrast_loss(params if live is None else self.aside(params, batch, live), batch, ctx)
 
     def both_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
-        """The classification and the contrastive loss together, over everything that trains."""
+        """Return the sum of the classification and the contrastive loss, over everything that trains."""
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx)
 
     def feature_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
-        """The loss of the feature phase: contrastive for the extractor, classification for prompts and tau (Eq. 5)."""
+        """Return the loss of the feature phase (Eq. 5).
+
+        It is contrastive for the extractor, and classification for prompts and tau.
+        """
         return self.classify(params, batch, ctx, severed=True) + self.second(params, batch, ctx)
 
     def adapt_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
-        """The loss of the adaptation phase: contrastive for the second prompts, classification for the rest (Eq. 6)."""
+        """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
         live = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)
 
@@ -236,11 +249,13 @@ class FedPFT(Contrasting):
 class TwoStage(FedPFT):
     """Federated MoCo first, then prompted classification from its extractor (FedPFT, appendix E).
 
-    For the first ``stage_rounds`` rounds, by default half of the run, phi and g learn the contrastive task on the
-    extractor's features as they are, and only these two travel. Then FedPFT without its second task goes on, phi being
-    what the first stage gave: all is trained jointly, or with ``alternate`` by turns; phi, tau and h travel, and tau's
-    rate is FedPFT's. The paper says no more of the second stage than its task. With ``watch`` that stage also evaluates
-    the contrastive loss, with the projection as each client left it, which takes as long again.
+    In the first ``stage_rounds`` rounds phi and g learn the contrastive task on the extractor's features. Only these
+    two travel. By default this is half of the run. Then FedPFT continues from that phi without its contrastive task. It
+    trains everything jointly, or by turns with ``alternate``. In this stage phi, tau and h travel. The rate of tau is
+    FedPFT's. The paper describes the second stage only by its task.
+
+    - ``watch``: also evaluate the contrastive loss in the second stage, with each client's last projection. This
+      doubles the training time.
 
     Raises:
         UsageError: as of fedpft; no number of rounds for the first stage.
@@ -278,7 +293,7 @@ class TwoStage(FedPFT):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.stage_rounds is None and not task_info.rounds:
-            raise UsageError(f"{self.name} needs a number of rounds for its first stage: stage_rounds")
+            raise UsageError(f"{self.name}: stage_rounds must be set if the number of rounds is unknown.")
 
     @classmethod
     def compares(cls, config: Any) -> bool:
@@ -293,7 +308,7 @@ class TwoStage(FedPFT):
         return bool(self.config.watch)
 
     def first(self, rnd: Round) -> bool:
-        """Whether a round belongs to the first stage, MoCo's."""
+        """Return whether a round belongs to the first stage, MoCo's."""
         stage_rounds = self.config.stage_rounds
         return rnd.index < (self.task_info.rounds // 2 if stage_rounds is None else stage_rounds)
 
@@ -326,6 +341,6 @@ class TwoStage(FedPFT):
 def _check(config: Any) -> None:
     for key in ("temperature", "queue"):
         if not getattr(config, key):
-            raise UsageError(f"{key} must be above 0")
+            raise UsageError(f"{key} must be above 0; got {getattr(config, key)}.")
     if config.momentum > 1:
-        raise UsageError(f"momentum={config.momentum} of the key branch must be at most 1")
+        raise UsageError(f"momentum of the key branch must be at most 1; got {config.momentum}.")

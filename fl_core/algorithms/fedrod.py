@@ -1,4 +1,4 @@
-"""Two heads on one extractor: the algorithm that builds a second classifier."""
+"""Two heads on one extractor: a generic and a personal classifier."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from fl_core.tree import Tree
 
 @register
 class FedRoD(Algorithm):
-    """A generic head trained against the client's class frequencies, and a personal one for what is left.
+    """A generic head trained against the client's class frequencies, and a personal head for the rest.
 
-    FedRoD (Chen and Chao 2022). With z the features, G the generic and P the personal head and c_k the client's
-    training samples of class k, the objective is loss(G(z) + gamma log c, y) (balanced softmax) for extractor and
-    generic head, plus loss(sg(G(z)) + P(sg(z)), y) for the personal head alone; sg stops gradients, so one sum of both
-    serves. The personal model predicts by G + P, the global one by G. P starts at zero, so that a client's first
-    prediction is the generic head's.
+    The method is FedRoD (Chen and Chao 2022). Let z be the features, G the generic head and P the personal head. The
+    client has c_k training samples of class k. The objective is the sum of two losses:
+
+    - loss(G(z) + gamma log c, y), the balanced softmax, for extractor and generic head.
+    - loss(sg(G(z)) + P(sg(z)), y) for the personal head alone, where sg stops gradients.
+
+    The personal model predicts by G + P and the global one by G. P starts at zero, so a client's first prediction is
+    the generic head's.
     """
 
     name = "fedrod"
@@ -51,7 +54,7 @@ class FedRoD(Algorithm):
         generic, personal = ctx.forward(params, x, both=True)
         counts = torch.bincount(ctx.labels, minlength=generic.shape[-1]).to(generic.dtype)
         prior = self.config.gamma * counts.clamp(min=1).log()
-        if self.config.gamma:  # minus infinity is exact, but losses other than cross-entropy have no derivative there
+        if self.config.gamma:  # losses other than cross-entropy have no derivative at minus infinity
             prior[counts == 0] = math.log(torch.finfo(generic.dtype).tiny)
         return ctx.criterion(generic + prior, y) + ctx.criterion(personal, y)
 
@@ -60,4 +63,4 @@ class FedRoD(Algorithm):
         unused = tree.select(
             server.trees["model"], [name for name in trees["personal"] if name.startswith("personal.")]
         )
-        return {**trees, "global": {**trees["personal"], **unused}}  # the server's personal head is at its start, zero
+        return {**trees, "global": {**trees["personal"], **unused}}  # the server's personal head stays at zero

@@ -1,7 +1,7 @@
-"""Personal models that a network on the server gives: their weights themselves, or how the clients' are mixed.
+"""Personal models from a network on the server, which generates weights or mixes the clients' models.
 
-No graph lives between sending and receiving: gradients are taken anew from the state when the replies are in, which
-needs nothing that a run directory does not hold.
+No autograd graph is kept between sending and receiving. Gradients are computed again from the state after the replies
+have arrived. A run directory therefore stores all that is needed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
-PURPOSE = "hypernetwork"  # of its seeded streams, and the name of its tree
-CHUNK = 1 << 16  # scalars of a tensor whose inner products with all clients' are taken at once
+PURPOSE = "hypernetwork"  # the purpose of its seeded streams and the name of its tree
+CHUNK = 1 << 16  # entries of a tensor in one batch of inner products
 
 
 def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tree:
-    """J^T c: the gradient of sum_k <function(at)_k, c_k> by the entries of ``at``."""
+    """Return J^T c, the gradient of sum_k <function(at)_k, c_k> with respect to the entries of ``at``."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     with torch.enable_grad():
         outputs = function(leaves)
@@ -43,7 +43,7 @@ def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tr
 
 
 def _linear(n_in: int, n_out: int, name: str, draw: torch.Generator) -> Tree:
-    """A fully connected layer with PyTorch's initial values: uniform within 1 / sqrt(n_in), weight and bias."""
+    """Draw a fully connected layer with PyTorch's initialisation: weight and bias uniform within 1 / sqrt(n_in)."""
     bound = 1 / math.sqrt(n_in)
     shapes: dict[str, tuple[int, ...]] = {"weight": (n_out, n_in), "bias": (n_out,)}
     return {f"{name}.{kind}": bound * (2 * torch.rand(shape, generator=draw) - 1) for kind, shape in shapes.items()}
@@ -58,20 +58,23 @@ def _apply(net: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 @register
 class PFedHN(Algorithm):
-    """One hypernetwork on the server maps a learned embedding of each client to its whole model (Shamsian et al. 2021).
+    """A hypernetwork on the server that maps each client's embedding to its whole model (Shamsian et al. 2021).
 
-    Embeddings of 1 + N // 4 numbers go through Linear and three times (ReLU, Linear), all of width ``hidden``, and one
-    linear head for each parameter tensor. The client trains what it received and replies with its change,
-    delta = before - after; the server takes one step of SGD on (embeddings, hypernetwork) with the gradient
-    J^T delta, its norm clipped at ``clip``, client after client. ``lr``, ``momentum`` and ``weight_decay`` are the
-    server's; the clients' are the run's (the authors: 0.005, 0.9 and 5e-5), their gradients clipped at
-    ``local_clip``, not at the run's ``clip``. From the second client of a round on, J is that of the hypernetwork as
-    the clients before have moved it.
+    An embedding has 1 + N // 4 numbers for N clients. It passes through Linear and then three times (ReLU, Linear). All
+    these layers have width ``hidden``. One linear head follows for each parameter tensor.
 
-    Buffers never travel, whatever ``bn`` says: the hypernetwork gives the parameters that train, and running
-    statistics stay with their client, as do parameters that the model's author froze. ``begins``: ``drawn`` (default,
-    the original) starts from random heads, so from other models than every other algorithm; ``common`` from heads that
-    give the common initial model to every client.
+    The client trains the received model and replies with its change, delta = before - after. For each reply in turn the
+    server takes one SGD step on the embeddings and the hypernetwork. The gradient is J^T delta with its norm clipped at
+    ``clip``. From the second client on, J is taken at the hypernetwork that the clients before have updated.
+
+    Buffers never travel, whatever ``bn`` says. The hypernetwork generates only the parameters that train. Running
+    statistics and frozen parameters stay with their client.
+
+    - ``lr``, ``momentum``, ``weight_decay``: of the server's optimiser. The clients use the run's options (the authors:
+      0.005, 0.9 and 5e-5).
+    - ``local_clip``: the norm at which the clients' gradients are clipped, in place of the run's ``clip``.
+    - ``begins``: ``drawn`` (default, the original) starts from random heads, so from a model of its own. With
+      ``common`` the heads give every client the common initial model.
 
     Raises:
         UsageError: hidden, lr or a clip is 0, or an unknown ``begins``.
@@ -97,7 +100,7 @@ class PFedHN(Algorithm):
         check_known(f"start of {self.name}", self.config.begins, ("drawn", "common"))
         for key in ("lr", "clip", "local_clip", "hidden"):
             if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0")
+                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
         self.parameters = task_info.parameters - task_info.frozen
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -121,7 +124,7 @@ class PFedHN(Algorithm):
         return State({"model": initial, PURPOSE: net, "momentum": {n: torch.zeros_like(t) for n, t in net.items()}})
 
     def generated(self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int) -> Tree:
-        """The parameters that the hypernetwork generates for a client, shaped as in ``like``."""
+        """Return the parameters that the hypernetwork generates for a client, with the shapes of ``like``."""
         hidden = net["embeddings"][client]
         for k in range(4):
             hidden = _apply(net, f"trunk.{k}", hidden.relu() if k else hidden)
@@ -168,29 +171,34 @@ class PFedHN(Algorithm):
 
 @register
 class PFedLA(Mixing):
-    """Each client's model is mixed unit by unit from all clients', with weights that a small network learns.
+    """Layer-wise mixtures of all clients' models, with weights that a small network learns for each client.
 
-    Ma et al. 2022, Alg. 1, Eq. 6-11. On the server client i has an embedding v and a network psi: three times
-    (Linear, ReLU) of width ``hidden``, and one Linear head a unit that gives the weights alpha[l, j] of all clients j
-    on unit l, a softmax over j. It receives bar theta_i = sum_j alpha[l, j] theta_j, trains it, and replies with the
-    result theta_i, which enters the others' mixtures from the next round on. Its change Delta = theta_i - bar theta_i
-    moves v and psi by lr J^T Delta: along the change, which is downhill in the client's loss. All of a round's
-    mixtures are of the models before it.
+    The method is Alg. 1 and Eq. 6-11 of Ma et al. 2022. On the server client i has an embedding v and a network psi.
+    The network is three times (Linear, ReLU) of width ``hidden``, then one Linear head for each unit. A softmax over
+    all clients j gives the weights alpha[l, j] of unit l.
 
-    The evaluated model is bar theta_i, mixed after the round and before training (Alg. 1's output); rows under
-    ``local`` are the trained one's. At the first round all models are equal, so the weights first move in the second.
+    The client receives bar theta_i = sum_j alpha[l, j] theta_j and trains it. It replies with the result theta_i, which
+    enters the other mixtures from the next round on. The change Delta = theta_i - bar theta_i updates v and psi by lr
+    J^T Delta. This step lowers the client's loss. All mixtures of a round use the models from before the round.
 
-    A unit is a module's tensors (``unit=module``, the paper's: weight and bias together, a normalisation alone), with
-    ``unit=layer`` one of the run's layers, with ``unit=model`` the whole model. Buffers that travel are mixed with
-    their unit; the paper's running statistics stay local, which is ``bn=local``.
+    The evaluated model is bar theta_i, mixed after the round and before training (the output of Alg. 1). Rows with
+    model ``local`` are about the trained model. All models are equal in the first round, so the weights first change in
+    the second.
 
-    Where the paper is silent: ``lr`` 0.5 was found to separate like from unlike clients within tens of rounds on its
-    CIFAR-10 model, where the 0.005 of public re-implementations leaves the weights uniform; ``zero_heads`` starts
-    exactly uniform; ``norm=relu_sum`` divides ReLU outputs by their sum, from heads within 0 and 1 (public
-    re-implementations), an all-zero row being the client itself; ``reverse`` is those re-implementations' sign, which
-    climbs the loss. ``weights`` can do without the network: ``self`` is no federation, ``samples`` the weights of
-    FedAvg, ``similar`` the softmax over the clients of the cosine between a unit's parameters and theirs, divided by
-    ``temperature`` (the toy example of the paper's Fig. 1, which does not name its similarity).
+    Options beyond the paper's text:
+
+    - ``unit``: ``module`` (the paper's) mixes each module's weight and bias together, and each normalisation alone. A
+      unit can also be one of the run's layers (``layer``) or the whole model (``model``). Buffers that travel are mixed
+      with their unit. The paper keeps running statistics local, which is ``bn=local``.
+    - ``lr``: the default 0.5 separates similar from different clients within tens of rounds on the paper's CIFAR-10
+      model. Public re-implementations use 0.005, which leaves the weights uniform.
+    - ``zero_heads``: start from exactly uniform weights.
+    - ``norm``: ``relu_sum`` divides the ReLU outputs by their sum and starts from heads between 0 and 1. Public
+      re-implementations do this. A row of zeros becomes the client itself.
+    - ``reverse``: use the sign of those re-implementations, which increases the loss.
+    - ``weights``: how weights are chosen. Without the network, ``self`` means no federation and ``samples`` means
+      FedAvg's weights. With ``similar`` they are a softmax over clients of cosines between the unit's parameters,
+      divided by ``temperature``. This is the toy example of the paper's Fig. 1, which does not name its similarity.
 
     Raises:
         UsageError: an unknown choice, a width or a temperature of 0.
@@ -219,9 +227,9 @@ class PFedLA(Mixing):
         check_known(f"unit of {self.name}", self.config.unit, ("module", "layer", "model"))
         for key in ("embedding", "hidden"):
             if not getattr(self.config, key):
-                raise UsageError(f"{self.name}: {key} must be at least 1")
+                raise UsageError(f"{self.name}: {key} must be at least 1; got {getattr(self.config, key)}.")
         if not self.config.temperature > 0:
-            raise UsageError(f"{self.name}: temperature must be above 0")
+            raise UsageError(f"{self.name}: temperature must be above 0; got {self.config.temperature}.")
         by_unit = {"module": tuple(_modules(task_info.layers)), "layer": task_info.layers, "model": super().units}
         self._units = by_unit[self.config.unit]
 
@@ -230,12 +238,12 @@ class PFedLA(Mixing):
         return self._units
 
     def network(self, server: State, client: int) -> Tree:
-        """A client's embedding and hypernetwork: as trained so far, else its random start."""
+        """Return a client's embedding and hypernetwork: the trained ones, or their random start."""
         trained = server.trees.get(_slot(client))
         return self._drawn(client) if trained is None else trained
 
     def alpha(self, net: Mapping[str, Tensor], client: int) -> Tensor:
-        """Aggregation weights [units, clients] that a client's hypernetwork gives; rows sum to 1."""
+        """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""
         hidden = net["embedding"]
         for k in range(3):
             hidden = _apply(net, f"trunk.{k}", hidden).relu()
@@ -262,7 +270,7 @@ class PFedLA(Mixing):
             return fixed.expand(len(self.units), -1)
 
     def _similar(self, server: State, client: int) -> Tensor:
-        """The softmax of cosines between what a client has trained and what all clients have [units, clients]."""
+        """Return a softmax of the cosines of a client's trained parameters with every client's, [units, clients]."""
         cosines = []
         for unit in self.units:
             every = [self.trained(server, other, unit) for other in range(len(self.task_info.n_train))]
@@ -283,7 +291,7 @@ class PFedLA(Mixing):
         return {self.evaluates: {**client.trees["model"], **mixed}}
 
     def _learned(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
-        """The hypernetworks of the clients that replied, each after one step of training."""
+        """Train the hypernetwork of each client that replied by one step, and yield the results."""
         changes = []
         for update in replies:
             sent = self.server_message(server, update.client, rnd).trees["model"]
@@ -298,10 +306,10 @@ class PFedLA(Mixing):
             yield _slot(client), {name: tensor + rate * step[name] for name, tensor in net.items()}
 
     def _along(self, server: State, unit: Layer, changes: list[Tree]) -> Tensor:
-        """<theta_j - theta^0, Delta_k> over a unit's parameters [replies, clients]: what alpha_j gains from Delta_k.
+        """Return <theta_j - theta^0, Delta_k> over a unit's parameters, [replies, clients].
 
-        Taken from the common start, so that clients who have not moved count exactly 0. A unit that was not sent to a
-        client gives it nothing to learn.
+        This is how much alpha_j gains from Delta_k. Differences are taken from the common start, so a client that has
+        not changed counts exactly 0. A unit that was not sent to a client gives no gradient.
         """
         clients = range(len(self.task_info.n_train))
         products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
@@ -333,12 +341,14 @@ class PFedLA(Mixing):
 
 @register
 class HeurpFedLA(PFedLA):
-    """pFedLA that keeps the k units of each client in which it trusts itself most (Ma et al. 2022, Alg. 2, Eq. 12).
+    """pFedLA in which each client keeps its k most self-weighted units (Ma et al. 2022, Alg. 2, Eq. 12).
 
-    The units R_i with the ``k`` largest weights of the client on itself, of equal ones the earlier, are not sent to it:
-    it goes on from its own last ones there, uploads everything, and its hypernetwork learns from the other units only.
-    Down: P - |R_i|. Retention begins after ``warmup`` rounds (default 0, the paper's; the first choices are between
-    nearly equal weights). With k = 0 it is pFedLA.
+    The units R_i are the ``k`` units with the largest weight of the client on itself. Ties go to the earlier unit.
+    These units are not sent down: the client continues from its own. It uploads everything. Its hypernetwork learns
+    from the other units only. The traffic down is P - ``|R_i|``. With k = 0 this is pFedLA.
+
+    - ``warmup``: rounds before the first units are kept. The default 0 is the paper's. Early choices are between nearly
+      equal weights.
 
     Raises:
         UsageError: as :class:`PFedLA`, or more units to keep than there are.
@@ -356,13 +366,15 @@ class HeurpFedLA(PFedLA):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.k > len(self.units):
-            raise UsageError(f"{self.name}: k is {self.config.k}, and the model has {len(self.units)} units to keep")
+            raise UsageError(
+                f"{self.name}: k must be at most {len(self.units)}, the model's units; got {self.config.k}."
+            )
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.task_info.tensors
 
     def retained(self, server: State, client: int, rnd: Round) -> frozenset[str]:
-        """Names of the units that a client keeps in this round."""
+        """Return the names of the units that a client keeps in this round."""
         if rnd.index < self.config.warmup:
             return frozenset()
         itself = self.weights(server, client, rnd)[:, client].tolist()
@@ -373,7 +385,7 @@ class HeurpFedLA(PFedLA):
         return Message({"model": self.mixture(server, client, rnd, skip=self.retained(server, client, rnd))})
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """The aggregation weights, and for every client and unit whether it is kept (1) or sent (0)."""
+        """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""
         yield from super().observations(server, rnd)
         for client in range(len(self.task_info.n_train)):
             retained = self.retained(server, client, rnd)
@@ -391,7 +403,7 @@ def _one_hot(client: int, count: int) -> Tensor:
 
 
 def _modules(layers: Iterable[Layer]) -> Iterator[Layer]:
-    """Each layer taken apart by the modules that own its tensors; a layer of one module keeps its name."""
+    """Split each layer by the modules that own its tensors. A layer of one module keeps its name."""
     for layer in layers:
         owners = {name: name.rpartition(".")[0] for name in layer.tensors}
         paths = list(dict.fromkeys(owners.values()))

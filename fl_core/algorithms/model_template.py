@@ -1,7 +1,8 @@
-"""What a server hands a client to make its models of: its own part, and names of what the client keeps to itself.
+"""Templates by which a client makes its models: the server's tensors, and references to the client's own.
 
-At the server the hook ``models`` gets an outline of the client's state, in which every tensor is an :class:`Own`: a
-name that can be given a place in a model, and nothing else. The client puts its tensors where their names are.
+On the server the hook ``models`` receives a schema of the client's state in which every tensor is a
+:class:`ClientTensorRef`. A hook can give such a name a place in a model and nothing else. The client puts its tensors
+in the places of their names.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from fl_core.tree import Tree
 
 
 class ClientTensorRef:
-    """Stands at the server for a tensor that a client keeps.
+    """A reference on the server to a tensor that a client keeps.
 
     >>> weight = ClientTensorRef("model", "head.weight")
     >>> {"body.weight": 1.0, "head.weight": weight}["head.weight"]
-    Own('model', 'head.weight')
+    ClientTensorRef('model', 'head.weight')
     >>> weight.sum()
     Traceback (most recent call last):
         ...
     fl_core.errors.PrivateError: 'head.weight' of 'model' is the client's own: a server has its name alone
 
     Raises:
-        PrivateError: whatever else is asked of it.
+        PrivateError: anything else is asked of it.
     """
 
     __slots__ = ("name", "tree")
@@ -40,13 +41,13 @@ class ClientTensorRef:
         self.tree, self.name = tree, name
 
     def __repr__(self) -> str:
-        return f"Own({self.tree!r}, {self.name!r})"
+        return f"ClientTensorRef({self.tree!r}, {self.name!r})"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise PrivateError(f"{self.name!r} of {self.tree!r} is the client's own: a server has its name alone")
+        raise PrivateError(f"{self.name!r} of {self.tree!r} must stay with the client; the server has only its name.")
 
     def __getattr__(self, attribute: str) -> NoReturn:
-        if attribute.startswith("__"):  # what Python itself looks for, such as a way to copy
+        if attribute.startswith("__"):  # Python's own look-ups, such as for copying
             raise AttributeError(attribute)
         self._refuse()
 
@@ -57,11 +58,11 @@ class ClientTensorRef:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise PrivateError("a client's own tensor cannot be computed with at the server, which has its name alone")
+        raise PrivateError("a client's own tensor must stay with the client; the server has only its name.")
 
 
 class _Meta(dict[str, Any]):
-    """Plain data of a client, of which a server knows what is as in the beginning; the rest it only knows to differ."""
+    """Plain data of a client on the server: initial values, and the names of those that have changed."""
 
     def __init__(self, begun: Mapping[str, Any], changed: frozenset[str]) -> None:
         super().__init__({key: value for key, value in begun.items() if key not in changed})
@@ -69,7 +70,7 @@ class _Meta(dict[str, Any]):
 
     def _known(self, key: object = None) -> None:
         if key is None or key in self._changed:
-            raise PrivateError(f"{key or sorted(self._changed)!r} of a client's state is its own")
+            raise PrivateError(f"{key or sorted(self._changed)!r} of a client's state must stay with the client.")
 
     def __getitem__(self, key: str) -> Any:
         self._known(key)
@@ -96,11 +97,11 @@ class _Meta(dict[str, Any]):
 
 @dataclass(frozen=True)
 class StateSchema:
-    """What a server knows of a client's state.
+    """The server's knowledge of a client's state.
 
     Attributes:
         trees: names of the tensors of each tree.
-        changed: the plain data that are not as in the beginning, by name.
+        changed: names of the plain data that differ from the initial ones.
     """
 
     trees: Mapping[str, tuple[str, ...]]
@@ -108,13 +109,13 @@ class StateSchema:
 
     @classmethod
     def of(cls, state: State, begun: Mapping[str, Any]) -> StateSchema:
-        """The outline of a state; ``begun`` is the plain data of the one in which the client began."""
+        """Return the schema of a state. ``begun`` is the plain data of the client's initial state."""
         keys = state.meta.keys() | begun.keys()
         changed = {key for key in keys if key not in state.meta or key not in begun or state.meta[key] != begun[key]}
         return cls({name: tuple(each) for name, each in state.trees.items()}, frozenset(changed))
 
     def state(self, begun: Mapping[str, Any]) -> State:
-        """The state as a hook at the server gets it: names for tensors, and the plain data of the beginning."""
+        """Return the state for a hook on the server: references for tensors, and the initial plain data."""
         trees = {tree: {name: ClientTensorRef(tree, name) for name in names} for tree, names in self.trees.items()}
         meta = _Meta(begun, self.changed) if self.changed else dict(begun)
         return State(cast("dict[str, Tree]", trees), meta)
@@ -122,11 +123,12 @@ class StateSchema:
 
 @dataclass(frozen=True)
 class ModelTemplate:
-    """Of what a client makes its models.
+    """A template from which a client makes its models.
 
     Attributes:
-        models: by name, the server's tensors and the names of the client's own.
-        server: the server's state, of an algorithm that computes with what the client keeps, at the client then.
+        models: by name, the server's tensors and references to the client's own.
+        server: the server's state, for an algorithm that computes with the client's tensors. It then runs on the
+            client.
     """
 
     models: dict[str, dict[str, Tensor | ClientTensorRef]] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class ModelTemplate:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the server's tensors in it, each counted once."""
+        """Return the bytes of the server's tensors, each counted once."""
         if self.server is not None:
             return tree.n_bytes(self.server.trees["model"])
         sent = {(name, id(part)): part for each in self.models.values() for name, part in each.items()}
@@ -142,18 +144,18 @@ class ModelTemplate:
 
 
 def make_template(algorithm: Algorithm, server: State, client: State, rnd: Round) -> ModelTemplate:
-    """What the server hands a client after a round; ``client`` is an :meth:`StateSchema.state`."""
+    """Make the template for a client after a round. ``client`` comes from :meth:`StateSchema.state`."""
     try:
         return ModelTemplate(cast(Any, algorithm.models(server, client, rnd)))
-    except (PrivateError, TypeError):  # of torch's, where it is given a name for a tensor
+    except (PrivateError, TypeError):  # torch raises it for a reference in a tensor's place
         return ModelTemplate(server=server)
 
 
 def models_of(algorithm: Algorithm, offered: ModelTemplate, state: State, rnd: Round) -> dict[str, Tree]:
-    """The client's models, where its state is.
+    """Make the client's models from a template and its state.
 
     Raises:
-        UsageError: the offer names what the client does not have.
+        UsageError: the template names a tensor that the client does not have.
     """
     if offered.server is not None:
         return algorithm.models(offered.server, state, rnd)

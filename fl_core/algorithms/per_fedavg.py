@@ -1,4 +1,4 @@
-"""Models that are meant to be adapted: a good start for one step of descent, and the centre of a Moreau envelope."""
+"""Global models that are meant to be adapted: a start for one gradient step, and the centre of a Moreau envelope."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ VARIANTS = ("fo", "hf")
 class PerFedAvg(Algorithm):
     """A common start that is good after one step of local descent (Fallah et al. 2020).
 
-    The objective is F(w) = f(w - alpha grad f(w)). For each batch D2 of the usual pass, with D1 and D3 drawn
-    independently of it: w' = w - alpha grad f(w; D1), v = grad f(w'; D2), and then a step of the run's optimiser, with
-    rate beta (chosen for SGD, as the paper's), along v (``fo``, first-order, the default), or along v - alpha H v
-    (``hf``, Hessian-free), where H v = (grad f(w + delta v; D3) - grad f(w - delta v; D3)) / (2 delta). With alpha = 0
-    both are FedAvg of rate beta.
+    The objective is F(w) = f(w - alpha grad f(w)). For each batch D2 of the usual pass, D1 and D3 are drawn
+    independently:
 
-    The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha on the client's
-    training samples; every client makes it anew whenever it is evaluated.
+        w' = w - alpha grad f(w; D1),  v = grad f(w'; D2)
 
-    The paper averages clients all alike; here they count by their training samples, as everywhere, unless the run's
-    ``weights`` is ``uniform``.
+    A step of the run's optimiser with rate beta follows. The paper's optimiser is SGD. The direction is v for ``fo``
+    (first-order, the default). For ``hf`` (Hessian-free) it is v - alpha H v with
+
+        H v = (grad f(w + delta v; D3) - grad f(w - delta v; D3)) / (2 delta)
+
+    With alpha = 0 both are FedAvg of rate beta.
+
+    The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha. These steps use
+    the client's training samples and are repeated at every evaluation.
+
+    The paper weighs all clients equally. Here they are weighted by training samples unless the run's ``weights`` is
+    ``uniform``.
 
     Raises:
         UsageError: an unknown variant, or beta or delta is 0.
@@ -63,7 +69,7 @@ class PerFedAvg(Algorithm):
         return (Phase("adapt", self.task_info.tensors, n, steps=n, batch_stream="adapt", step="adapt_step"),)
 
     def meta_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One optimiser step on the loss after one adaptation step."""
+        """Take one optimiser step on the loss after one adaptation step."""
         start, alpha = _copy(steps.params), self._alpha(steps)
         if alpha:
             _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
@@ -80,7 +86,7 @@ class PerFedAvg(Algorithm):
         steps.descend(along)
 
     def adapt_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One step of plain descent."""
+        """Take one step of plain descent."""
         _move(steps.params, steps.gradients(batch), -self._alpha(steps))
 
     def _alpha(self, steps: Steps) -> float:
@@ -91,17 +97,21 @@ class PerFedAvg(Algorithm):
 class PFedMe(Algorithm):
     """Personal models as proximal points of the global one (Dinh et al. 2020).
 
-    For each batch: ``inner_steps`` times theta <- theta - personal_lr (grad f(theta) + lam (theta - w) +
-    decay theta), then a step of the run's optimiser along lam (w - theta), the gradient of the Moreau envelope at w.
-    In a round theta starts at the received model and goes on from batch to batch, as in the authors' released code,
-    where ``decay`` is 0.001; the paper has none. The server then keeps (1 - beta) w + beta mean(w_i).
+    For each batch ``inner_steps`` steps are taken on theta, with
 
-    The personal model is theta, the global one w. With lam = 0 and no weight decay the global model stays at its start.
-    The paper averages clients all alike; here they count by their training samples, as everywhere, unless the run's
-    ``weights`` is ``uniform``.
+        theta <- theta - personal_lr (grad f(theta) + lam (theta - w) + decay theta)
+
+    Then the run's optimiser takes a step along lam (w - theta), the gradient of the Moreau envelope at w. In each round
+    theta starts at the received model. It carries over from batch to batch, as in the authors' released code. That code
+    has a ``decay`` of 0.001, the paper has none. The server then sets the model to (1 - beta) w + beta mean(w_i).
+
+    The personal model is theta and the global one w. With lam = 0 and no weight decay the global model never changes.
+
+    The paper weighs all clients equally. Here they are weighted by training samples unless the run's ``weights`` is
+    ``uniform``.
 
     Raises:
-        UsageError: inner_steps or personal_lr is 0: theta would be w, and nothing would ever move.
+        UsageError: inner_steps or personal_lr is 0, so that nothing would ever change.
     """
 
     name = "pfedme"
@@ -128,7 +138,7 @@ class PFedMe(Algorithm):
         return (Phase("train", self.task_info.tensors, self.task_info.epochs, step="envelope_step"),)
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Several steps of the personal model on a batch, then one step of the client's copy of the global model."""
+        """Take several steps of the personal model on a batch, then one step of the received model's copy."""
         config, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
         personal = ctx.scratch.setdefault("personal", {})
         if personal:
@@ -147,7 +157,7 @@ class PFedMe(Algorithm):
         before, beta = dict(server.trees["model"]), self.config.beta
         super().aggregate(server, updates, rnd)
         if beta != 1:
-            for layer in self.task_info.layers:  # running statistics are averaged: beyond the mean they may lose sense
+            for layer in self.task_info.layers:  # running statistics are only averaged
                 for name in layer.parameters:
                     mean = server.trees["model"][name]
                     server.trees["model"][name] = before[name] + beta * (mean - before[name])
@@ -159,7 +169,7 @@ class PFedMe(Algorithm):
 def _check_positive(algorithm: str, **values: float) -> None:
     for key, value in values.items():
         if not value > 0:
-            raise UsageError(f"{algorithm}: {key} must be above 0")
+            raise UsageError(f"{algorithm}: {key} must be above 0; got {value}.")
 
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:

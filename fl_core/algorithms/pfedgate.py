@@ -1,4 +1,4 @@
-"""Personal gates: which part of everybody's weights a client uses, and how much of it."""
+"""Personal gates that choose which part of the shared weights a client uses, and how strongly."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fl_core.training.steps import Batch, Steps, clipped
 
 @register
 class PFedGate(Algorithm):
-    """A personal gate scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
+    """A personal gate that scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
 
-    See :class:`fl_core.models.gated.Gated` for what the gate does with ``target`` and ``split``. Both the model and
-    the gate learn from the loss of the adapted model, together or, with ``bi_level``, by turns, batch by batch, the
-    gate first; the gradients of each are clipped at ``clip``, not at the run's ``clip``. The gate learns at
-    ``gate_lr``, by default the run's rate. The dense model travels; a sparse message, as in the paper, would hold the
-    kept blocks only.
+    See :class:`fl_core.models.gated.Gated` for how the gate uses ``target`` and ``split``. Model and gate learn from
+    the loss of the adapted model. They learn together, or batch by batch in turn with ``bi_level``, the gate first. The
+    gradients of each are clipped at this algorithm's ``clip`` instead of the run's. The gate learns at ``gate_lr``, by
+    default the run's rate.
 
-    The budget is (target - s_min) of all weights of a group, so that with its first blocks the group keeps ``target``
-    of them; the authors' released code takes it of the other blocks alone and keeps less.
+    The dense model travels. The paper's sparse message would contain the kept blocks only. The budget is (target -
+    s_min) of all weights of a group. Together with its first blocks the group then keeps ``target`` of them. The
+    authors' released code applies it to the other blocks alone and keeps less.
 
     Raises:
         UsageError: samples that are texts; an option out of range.
@@ -56,7 +56,7 @@ class PFedGate(Algorithm):
         cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
     ) -> nn.Module:
         if isinstance(shape, TokenShape):
-            raise UsageError("pfedgate scores numbers, images or tables; token ids are none")
+            raise UsageError("pfedgate: samples must be images or tables; got token ids.")
         with torch_seeded(seed_of(seed, "gate")):
             return Gated(model, shape, config.target, config.split, config.eval_batch)
 
@@ -66,7 +66,7 @@ class PFedGate(Algorithm):
         return (Phase("train", self.task_info.tensors, self.task_info.epochs, groups=groups, step="gated_step"),)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One optimiser step of the gate, of the model, or of both."""
+        """Take one optimiser step of the gate, of the model, or of both."""
         grads = steps.gradients(batch, clip=False)
         gate_grads = {name: grad for name, grad in grads.items() if _of_gate(name)}
         parts = [gate_grads, {name: grad for name, grad in grads.items() if name not in gate_grads}]

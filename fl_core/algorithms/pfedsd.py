@@ -1,4 +1,4 @@
-"""Personal models that a client's own earlier model teaches."""
+"""Personal models that learn from the client's own earlier model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 TEACHER = "teacher"
-UNTRAINED = "untrained"  # the personal model of a client before its first round
+UNTRAINED = "untrained"  # a client's personal model before its first round
 
 
 @register
 class PFedSD(Algorithm):
     """FedAvg whose clients distil from the model that they trained last (pFedSD; Jin et al. 2022).
 
-    Local objective: loss + ``lam`` T^2 KL(softmax(teacher / T) || softmax(student / T)), averaged over the batch, where
-    the teacher is the client's own model after its last local training, in evaluation mode; a client's first round has
-    no teacher. The personal model is the local one, before aggregation. With lam = 0 the global stream is FedAvg's.
+    The local objective, averaged over the batch, is
+
+        loss + lam T^2 KL(softmax(teacher / T) || softmax(student / T))
+
+    The teacher is the client's model after its last local training, in evaluation mode. A client's first round has no
+    teacher. The personal model is the local one, before aggregation. With lam = 0 the global model is FedAvg's.
     """
 
     name = "pfedsd"
@@ -42,7 +45,7 @@ class PFedSD(Algorithm):
 
         def __post_init__(self) -> None:
             if self.temperature == 0:
-                raise UsageError("pfedsd: temperature must be above 0")
+                raise UsageError(f"pfedsd: temperature must be above 0; got {self.temperature}.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -53,7 +56,7 @@ class PFedSD(Algorithm):
         return with_term(super().phases(rnd, client), "distilled_loss", self.config.lam)
 
     def distilled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """The local objective with the distance to the teacher's predictions."""
+        """Return the local objective with the distance to the teacher's predictions."""
         teacher, warmth = ctx.trees.get(TEACHER), self.config.temperature
         if teacher is None:
             return self.loss(params, batch, ctx)

@@ -1,4 +1,4 @@
-"""Personal prompts: what a client learns to add to its inputs or features while the model is everybody's."""
+"""Personal prompts that a client learns to add to its inputs or features of a common model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fl_core.errors import UsageError
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
-CLIENT = "prompts"  # the stream of a client's own initial prompts
+CLIENT = "prompts"  # the stream of a client's initial prompts
 
 
 def drawn(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
-    """Random initial prompts: normal noise of one standard deviation, shaped and typed as the given tensors."""
+    """Draw initial prompts: normal noise of one standard deviation, with the shapes and types of the given tensors."""
     noise = {}
     for name, tensor in like.items():
         draw = seeds.torch_generator(seed, CLIENT, *parts, name)
@@ -29,7 +29,7 @@ def drawn(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str
 
 
 class Border(nn.Module):
-    """A frame of pixels added to every image: ``width`` rows above and below, and as many columns at each side."""
+    """A frame of pixels added to every image: ``width`` rows above and below and ``width`` columns at each side."""
 
     def __init__(self, shape: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -39,32 +39,35 @@ class Border(nn.Module):
         self.left, self.right = (nn.Parameter(torch.zeros(channels, height - 2 * width, width)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, C, H, W] -> the same with the frame added."""
+        """Add the frame to images [n, C, H, W]."""
         rest = x.shape[-1] - self.width
         middle = pad(self.left, (0, rest)) + pad(self.right, (rest, 0))
         return x + torch.cat([self.top, middle, self.bottom], 1)
 
 
 class Bordered(nn.Module):
-    """A model that sees its images with a frame of pixels added."""
+    """A model that receives its images with a frame of pixels added."""
 
     def __init__(self, inner: nn.Module, border: Border) -> None:
         super().__init__()
         self.border, self.inner = border, inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, C]."""
+        """Return logits [n, C]."""
         return self.inner(self.border(x))
 
 
 @register
 class PFedPT(Algorithm):
-    """A personal frame of pixels on every image, under a model that is everybody's (pFedPT; Li et al. 2023).
+    """A personal frame of pixels on every image, for a common model (pFedPT; Li et al. 2023).
 
-    The frame is ``pad`` pixels wide, 720 numbers for 3 x 32 x 32 and pad = 2, and starts as standard normal noise,
-    drawn for each client. In a round it is trained for ``prompt_epochs`` with the model frozen, by SGD of its own rates
-    whatever the run's optimiser is, then the model for the run's epochs with the frame frozen. While the frame trains,
-    normalisations use the received statistics; in the authors' released code they go on moving.
+    The frame is ``pad`` pixels wide. With pad = 2 it has 720 numbers for 3 x 32 x 32. It starts as standard normal
+    noise drawn for each client. A round first trains the frame for ``prompt_epochs`` with the model frozen. This uses
+    SGD with rates of its own, whatever the run's optimiser is. Then the model trains for the run's epochs with the
+    frame frozen.
+
+    While the frame trains, normalisations use the received statistics. In the authors' released code they are still
+    updated.
 
     Raises:
         UsageError: samples that are no images, or images too small for the frame.
@@ -89,9 +92,11 @@ class PFedPT(Algorithm):
         cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
     ) -> nn.Module:
         if len(shape) != 3:
-            raise UsageError(f"pfedpt frames images (channels, height, width), not samples of shape {shape}")
+            raise UsageError(f"pfedpt: samples must be images (channels, height, width); got shape {shape}.")
         if not 1 <= config.pad < min(shape[1:]) / 2:
-            raise UsageError(f"pfedpt: pad={config.pad} leaves nothing of images of {shape[1]} x {shape[2]}")
+            raise UsageError(
+                f"pfedpt: twice pad must be below the image's sides, {shape[1]} x {shape[2]}; got pad={config.pad}."
+            )
         border = Border(shape, config.pad)
         with torch.no_grad():
             for name, value in drawn(dict(border.named_parameters()), 1.0, seed).items():
@@ -100,7 +105,7 @@ class PFedPT(Algorithm):
 
     @property
     def frame(self) -> frozenset[str]:
-        """Names of the frame's tensors."""
+        """Return the names of the frame's tensors."""
         return frozenset(name for name in self.task_info.parameters if name.startswith("border."))
 
     def client_state(self, initial: Tree, client: int) -> State:

@@ -1,4 +1,4 @@
-"""Personal models held near a global one by a penalty."""
+"""Personal models that a penalty keeps close to a global one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fl_core.tree import Tree
 
 @register
 class Ditto(Algorithm):
-    """A global model as FedAvg's, and beside it a personal model pulled to the received global one (Li et al. 2021).
+    """FedAvg's global model with a personal model next to it that is pulled to the global one (Li et al. 2021).
 
-    Personal objective: loss(v) + (lam / 2) ||v - w_received||^2. The global copies are averaged, never the personal
-    ones. The global stream is FedAvg's bit for bit; with lam = 0 the personal stream is Local's. ``lam`` is 0.1 by
-    default, as PLayer-FL has it; the authors' own code has 1 and searches from 0.05 to 2.
+    The personal objective is loss(v) + (lam / 2) ||v - w_received||^2. Only the global copies are averaged. The global
+    model is FedAvg's bit for bit. With lam = 0 the personal models are Local's. The default ``lam`` of 0.1 is
+    PLayer-FL's. The authors' own code has 1 and searches from 0.05 to 2.
     """
 
     name = "ditto"
@@ -47,7 +47,7 @@ class Ditto(Algorithm):
         )
 
     def personal_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """The personal objective on one batch."""
+        """Return the personal objective on one batch."""
         return self.loss(params, batch, ctx) + half_pull(self.config.lam, params, ctx)
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:

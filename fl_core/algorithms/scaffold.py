@@ -1,8 +1,10 @@
-"""One model for all, with a correction of each client's gradient against drift.
+"""Algorithms for one global model that correct each client's gradient against drift.
 
-Every client keeps a *variate*, the server keeps their mean over all clients, sampled or not:
-s <- s + (1 / N) sum_{i replied} (new variate_i - old variate_i). Clients count alike in the papers' means, whatever
-their number of samples, and so they do here; buffers are averaged in the same way.
+Every client keeps a *variate*. The server keeps their mean over all N clients, sampled or not:
+
+    s <- s + (1 / N) sum_{i replied} (new variate_i - old variate_i)
+
+As in the papers, means weigh all clients equally. Buffers are averaged in the same way.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ from fl_core.training.phases import Phase
 from fl_core.training.steps import Batch, Steps
 from fl_core.tree import Tree
 
-VARIATE = "variate"  # a client's own; what it sends: the change of it; at the server: their mean
+VARIATE = "variate"  # at a client: its own; in a reply: the change of it; at the server: the mean
 MEAN, TOTAL = "mean_variate", "total_gradient"
 
 
 class Corrected(Algorithm):
-    """Base of algorithms with control variates: zero at first for each client, and their mean at the server."""
+    """Base of algorithms with control variates: zero at first for each client, with their mean at the server."""
 
     keeps = "its variate"
     keeps_server_pair = True
 
     def corrected(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that have a variate in this round: the parameters that travel."""
+        """Return the names of the tensors that have a variate in this round: the parameters that travel."""
         return self.shared(rnd, client) & self.task_info.parameters
 
     def client_state(self, initial: Tree, client: int) -> State:
@@ -56,18 +58,18 @@ class Corrected(Algorithm):
 
 @register
 class Scaffold(Corrected):
-    """Stochastic controlled averaging (SCAFFOLD; Karimireddy et al. 2020), its option II.
+    """Stochastic controlled averaging with option II (SCAFFOLD; Karimireddy et al. 2020).
 
-    A step follows grad f_i(y) - c_i + c. After K steps from x to y_i the client's variate becomes
-    c_i - c + (x - y_i) / (K lr), which under plain SGD is the mean of the K gradients grad f_i(y) on the way. That mean
-    is what is kept, so that K is the number of steps really taken and any optimiser can be used; weight decay is the
-    optimiser's and is in no variate. Server: x <- x + ``server_lr`` mean_i (y_i - x), parameters only.
+    A step follows grad f_i(y) - c_i + c. After K steps from x to y_i the client's variate becomes c_i - c + (x - y_i) /
+    (K lr). Under plain SGD this is the mean of the K gradients grad f_i(y) on the way. The implementation stores that
+    mean. So K is the number of steps taken, and any optimiser can be used. Weight decay belongs to the optimiser and is
+    in no variate. The server sets x <- x + ``server_lr`` mean_i (y_i - x), for parameters only.
 
-    Down travel x and c, up y_i and the change of c_i. With one local step, clients of equal size, a server rate of 1
-    and everyone taking part it is FedAvg.
+    The server sends x and c. The client sends y_i and the change of c_i. It equals FedAvg with one local step, clients
+    of equal size, a server rate of 1 and full participation.
 
     Raises:
-        UsageError: server_lr is 0: the model would never move.
+        UsageError: server_lr is 0, so that the model would never change.
     """
 
     name = "scaffold"
@@ -81,7 +83,7 @@ class Scaffold(Corrected):
 
         def __post_init__(self) -> None:
             if self.server_lr == 0:
-                raise UsageError("scaffold: server_lr must be above 0")
+                raise UsageError(f"scaffold: server_lr must be above 0; got {self.server_lr}.")
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         message = super().server_message(server, client, rnd)
@@ -92,7 +94,7 @@ class Scaffold(Corrected):
         return tuple(replace(phase, step="corrected_step") for phase in super().phases(rnd, client))
 
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One step along the gradient minus the client's variate plus the mean variate."""
+        """Take one step along the gradient minus the client's variate plus the mean variate."""
         grads, total = steps.gradients(batch), ctx.scratch.setdefault(TOTAL, {})
         for name, grad in grads.items():
             total[name] = total[name].add_(grad) if name in total else grad.clone()
@@ -121,13 +123,15 @@ class Scaffold(Corrected):
 
 @register
 class FedDyn(Corrected):
-    """Dynamic regularisation: local optima are bent towards a common stationary point (FedDyn; Acar et al. 2021).
+    """Dynamic regularisation that bends local optima towards a common stationary point (FedDyn; Acar et al. 2021).
 
-    Local objective: loss(w) - <g_i, w> + (alpha / 2) ||w - w_received||^2; then g_i <- g_i - alpha (w_i - w_received).
-    Server: s <- s - (alpha / N) sum_i (w_i - w_received), which is the mean of all g_i, and
-    w <- mean_i w_i - s / alpha, over parameters; buffers take the mean. As alpha goes to 0 the first round moves twice
-    as far as FedAvg's with clients of equal size; alpha = 0 itself would divide 0 by 0. The authors' code clips
-    gradients at 10, nearly the run's ``clip=10``: their norm leaves out alpha w, which their optimiser adds as decay.
+    The local objective is loss(w) - <g_i, w> + (alpha / 2) ||w - w_received||^2. Then the client sets g_i <- g_i -
+    alpha (w_i - w_received). The server sets s <- s - (alpha / N) sum_i (w_i - w_received), the mean of all g_i.
+    Parameters become w <- mean_i w_i - s / alpha. Buffers take the mean.
+
+    As alpha approaches 0 the first round moves twice as far as FedAvg's, for clients of equal size. The value 0 itself
+    would divide 0 by 0. The authors' code clips gradients at 10. The run's ``clip=10`` is nearly the same: their norm
+    leaves out alpha w, which their optimiser adds as weight decay.
 
     Raises:
         UsageError: alpha is 0.
@@ -143,7 +147,7 @@ class FedDyn(Corrected):
 
         def __post_init__(self) -> None:
             if self.alpha == 0:
-                raise UsageError("feddyn: alpha must be above 0; the server divides by it")
+                raise UsageError(f"feddyn: alpha must be above 0; got {self.alpha}. The server divides by it.")
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         tilt = [(ctx.trees[VARIATE][name] * param).sum() for name, param in params.items() if param.requires_grad]

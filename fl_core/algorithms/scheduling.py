@@ -1,4 +1,4 @@
-"""Layers that join the training one after another, from the input or from the output."""
+"""Schedules by which layers join the training one after another, from the input or from the output."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
-FROZEN = "frozen"  # a client's tree of what has not thawed yet
-TRAINED = "trained"  # the metric of the rows that say which layers train
-WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client: no layer of it can stand still
+FROZEN = "frozen"  # a client's tree of layers that do not train yet
+TRAINED = "trained"  # the metric of rows that record which layers train
+WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client, so no layer can be frozen
 
 
 class Scheduled(AlgorithmWrapper):
-    """A schedule over another algorithm: the plan's shared layers thaw one by one (Jang and Choi 2024, Alg. 1).
+    """A schedule for another algorithm that unfreezes the shared layers one by one (Jang and Choi 2024, Alg. 1).
 
-    Layer k of the shared ones, counted from the end at which the schedule begins, trains and travels from the 0-based
-    round t_k on; until then it stands at its common initial value. Everything else is what the algorithm ``base``
-    makes of it: FedBABU (default, the paper's method: the head stays at its random start until all
-    layers are fine-tuned at the end), or another with one model at the server (the paper's section 5.4). ``--option``
-    takes that one's keys too.
+    Layers are counted from the end at which the schedule begins. Shared layer k trains and travels from the 0-based
+    round t_k on. Until then it keeps its common initial value. Frozen layers are not sent, since both sides know their
+    values. The paper's Algorithm 1 sends them too, with the same result.
 
-    ``unfreeze``: t_1, t_2, ..., one for each layer that the plan shares (the paper: 0,100,200; ablation 0,50,100).
-    Default: spread evenly over the run, which is the paper's choice for its 3 layers and 300 rounds. With all of them 0
-    it is the algorithm below.
-
-    Frozen layers are not sent: their values are known on both sides. The paper's Algorithm 1 sends them too, with the
-    same result.
+    - ``base``: the algorithm that does everything else. The default FedBABU is the paper's method: the head stays at
+      its random start until all layers are fine-tuned at the end. Other algorithms with one model at the server are
+      possible (section 5.4). Their own keys are given by ``--option`` too.
+    - ``unfreeze``: t_1, t_2, ..., one for each shared layer. The paper has 0,100,200 and its ablation 0,50,100. The
+      default spreads them evenly over the run, which is the paper's choice for 3 layers and 300 rounds. If all are 0,
+      this is the base algorithm.
 
     Raises:
-        UsageError: another number of rounds than layers; an algorithm below that is a schedule itself, that decides on
-            a plan while it trains, or that has a model for each client at the server.
+        UsageError: the numbers of rounds and layers differ, or the base algorithm is unsuitable. That is a schedule, an
+            algorithm that chooses a plan while it trains, or one with a model for each client at the server.
     """
 
     uses_plan = True
@@ -58,22 +56,23 @@ class Scheduled(AlgorithmWrapper):
     def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
         below, over = super().base_algorithm(config), config.get("base", cls.Config.base)
         if issubclass(below, Scheduled):
-            raise UsageError(f"{cls.name} over {over}: one schedule cannot be laid over another")
+            raise UsageError(f"{cls.name}: base must not be a schedule; got {over}.")
         if below.needs_blocks:
-            raise UsageError(f"{cls.name} over {over}: a schedule needs clients that hold the whole model")
+            raise UsageError(f"{cls.name}: base must be an algorithm whose clients have the whole model; got {over}.")
         if issubclass(below, WHOLE):
             raise UsageError(
-                f"{cls.name} over {over}: a schedule needs one model at the server, not one for each client"
+                f"{cls.name}: base must be an algorithm with one model at the server; "
+                f"got {over}, with one for each client."
             )
         return below
 
     @classmethod
     def thawing(cls, plan: LayerPlan) -> tuple[Layer, ...]:
-        """The layers that start to train one after another, first to last."""
+        """Return the layers that start to train one after another, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
 
     def inner_task_info(self) -> TaskInfo:
-        """The task as the inner algorithm sees it: layers that have not thawed wait."""
+        """Return the task for the inner algorithm, in which frozen layers do not train yet."""
         if self.plan is None:
             return self.task_info
         layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
@@ -85,26 +84,30 @@ class Scheduled(AlgorithmWrapper):
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         plan = super().default_plan(layers)
         if plan is None:
-            raise UsageError(f"{self.name} over {self.config.base} needs a plan; fedper with plan=auto makes its own")
+            raise UsageError(
+                f"{self.name}: base must have a plan before training; got {self.config.base}. "
+                "Use fedper with plan=auto."
+            )
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
-        """The first round in which each scheduled layer trains."""
+        """Return the first round in which each scheduled layer trains."""
         names = [layer.name for layer in self.thawing(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
             return tuple(k * self.task_info.rounds // len(names) for k in range(len(names)))
         if len(rounds) != len(names):
             raise UsageError(
-                f"{self.name}: unfreeze gives {len(rounds)} rounds for {len(names)} layers: {', '.join(names)}"
+                f"{self.name}: unfreeze must have one round for each of the {len(names)} layers {', '.join(names)}; "
+                f"got {len(rounds)}."
             )
         return tuple(rounds)
 
     def frozen(self, rnd: Round) -> frozenset[str]:
-        """Names of the tensors that are still at their initial value in this round."""
+        """Return the names of the tensors that still have their initial value in this round."""
         return self.inner.task_info.not_yet_trained(rnd)
 
-    # --- what a schedule changes: what is frozen is kept apart and does not train --------------------------------
+    # --- a schedule stores frozen layers separately and does not train them --------------------------------------
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -125,7 +128,7 @@ class Scheduled(AlgorithmWrapper):
         return message
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """``trained``: 1 if a layer trained in the round before, else 0."""
+        """Record ``trained``: 1 if a layer trained in the round before, else 0."""
         yield from super().observations(server, rnd)
         if rnd.index:
             trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}

@@ -1,4 +1,4 @@
-"""The base of wrappers: an algorithm around another one that changes part of what it does, such as a schedule."""
+"""Base of wrappers: an algorithm around another one that changes a part of it, such as a schedule."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fl_core.tree import Tree
 
 
 class AlgorithmWrapper(Algorithm):
-    """A wrapper of the algorithm that ``base`` names: every hook asks the inner one, unless a subclass overrides it.
+    """A wrapper of the algorithm named by ``base``, whose hooks call the inner ones unless a subclass overrides them.
 
-    ``--option`` takes the inner algorithm's keys too. The inner algorithm calls its own hooks and never the outer
-    one's: what it is to see otherwise is changed in the task that it is given (:meth:`inner_problem`).
+    The inner algorithm's own keys are given by ``--option`` too. It calls its own hooks and never the wrapper's. To
+    change its view of the task, override :meth:`inner_task_info`.
     """
 
     @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AlgorithmWrapper(Algorithm):
         self.uses_plan = self.uses_plan or self.inner.uses_plan
 
     def inner_task_info(self) -> TaskInfo:
-        """The task that the inner algorithm is given. Default: the same."""
+        """Return the task for the inner algorithm. Default: the same."""
         return self.task_info
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Datasets by name, by path or from your own code, partitioned over clients; names are imported when first used."""
+"""Datasets by name, by path or from your own code, partitioned over clients. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts raw arrays to features, labels and natural clients; errors name the place and the first bad row."""
+"""Conversion of raw arrays to features, labels and natural clients. Errors name the source and the first bad row."""
 
 from __future__ import annotations
 
@@ -15,48 +15,49 @@ Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
-AS_NUMBERS = "; if numbers are to be predicted and not classes, say so: task regression (--task regression)"
+AS_NUMBERS = " Use task regression (--task regression) to predict numbers."
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
-"""What a cell without a value holds, in small letters."""
+"""Contents of a cell without a value, in small letters."""
 
 
 FEW = 4
-"""Channels that a picture has at most, where its shape alone tells which axis they are."""
+"""The largest number of channels of an image if only its shape shows their axis."""
 
 
 class MissingError(UsageError):
-    """A feature has no value, and nothing fills it."""
+    """An error for a missing feature value that nothing fills."""
 
 
 def row_of_array(row: int) -> str:
-    """How error messages name a row of an array."""
+    """Return the name of an array's row in error messages."""
     return f"row {row} (rows count from 0)"
 
 
 def features(x: Array, where: str, place: Place = row_of_array, missing: bool = False) -> Array:
-    """Check features: images as uint8 [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite float32 [n, ...].
+    """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite float32 [n, ...].
 
-    A uint8 array with more than two dimensions is a stack of images; numbers of other types are taken as they are.
-    Floats [n, H, W, C] are turned to [n, C, H, W] with a warning, see :func:`channels_first`.
+    A uint8 array with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W,
+    C] are turned to [n, C, H, W] with a warning, see :func:`channels_first`.
 
     Args:
-        missing: NaN in a table [n, d] stays, for it will be filled.
+        missing: keep NaN in a table [n, d], since it will be filled.
 
     Raises:
-        UsageError: no sample, no feature, not numeric, not finite (also after rounding to float32), or no such image.
+        UsageError: there is no sample or feature, a value is not a finite number (also after rounding to float32), or
+            the shape is not that of images.
     """
     if x.dtype.kind not in "buif":
-        raise UsageError(f"{where}: {x.dtype} is not numeric")
+        raise UsageError(f"{where}: features must be numbers; got {x.dtype}.")
     if x.ndim < 2 or x.size == 0:
         raise UsageError(
-            f"{where}: shape {x.shape} holds no features; expected [samples, ...] with at least one of each"
+            f"{where}: features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
         )
     if x.ndim > 2 and x.dtype.kind in "bui":
         if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))):
             return np.ascontiguousarray(x)
         raise UsageError(
-            f"{where}: {x.dtype} {list(x.shape)} is no stack of images; images are uint8 [n, H, W], [n, H, W, 1] or "
-            f"[n, H, W, 3], or floats with channels first"
+            f"{where}: images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
+            f"got {x.dtype} {list(x.shape)}."
         )
     shape = channels_first(x.shape[1:], where)
     if shape != x.shape[1:]:
@@ -73,21 +74,23 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
         row, *cell = np.unravel_index(int(np.argmin(finite)), finite.shape)
         at = f", position {[int(i) for i in cell]}"
         filled = x.ndim == 2 and np.isnan(x[(row, *cell)])
-        way = "; impute (--impute mean, median or most_frequent) fills what is missing" if filled else ""
-        raise UsageError(f"{where}, {place(int(row))}{at}: {x[(row, *cell)]} is not a finite float32{way}")
+        way = " Fill missing values with --impute mean, median or most_frequent." if filled else ""
+        raise UsageError(
+            f"{where}, {place(int(row))}{at}: features must be finite float32; got {x[(row, *cell)]}.{way}"
+        )
     return out
 
 
 def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
-    """Return the shape (C, H, W) of a float picture that is stored so or as (H, W, C); other shapes as they are.
+    """Return the shape (C, H, W) of a float image stored as (C, H, W) or (H, W, C). Other shapes stay the same.
 
-    An axis can be that of the channels if it has at most :data:`FEW`, and the others have as many and more than one.
+    The channels' axis has at most :data:`FEW` entries. The other axes have at least as many, and more than one.
 
     >>> channels_first((28, 28, 1), "x"), channels_first((3, 32, 32), "x"), channels_first((16, 8, 8), "x")
     ((1, 28, 28), (3, 32, 32), (16, 8, 8))
 
     Raises:
-        UsageError: the first axis can be that of the channels and so can the last.
+        UsageError: both the first and the last axis can be the channels.
     """
     if len(shape) != 3:
         return shape
@@ -109,34 +112,34 @@ def answers(
     place: Place = row_of_array,
     whole: bool = True,
 ) -> tuple[Array, tuple[str, ...]]:
-    """What is to be predicted: class indices with the classes' names (:func:`labels`), or targets without any.
+    """Check labels or targets: class indices with the classes' names (:func:`labels`), or targets without names.
 
     Raises:
-        UsageError: as :func:`labels` and :func:`targets`; names of classes beside targets.
+        UsageError: as :func:`labels` and :func:`targets`, or targets come with names of classes.
     """
     if task != REGRESSION:
         return labels(y, where, names, place, whole)
     if names is not None:
-        raise UsageError(f"{where}: names of classes do not go with targets that are numbers (task {task})")
+        raise UsageError(f"{where}: names of classes must be left out for task {task}, which predicts numbers.")
     return targets(y, where, place), ()
 
 
 def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
-    """Check targets of a regression, finite numbers or text of such, as float32 [n].
+    """Check targets of a regression, finite numbers or text of them, as float32 [n].
 
     Raises:
-        UsageError: names the first value that is no finite float32.
+        UsageError: names the first value that is not a finite float32.
     """
     _check_flat(y, where)
     if y.dtype.kind == "U":
         y = numbers(y.tolist(), where, place)
     if y.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: {str(y[0])!r} is not a number")
+        raise UsageError(f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}.")
     with np.errstate(over="ignore"):
         found = y.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(found))
     if bad.size:
-        raise UsageError(f"{where}, {place(int(bad[0]))}: {y[bad[0]]} is not a finite float32")
+        raise UsageError(f"{where}, {place(int(bad[0]))}: targets must be finite float32; got {y[bad[0]]}.")
     return found
 
 
@@ -147,16 +150,17 @@ def labels(
     place: Place = row_of_array,
     whole: bool = True,
 ) -> tuple[Integers, tuple[str, ...]]:
-    """Check labels: class indices 0..C-1 and the names of the C classes.
+    """Check labels: return class indices 0..C-1 and the names of the C classes.
 
-    Without ``names`` the distinct labels, in ascending order, are the classes, and a label's text is its class's name.
-    Labels may be text, see :func:`written_labels`; each is one of ``names``, if these are given.
+    Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
+    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them.
 
     Args:
-        whole: whether these are all labels there are, so that each of ``names`` must be among them; a silo's are not.
+        whole: whether these are all labels, so that each of ``names`` must occur. One client's labels are not.
 
     Raises:
-        UsageError: a label that is no whole number or has no name; fewer than two classes; a class without samples.
+        UsageError: a label is not a whole number or has no name, or there are fewer than two classes or a class without
+            samples.
     """
     if y.dtype.kind == "U":
         _check_flat(y, where)
@@ -177,41 +181,44 @@ def labels(
         _check_codes(values, names, where, place)
         empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
         if empty and whole:
-            raise UsageError(f"{where}: no sample of class {listing(empty)}")
+            raise UsageError(f"{where}: every class must have samples; got none of {listing(empty)}.")
     if len(names) < 2:
-        raise UsageError(f"{where}: only one class, {names[0]!r}; there is nothing to tell apart")
+        raise UsageError(f"{where}: there must be at least 2 classes; got only {names[0]!r}.")
     return values.astype(np.int64), tuple(names)
 
 
 def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
-    """Labels [n] as they are if they are text, else as whole numbers; objects that are all text are text.
+    """Return labels [n] unchanged if they are text, otherwise as whole numbers. For a regression return targets.
 
-    Of a regression, targets.
+    Objects that are all text count as text.
 
     Raises:
-        UsageError: neither.
+        UsageError: they are neither.
     """
     if y.dtype.kind == "O":
         others = [row for row, value in enumerate(y.flat) if not isinstance(value, str)]
         if not others:
             y = y.astype(np.str_)
         elif len(others) < y.size:
-            raise UsageError(f"{where}, {row_of_array(others[0])}: {y.flat[others[0]]!r} is no text, as the others are")
+            raise UsageError(
+                f"{where}, {row_of_array(others[0])}: all values must be text or none; "
+                f"got {y.flat[others[0]]!r} among text."
+            )
         elif any(value is None for value in y.flat):
             row = next(row for row in others if y.flat[row] is None)
-            raise UsageError(f"{where}, {row_of_array(row)}: None is no value")
+            raise UsageError(f"{where}, {row_of_array(row)}: labels must be numbers or text; got None.")
     if task == REGRESSION:
         return targets(y, where)
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
 
 
 def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
-    """Class indices and class names from labels in text: whole numbers in ascending order, or words in sorted order.
+    """Return class indices and class names from labels in text: ascending whole numbers, or sorted words.
 
-    Classes are words where no cell is a number; spaces around a word do not count.
+    Classes are words if no cell is a number. Spaces around a word do not count.
 
     Raises:
-        UsageError: as :func:`labels`; an empty cell, or a word among numbers.
+        UsageError: as :func:`labels`, or a cell is empty, or there is a word among numbers.
     """
     words = [cell.strip() for cell in cells]
     if any(_is_number(word) for word in words if word.lower() != "nan"):
@@ -224,7 +231,7 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
 
 
 def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place) -> Integers:
-    """The place of each word among the names of the classes."""
+    """Return the position of each word among the names of the classes."""
     code = {name.strip(): k for k, name in enumerate(names)}
     known = [word.strip() in code for word in words]
     if not all(known):
@@ -244,10 +251,10 @@ def _is_number(cell: str) -> bool:
 def owners(
     values: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
 ) -> tuple[Integers, tuple[str, ...]]:
-    """The natural client of each sample, as indices into the clients' names.
+    """Return the natural client of each sample, as indices into the clients' names.
 
-    Text names clients directly, in sorted order; whole numbers do too, or point into ``names``. A name that no
-    sample points to is no client.
+    Text names clients directly, in sorted order. Whole numbers do so too, or they index ``names``. A name without
+    samples is not a client.
 
     Raises:
         UsageError: neither text nor whole numbers, an empty name, or a number outside ``names``.
@@ -255,10 +262,10 @@ def owners(
     if values.dtype.kind == "U":
         _check_flat(values, where)
         if names is not None:
-            raise UsageError(f"{where}: is text, so a separate list of names has no meaning")
+            raise UsageError(f"{where}: a list of names must be left out, since the values are text.")
         blank = np.flatnonzero(np.char.strip(values.astype(np.str_)) == "")
         if blank.size:
-            raise UsageError(f"{where}, {place(int(blank[0]))}: the client's name is empty")
+            raise UsageError(f"{where}, {place(int(blank[0]))}: the client's name must not be empty.")
         distinct, owner = np.unique(values, return_inverse=True)
         return owner.astype(np.int64), tuple(str(value) for value in distinct)
     codes = whole_numbers(values, where, place)
@@ -272,32 +279,32 @@ def flags(values: Array, where: str) -> NDArray[np.bool_]:
     """Check a column of booleans (or 0 and 1), such as marks of test samples, with at least one of each.
 
     Raises:
-        UsageError: any other value, or all the same.
+        UsageError: another value occurs, or all values are equal.
     """
     whole = whole_numbers(values, where)
     bad = np.flatnonzero((whole != 0) & (whole != 1))
     if bad.size:
-        raise UsageError(f"{where}, {row_of_array(int(bad[0]))}: {whole[bad[0]]} is neither 0 nor 1")
+        raise UsageError(f"{where}, {row_of_array(int(bad[0]))}: values must be 0 or 1; got {whole[bad[0]]}.")
     if whole.min() == whole.max():
-        raise UsageError(f"{where}: is {bool(whole[0])} throughout; both training and test samples are needed")
+        raise UsageError(f"{where}: there must be both training and test samples; got {bool(whole[0])} everywhere.")
     return whole.astype(bool)
 
 
 def texts(values: Array, where: str) -> tuple[str, ...]:
-    """Check names: distinct and not empty.
+    """Check that names are distinct and not empty.
 
     Raises:
-        UsageError: not text, no name at all, an empty name, or a name twice.
+        UsageError: a name is not text, empty or repeated, or there is none.
     """
     _check_flat(values, where)
     if values.dtype.kind != "U":
-        raise UsageError(f"{where}: {values.dtype} is not text")
+        raise UsageError(f"{where}: names must be text; got {values.dtype}.")
     names = [str(value) for value in values]
     if any(not name.strip() for name in names):
-        raise UsageError(f"{where}: an empty name")
+        raise UsageError(f"{where}: names must not be empty.")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"{where}: more than once: {listing(twice)}")
+        raise UsageError(f"{where}: names must be distinct; got more than one {listing(twice)}.")
     return tuple(names)
 
 
@@ -305,36 +312,38 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
-        else_: what to do about numbers with a fraction, for the message.
+        else_: advice on numbers with a fraction, for the message.
 
     Raises:
-        UsageError: names the first value that is no whole number.
+        UsageError: names the first value that is not a whole number.
     """
     _check_flat(values, where)
     if values.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: {str(values[0])!r} is not a whole number")
+        raise UsageError(f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}.")
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)))
         if bad.size:
-            raise UsageError(f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is not a whole number{else_}")
+            raise UsageError(
+                f"{where}, {place(int(bad[0]))}: values must be whole numbers; got {values[bad[0]]}.{else_}"
+            )
     return values.astype(np.int64)
 
 
 def holds_numbers(cells: Cells) -> bool:
-    """Whether a column has a cell that reads as a number, or one that is empty."""
+    """Return whether a column has a cell that is empty or reads as a number."""
     return isinstance(cells, np.ndarray) or any(not cell or _is_number(cell) for cell in cells)
 
 
 def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool = False) -> NDArray[np.float64]:
-    """Convert text to float64 [n]; numbers stay as they are.
+    """Convert text to float64 [n]. Numbers stay as they are.
 
     Args:
         missing: cells without a value (:data:`MISSING`) become NaN.
 
     Raises:
-        MissingError: names the first cell without a value, unless these may be.
-        UsageError: names the first cell that is no number.
+        MissingError: names the first cell without a value, unless ``missing`` is true.
+        UsageError: names the first cell that is not a number.
     """
     if isinstance(cells, np.ndarray):
         lacking = np.flatnonzero(np.isnan(cells))
@@ -359,12 +368,13 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
 
 def _check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
-        raise UsageError(f"{where}: shape {list(values.shape)}; expected one value a sample")
+        raise UsageError(f"{where}: there must be one value for each sample; got shape {list(values.shape)}.")
 
 
 def _check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
     bad = np.flatnonzero((values < 0) | (values >= len(names)))
     if bad.size:
         raise UsageError(
-            f"{where}, {place(int(bad[0]))}: {values[bad[0]]} is outside 0..{len(names) - 1}, for which there are names"
+            f"{where}, {place(int(bad[0]))}: values must be from 0 to {len(names) - 1}, the indices of names; "
+            f"got {values[bad[0]]}."
         )

@@ -1,7 +1,7 @@
 """Random views of images for contrastive learning: MoCo's augmentations, on batches of tensors.
 
-Every image of a batch has its own parameters, drawn on the CPU from a given generator, so that a batch on a GPU sees
-the same views; torchvision's transforms are the reference of each operation, one image at a time.
+Every image of a batch has its own parameters. They are drawn on the CPU from a given generator, so that a GPU sees the
+same views. The reference of each operation is torchvision's transform of a single image.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ GREY = (0.2989, 0.587, 0.114)  # of ITU-R 601, as in torchvision
 
 @dataclass(frozen=True)
 class MoCoViews:
-    """A random view of every image: MoCo's augmentation, version 1 (He et al. 2020; the authors' released code).
+    """A random view of every image by MoCo's augmentation, version 1 (He et al. 2020; the authors' released code).
 
-    In this order: a crop of a random share ``scale`` of the area and of an aspect ratio between 3/4 and 4/3, stretched
-    to the whole size (bilinear); grey with probability ``grey``; brightness, contrast, saturation and hue jittered
-    by up to ``jitter`` in a random order; mirrored with probability 1/2.
+    The steps are in this order:
 
-    Colour is a matter of pixels between 0 and 1: normalised images are taken back by ``mean`` and ``std``, and
-    normalised again. Where the pixels leave that range, of images that were never scaled, they are clipped to their
-    batch's own range. Images that have not three channels have no saturation, hue or grey.
+    1. Crop a random share ``scale`` of the area, with an aspect ratio between 3/4 and 4/3, and resize it (bilinear).
+    2. Turn to grey with probability ``grey``.
+    3. Change brightness, contrast, saturation and hue by up to ``jitter``, in a random order.
+    4. Mirror with probability 1/2.
+
+    Colour operations need pixels between 0 and 1. So normalisation by ``mean`` and ``std`` is undone before and
+    repeated after them. Pixels of images that were never scaled are clipped to their batch's own range instead.
+    Saturation, hue and grey apply to images of three channels only.
 
     Attributes:
-        mean, std: one number a channel, or empty.
+        mean, std: one number for each channel, or empty.
         scale, grey, jitter: as above.
     """
 
@@ -42,13 +45,15 @@ class MoCoViews:
     jitter: float = 0.4
 
     def __call__(self, images: Tensor, draw: torch.Generator) -> Tensor:
-        """One view of each image, [n, C, H, W] -> [n, C, H, W].
+        """Return one view of each image, [n, C, H, W].
 
         Raises:
-            UsageError: these are no images.
+            UsageError: the samples are not images.
         """
         if images.ndim != 4:
-            raise UsageError(f"views are of images [n, channels, height, width], not of {tuple(images.shape)}")
+            raise UsageError(
+                f"samples must be images [n, channels, height, width] for views; got shape {tuple(images.shape)}."
+            )
         n, channels, height, width = images.shape
         boxes = crop_boxes(n, height, width, self.scale, draw)
         greyed = torch.rand(n, generator=draw) < self.grey
@@ -67,10 +72,10 @@ class MoCoViews:
 
 
 def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw: torch.Generator) -> Tensor:
-    """Random boxes (top, left, height, width), int64 [n, 4], as torchvision's RandomResizedCrop draws them.
+    """Draw random boxes (top, left, height, width), int64 [n, 4], as torchvision's RandomResizedCrop does.
 
-    Ten tries of an area and an aspect ratio, of which the first that fits is placed at random; if none does, the
-    largest box at the centre whose ratio is between 3/4 and 4/3.
+    Area and aspect ratio are drawn ten times. The first that fits is placed at random. If none fits, the box is the
+    largest central one with a ratio between 3/4 and 4/3.
     """
     tries = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
     places = torch.rand(n, 2, generator=draw, dtype=torch.float64)
@@ -89,7 +94,7 @@ def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Stretch boxes [n, 4] of images [n, C, H, W] to H x W (bilinear), some of them ``mirrored`` [n]."""
+    """Resize boxes [n, 4] of images [n, C, H, W] to H x W (bilinear), and mirror those marked in ``mirrored`` [n]."""
     grids = []
     for side, (start, length) in enumerate(((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3]))):
         size = images.shape[2 + side]
@@ -109,7 +114,7 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
 def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: float) -> Tensor:
     """Change brightness, contrast, saturation and hue of images [n, C, H, W], each image in its own ``order`` [n, 4].
 
-    ``strengths`` [n, 4]: the first three give the factors 1 + s, the last a turn of the hue's circle by s; after each,
+    The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
     values are clipped to [low, high].
     """
     changes = (_brighter, _contrasted, _saturated, _turned) if x.shape[1] == 3 else (_brighter, _contrasted)
@@ -123,7 +128,7 @@ def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: floa
 
 
 def grey(x: Tensor) -> Tensor:
-    """Luminance [n, 1, H, W] of images of three channels; the mean over channels of any others."""
+    """Return the luminance [n, 1, H, W] of images of three channels, or the mean over other channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     weights = torch.tensor(GREY, dtype=x.dtype, device=x.device).view(3, 1, 1)
@@ -145,7 +150,7 @@ def _saturated(x: Tensor, by: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, by: Tensor) -> Tensor:
-    """Rotate the images' hue by a part of its circle, keeping saturation and value (Smith 1978: hexagonal cone)."""
+    """Rotate the images' hue by a part of its circle, with fixed saturation and value (Smith 1978: hexagonal cone)."""
     value, _ = x.max(1, keepdim=True)
     span = value - x.min(1, keepdim=True).values
     safe = span.where(span > 0, 1.0)

@@ -1,4 +1,4 @@
-"""How a user's own data are read: which column of a table is what, how the file is written, what is done to numbers."""
+"""Settings for reading a user's own data: the columns' meaning, the file's format, and the treatment of numbers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _TAB = ("tab", "\\t")
 
 @dataclass(frozen=True)
 class Reading:
-    """How data are read; every field is a key of a run's configuration.
+    """Settings for reading data. Every field is a key of a run's configuration.
 
     Attributes:
-        client_column, label_column, text_column: what holds a table's clients, classes and texts.
-        columns: the feature columns that are read; None = all that are there.
-        drop: the feature columns that are not read.
-        separator: of a .csv file's cells, one character, or ``tab``.
-        encoding: of a .csv or .jsonl file, as Python names it.
-        scale, impute: what is fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`.
-        task: what the labels are: classes (``classification``), or numbers to be predicted (``regression``).
-        classes: of a silo's data, all classes of its federation, some of which it may lack; no key of a run.
+        client_column, label_column, text_column: a table's columns of clients, classes and texts.
+        columns: the feature columns to read. None means all.
+        exclude_columns: the feature columns not to read.
+        separator: between the cells of a .csv file, one character, or ``tab``.
+        encoding: of a .csv or .jsonl file, by its Python name.
+        scale, impute: fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`.
+        task: whether labels are classes (``classification``) or numbers to predict (``regression``).
+        classes: all classes of the federation, for the data of one client that may lack some. It is not a key of a run.
 
     Raises:
-        UsageError: names the key and what it may be.
+        UsageError: names the key and its possible values.
     """
 
     client_column: str = CLIENT_COLUMN
@@ -53,14 +53,14 @@ class Reading:
         for key in ("columns", "exclude_columns"):
             names = getattr(self, key)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-                raise UsageError(f"{key} must be names of columns, not {names!r}")
+                raise UsageError(f"{key} must be names of columns; got {names!r}.")
             twice = repeated(names or ())
             if twice:
-                raise UsageError(f"{key} names {twice!r} twice")
+                raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
         if self.columns is not None and self.exclude_columns is not None:
-            raise UsageError("columns says what is read, and exclude_columns what is not: give one of them")
+            raise UsageError("columns and exclude_columns must not be given together. Use one of them.")
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
-            raise UsageError(f"separator must be one character, such as ';', or tab, not {self.separator!r}")
+            raise UsageError(f"separator must be one character, such as ';', or tab; got {self.separator!r}.")
         try:
             codecs.lookup(self.encoding)
         except LookupError as error:
@@ -73,10 +73,10 @@ class Reading:
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Reading:
-        """The reading that these keys say.
+        """Return the settings with these keys.
 
         Raises:
-            UsageError: an unknown key, or a value that cannot be.
+            UsageError: a key is unknown, or a value is invalid.
         """
         for key in keys:
             check_known("key of how data are read", key, READING)
@@ -84,24 +84,24 @@ class Reading:
 
     @property
     def delimiter(self) -> str:
-        """The one character between cells."""
+        """Return the single character between cells."""
         return "\t" if self.separator in _TAB else self.separator
 
     @property
     def python_encoding(self) -> str:
-        """The encoding with which a file is opened: that of UTF-8 passes over a byte order mark."""
+        """Return the encoding for opening a file. That of UTF-8 skips a byte order mark."""
         return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
 
     @property
     def missing(self) -> bool:
-        """Whether features may be missing, since something fills them."""
+        """Return whether features may be missing because they are filled."""
         return self.impute != choices.IMPUTES[0]
 
     def check_unasked(self, what: str, *keys: str) -> None:
-        """Refuse keys that say nothing to data of a kind, such as names of columns to images.
+        """Check that keys without meaning for some data have their defaults, such as names of columns for images.
 
         Raises:
-            UsageError: one of ``keys`` is not the default; ``what`` says of which data.
+            UsageError: one of ``keys`` is not the default. The message begins with ``what``, which describes the data.
         """
         asked = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
         if asked:
@@ -115,10 +115,10 @@ WRITTEN = ("separator", "encoding")
 
 
 def repeated(names: Sequence[str]) -> str | None:
-    """The first name that is there more than once; None = each once."""
+    """Return the first name that occurs more than once, or None."""
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 PLAIN = Reading()
-"""How data are read if nothing is asked for."""
+"""The default settings."""

@@ -1,4 +1,4 @@
-"""The data that a run trains and tests on: every client's samples as tensors."""
+"""The data of a run: every client's samples as tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_core.scores import CLASSIFICATION, REGRESSION
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples ``x``, contiguous float32 [n, *shape], and their class indices ``y``, int64 [n], or targets, float32 [n].
+    """Samples ``x``, contiguous float32 [n, *shape], with class indices ``y``, int64 [n], or targets, float32 [n].
 
     Texts are int64 token ids [n, length].
     """
@@ -38,13 +38,13 @@ class Split:
         return f"Split({len(self)} samples of shape {list(self.x.shape[1:])})"  # no values: a message may quote it
 
     def to(self, device: torch.device | str) -> Split:
-        """The same samples on another device; nothing is copied when they are there already."""
+        """Return the same samples on another device, without a copy if they are there already."""
         return Split(self.x.to(device), self.y.to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's samples; no sample is in two splits."""
+    """One client's samples. No sample is in two splits."""
 
     name: str
     train: Split
@@ -52,7 +52,7 @@ class ClientData:
     test: Split
 
     def split(self, name: str) -> Split:
-        """``train``, ``validation`` or ``test`` by name.
+        """Return ``train``, ``validation`` or ``test`` by name.
 
         Raises:
             UsageError: another name.
@@ -60,27 +60,27 @@ class ClientData:
         return getattr(self, check_known("split", name, SPLITS))
 
     def to(self, device: torch.device | str) -> ClientData:
-        """The same client with its tensors on another device."""
+        """Return the same client with its tensors on another device."""
         return ClientData(self.name, self.train.to(device), self.validation.to(device), self.test.to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """A dataset partitioned over clients: what a run trains, validates and tests on.
+    """A dataset partitioned over clients, for training, validation and testing.
 
     Attributes:
         name: registry name or path.
         shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.tokens.TokenShape`.
-        classes: names of the classes, in the order of class indices; none: numbers are predicted.
+        classes: names of the classes in the order of class indices. It is empty if numbers are predicted.
         clients: the clients, in order.
-        partition: which sample went where.
-        source_digest: SHA-256 of the samples, whoever has them.
-        digest: SHA-256 of the samples and of who holds which in which split.
-        words: of texts, the vocabulary in the order of token ids, after the special ones; otherwise None.
-        mean, std: one number a channel, with which images scaled to 0..1 were normalised; empty = they were not.
+        partition: the client and split of each sample.
+        source_digest: SHA-256 of the samples, independent of their partition.
+        digest: SHA-256 of the samples and of the partition.
+        words: the vocabulary of texts in the order of token ids, after the special ones; otherwise None.
+        mean, std: one number for each channel, for the normalisation of images in 0..1. They are empty without it.
         images: whether the samples were uint8 images before they were scaled to 0..1.
-        preprocessing: of a table with a header, or one that was scaled or filled, what its numbers went through.
-        chosen: of two classes the positive one, whose AUROC and AUPRC are scored; empty = the second.
+        preprocessing: the preparation of a table that has a header or was scaled or filled.
+        chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
     """
 
     name: str
@@ -99,19 +99,19 @@ class FederatedData:
 
     @property
     def positive(self) -> str:
-        """Name of the positive class, of two; empty where there are more, or none."""
+        """Return the name of the positive one of two classes, or an empty text for another number of classes."""
         return (self.chosen or self.classes[1]) if self.n_classes == 2 else ""
 
     @property
     def positive_index(self) -> int:
-        """Index of the positive class; 1 where there is none, which says nothing."""
+        """Return the index of the positive class. Without one it is 1, which has no meaning."""
         return self.classes.index(self.positive) if self.positive else 1
 
     def with_positive(self, name: str) -> FederatedData:
         """Return the same data with another positive class.
 
         Raises:
-            UsageError: the data have no such class, or not two.
+            UsageError: there is no such class, or there are not two.
         """
         if self.n_classes != 2:
             raise UsageError(
@@ -121,21 +121,21 @@ class FederatedData:
 
     @property
     def task(self) -> str:
-        """What is predicted: a class, or where there are none a number; of :data:`fl_core.scores.TASKS`."""
+        """Return the task from :data:`fl_core.scores.TASKS`: classification, or regression without classes."""
         return CLASSIFICATION if self.classes else REGRESSION
 
     @property
     def n_classes(self) -> int:
-        """Number of classes, whether or not every client has samples of each; 0 where numbers are predicted."""
+        """Return the number of classes, even if a client lacks some. It is 0 if numbers are predicted."""
         return len(self.classes)
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Number of training samples of each client."""
+        """Return the number of training samples of each client."""
         return tuple(len(client.train) for client in self.clients)
 
     def client(self, name: str) -> ClientData:
-        """A client by name.
+        """Return a client by name.
 
         Raises:
             UsageError: there is no such client.
@@ -144,7 +144,7 @@ class FederatedData:
         return self.clients[names.index(check_known("client", name, names))]
 
     def class_counts(self, split: str = "train") -> pd.DataFrame:
-        """Samples of each class at each client: clients x classes, by name; of numbers one column, ``samples``.
+        """Count samples by client and class. For a regression there is one column, ``samples``.
 
         Raises:
             UsageError: an unknown split.
@@ -158,11 +158,11 @@ class FederatedData:
 
     @cached_property
     def training_digest(self) -> str:
-        """Digest of every client's training samples, as a diagnosis of tensors in memory has it."""
+        """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
         return digest_of({each.name: tree.digest({"x": each.train.x, "y": each.train.y}) for each in self.clients})
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """The same data with every client's tensors on another device."""
+        """Return the same data with every client's tensors on another device."""
         return replace(self, clients=tuple(client.to(device) for client in self.clients))
 
 
@@ -174,8 +174,8 @@ def digest_of(clients: Mapping[str, str]) -> str:
 def gather(source: Source, partition: Partition, preprocessing: Preprocessing | None = None) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
-    Texts use the vocabulary of all clients' training samples together, and a table's preprocessing is fitted on them,
-    unless it is given.
+    The vocabulary of texts comes from all clients' training samples together. A table's preprocessing is fitted on
+    them, unless it is given.
 
     Raises:
         UsageError: the partition was made for another source.

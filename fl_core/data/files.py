@@ -28,9 +28,9 @@ IMAGES = (".png", ".jpg", ".jpeg")
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
-_NO_HEADER = (SyntaxError, tokenize.TokenError)  # of an array, which is written as Python
+_NO_HEADER = (SyntaxError, tokenize.TokenError)  # of an array, whose header is written as Python
 _NO_ZIP = (zipfile.BadZipFile, zlib.error)
-_NPZ = (b"PK", np.lib.format.MAGIC_PREFIX)  # how an archive begins, and a single array
+_NPZ = (b"PK", np.lib.format.MAGIC_PREFIX)  # the first bytes of an archive, and of a single array
 _DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, *_NO_ZIP, *_NO_HEADER)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _Listing = dict[str, dict[str, list[Path]]]
@@ -39,23 +39,25 @@ _Listing = dict[str, dict[str, list[Path]]]
 def read(path: Path, reading: Reading = PLAIN) -> Source:
     """Read a dataset from a path, and check all of it before returning.
 
-    * ``.npz``, never unpickled: ``x_train y_train x_test y_test``; or ``x y`` with, optionally, one of ``client``,
-      ``domain``, ``center`` (natural clients: text, or whole numbers with names in e.g. ``client_names``) and
-      ``is_train`` (false = official test set). Labels are whole numbers or words; either form may have ``classes``,
-      the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3] and are scaled to
-      0..1; floats are taken as they are, channels first, or turned if these are last; tables are [n, d].
-    * a folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files, names sorted, other files passed
-      over. All images must have one size; they are gray when every one is, otherwise RGB, scaled to 0..1.
-    * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, all others
-      numbers. Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these
-      texts as token ids, and what is beside text, label and client is passed over.
-    * ``.parquet``, the same; an index without a name is passed over.
-    * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
+    * ``.npz``, never unpickled: ``x_train y_train x_test y_test``, or ``x y``. With ``x y`` one of ``client``,
+      ``domain`` or ``center`` may name the natural clients. It holds text, or whole numbers with names in e.g.
+      ``client_names``. False in ``is_train`` marks an official test set. Labels are whole numbers or words. Both forms
+      may have ``classes``, the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]
+      and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
+      Tables are [n, d].
+    * A folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files. Names are sorted and other files
+      ignored. All images must have one size and are scaled to 0..1. If every image is grey they have one channel,
+      otherwise three.
+    * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
+      Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
+      token ids. Columns apart from text, label and client are then ignored.
+    * ``.parquet``: the same. An index without a name is ignored.
+    * ``.jsonl``: texts, with one object per line and the keys text, label and, optionally, client.
 
-    For the task ``regression`` labels are any finite numbers, which a model is to predict.
+    For the task ``regression`` labels are any finite numbers, the targets of the model.
 
     Raises:
-        UsageError: anything that does not fit, by file, array or column, and first bad row.
+        UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
     """
     _check_size(path)
     if path.is_dir() or path.suffix.lower() == ".npz":
@@ -74,7 +76,7 @@ def _check_size(path: Path) -> None:
 
 
 def check_plain(what: str, reading: Reading) -> None:
-    """Refuse names of columns, a separator or an encoding for data that are no table with a header.
+    """Check that no column, separator or encoding is named for data that are not a table with a header.
 
     Raises:
         UsageError: names the keys.
@@ -84,9 +86,9 @@ def check_plain(what: str, reading: Reading) -> None:
 
 
 def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
-    """Shape of a sample and whether natural clients are named, read from names and headers alone.
+    """Return the shape of a sample and whether there are natural clients, from names and headers alone.
 
-    The number of token ids of a text is not known from there.
+    These do not show the number of token ids of a text.
 
     Raises:
         UsageError: the path is not one of the kinds that :func:`read` takes.
@@ -117,13 +119,13 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
 def read_npz(
     path: Path, missing: bool = False, task: str = CLASSIFICATION, classes: Sequence[str] | None = None
 ) -> Source:
-    """Read a dataset from an .npz file (see :func:`read`); with ``missing``, a table's features may be NaN.
+    """Read a dataset from an .npz file (see :func:`read`). With ``missing``, a table's features may be NaN.
 
     Args:
-        classes: all that there are, if the file is a silo's and may lack some; in place of the file's own.
+        classes: all classes, if the file has one client's data that may lack some. They replace the file's own.
 
     Raises:
-        UsageError: not an .npz file, arrays that are missing, unknown, of unequal length, or of bad content.
+        UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
     """
     with _open_npz(path) as file:
         known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
@@ -147,13 +149,13 @@ def read_npz(
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
-        raise UsageError(f"{path}: {' and '.join(keys)} both name natural clients; keep one")
+        raise UsageError(f"{path}: only one array must name natural clients; got {' and '.join(keys)}. Keep one.")
     for key in ("y", *keys, "is_train"):
         if key in data:
             _check_length(path, data, key, "x")
     for key in OWNER_KEYS:
         if f"{key}_names" in data and key not in data:
-            raise UsageError(f"{path}: array '{key}_names' without an array {key!r}")
+            raise UsageError(f"{path}: array '{key}_names' must come with an array {key!r}. Add it.")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
     names_of = classes or _names(path, data, "classes")
     y, found = arrays.answers(data["y"], f"{path}, array 'y'", task, names_of, whole=classes is None)
@@ -192,7 +194,7 @@ def read_folder(path: Path) -> Source:
     """Read a dataset from a folder of images (see :func:`read`).
 
     Raises:
-        UsageError: no such layout, an image that cannot be read or has another size, or a class without images.
+        UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
     """
     images_of = _list_folder(path)
     clients = sorted(images_of)
@@ -212,22 +214,25 @@ def read_folder(path: Path) -> Source:
 
 
 def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None = None) -> NDArray[np.uint8]:
-    """Image files of one size as uint8 [n, H, W] if all are gray, otherwise [n, H, W, 3].
+    """Read image files of one size as uint8: [n, H, W] if all are grey, otherwise [n, H, W, 3].
 
     Args:
-        gray: whether they must be gray; None = as they are. If not, gray ones get three equal channels.
-        where: the folder that a refusal for their size in memory names; default that of the first.
+        gray: whether they must be grey. None means as they are. If false, grey ones get three equal channels.
+        where: the folder named in an error about their size in memory. The default is that of the first.
 
     Raises:
-        UsageError: an image that cannot be read, has another size than the first, or is not gray where it must be.
+        UsageError: an image is unreadable, differs in size from the first, or is not grey although it must be.
     """
     headers = [_image_header(file) for file in files]
     size = headers[0][0]
     for file, (other, mode) in zip(files, headers, strict=True):
         if other != size:
-            raise UsageError(f"{file} is {other[0]}x{other[1]}; {files[0]} is {size[0]}x{size[1]}: one size is needed")
+            raise UsageError(
+                f"{file}: all images must have one size; "
+                f"got {other[0]}x{other[1]}, but {files[0]} is {size[0]}x{size[1]}."
+            )
         if gray and not _gray([(other, mode)]):
-            raise UsageError(f"{file} is in colour; gray images are needed")
+            raise UsageError(f"{file}: images must be gray; got one in colour.")
     mode = "L" if (_gray(headers) if gray is None else gray) else "RGB"
     packed = sum(file.stat().st_size for file in files)
     limits.check_unpacked(where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode))
@@ -242,16 +247,16 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
 
 
 def images_below(path: Path) -> list[Path]:
-    """All image files in a folder and in those within it, but hidden ones, in the order of their paths."""
+    """Return all image files at any depth below a folder, except hidden ones, in the order of their paths."""
     folders = [path, *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir())]
     return sorted(file for folder in folders for file in _images(folder))
 
 
 def array_of(path: Path, key: str) -> Array:
-    """One array of an .npz file, never unpickled; other arrays in it are passed over.
+    """Return one array of an .npz file, never unpickled. Other arrays in it are ignored.
 
     Raises:
-        UsageError: not such a file, no such array, or one of Python objects.
+        UsageError: not such a file, no such array, or an array of Python objects.
     """
     with _open_npz(path) as file:
         check_known(f"array in {path}", key, file.files)
@@ -263,7 +268,7 @@ def array_of(path: Path, key: str) -> Array:
 
 
 def _list_folder(path: Path) -> _Listing:
-    """Image files by client and class; a folder without clients has one, called ''."""
+    """Return image files by client and class. A folder without clients has one, called ''."""
     folders = _subfolders(path)
     flat = [folder for folder in folders if _images(folder)]
     deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
@@ -294,19 +299,21 @@ def _images(path: Path) -> list[Path]:
 
 
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
-    """Size and mode of an image file, ((width, height), mode), without decoding pixels."""
+    """Return size and mode of an image file, ((width, height), mode), without decoding pixels."""
     try:
         with Image.open(file) as image:
             size, mode = image.size, image.mode
     except _UNREADABLE as error:
         raise UsageError(f"{file}: {error}") from error
     if mode not in _MODES:
-        raise UsageError(f"{file}: mode {mode} has more than 8 bits a channel; convert it to 8 bits first")
+        raise UsageError(
+            f"{file}: images must have at most 8 bits a channel; got mode {mode}. Convert it to 8 bits first."
+        )
     return size, mode
 
 
 def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
-    """Whether all images are grey."""
+    """Return whether all images are grey."""
     return all(mode in ("1", "L") for _, mode in headers)
 
 
@@ -318,20 +325,22 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     try:
         with path.open("rb") as opened:
             start = opened.read(6)
-        if not start.startswith(_NPZ):  # numpy takes anything else for a pickle, and says how to load one
+        if not start.startswith(_NPZ):  # numpy treats anything else as a pickle
             raise ValueError("it is no archive of arrays, which numpy.savez writes")
         file = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
         raise UsageError(f"{path} is not a readable .npz file: {error}") from error
     if not isinstance(file, np.lib.npyio.NpzFile):
-        raise UsageError(f"{path} holds a single array; an .npz file of named arrays is needed")
+        raise UsageError(f"{path} must be an .npz file of named arrays; got a single array.")
     return file
 
 
 def _check_sizes(path: Path) -> None:
-    """Refuse, before anything is unpacked, arrays of far more bytes than the file has, or than their headers say.
+    """Check the claimed sizes before unpacking.
 
-    Nothing that is unpacked later is longer than the archive's own list says.
+    No header may claim more bytes than stored, and the file may not be far larger unpacked.
+
+    Nothing that is unpacked later is longer than the archive's own list states.
     """
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
@@ -347,7 +356,7 @@ def _check_sizes(path: Path) -> None:
 
 
 def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of one array of an .npz file, without reading it."""
+    """Return shape and type of one array of an .npz file, without reading it."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
             first = np.lib.format.read_magic(file) == (1, 0)
@@ -365,20 +374,22 @@ def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | No
 def _refuse(path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str) -> None:
     for key in keys:
         if key in data:
-            raise UsageError(f"{path}: array {key!r} does not go with {beside!r}")
+            raise UsageError(f"{path}: array {key!r} must not be together with {beside!r}.")
 
 
 def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:
     lengths = [data[name].shape[0] if data[name].ndim else 0 for name in (reference, key)]
     if lengths[0] != lengths[1]:
-        raise UsageError(f"{path}: {reference} has {lengths[0]} rows, but {key} has {lengths[1]}")
+        raise UsageError(
+            f"{path}: {reference} and {key} must have the same number of rows; got {lengths[0]} and {lengths[1]}."
+        )
 
 
 def _check_kind(path: Path) -> str:
     kind = path.suffix.lower()
     if kind not in (".csv", tables.PARQUET, ".jsonl"):
         kinds = "an .npz, .csv, .parquet or .jsonl file, or a folder of images"
-        raise UsageError(f"cannot read {path}: a dataset is {kinds}")
+        raise UsageError(f"{path}: a dataset must be {kinds}.")
     return kind
 
 

@@ -1,4 +1,4 @@
-"""Samples of a dataset that a federation left over, as further test samples of its clients."""
+"""Samples of a dataset outside a federation, as more test samples of its clients."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 
 MOST = 400
-"""Further test samples of a client: with so many, a score's sampling error is small beside that between runs."""
+"""More test samples of a client. With 400, a score's sampling error is small compared with that between runs."""
 
 
 def extra_test_samples(source: Source, data: FederatedData, max_per_client: int = MOST) -> dict[str, Split]:
-    """Draw further test samples for each client from those of the dataset that no client of the federation has.
+    """Draw more test samples for each client from the unused part of a dataset.
 
-    A client's are drawn without replacement, with the class proportions of all its samples, and from its natural owner
-    where the partition keeps to owners, so that they are distributed like its test samples. Two clients may be given
-    the same sample: nothing is trained on them. The draw depends on the partition's seed alone.
+    Samples are drawn without replacement and follow the class proportions of all the client's samples. If the partition
+    keeps natural clients, samples come from the client's own. Two clients may receive the same sample, since nothing is
+    trained on them. The draw depends on the partition's seed alone.
 
     Args:
-        source: the dataset as it was opened, before a pool was taken from it.
-        data: the federation, dealt from the first samples of ``source`` (see :meth:`Source.first`).
-        max_per_client: samples a client, at most; fewer where a class that the client has runs out.
+        source: the full dataset, as opened before a pool was taken from it.
+        data: the federation, created from the first samples of ``source`` (see :meth:`Source.first`).
+        max_per_client: maximum number of samples of a client. It gets fewer if one of its classes runs out.
 
     Returns:
-        The samples by client's name; a client for whom nothing is left is missing.
+        A dict from client name to samples. Clients without unused samples are omitted.
 
     Raises:
-        UsageError: the federation was not dealt from this dataset.
+        UsageError: the federation was not created from this dataset.
 
     >>> from fl_core.data import load, open_named
     >>> data = load("digits", max_samples=400, partition="dirichlet", alpha=0.5, clients=3)
@@ -42,7 +42,9 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
     """
     pool = source.first_indices(data.partition.n_samples)
     if source.take(pool).digest != data.source_digest:
-        raise UsageError(f"{data.name} was not dealt from these {len(source)} samples of {source.name}")
+        raise UsageError(
+            f"source must be the dataset of the federation {data.name}; got other samples in {source.name}."
+        )
     rest = np.setdiff1d(np.arange(len(source)), pool, assume_unique=True)
     if not len(rest):
         return {}
@@ -65,7 +67,7 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
 
 
 def _proportional(labels: Integers, counts: Integers, most: int, draw: np.random.Generator) -> Integers:
-    """Positions of samples with classes in the proportions of ``counts``: as many as there are, up to ``most``."""
+    """Draw positions of samples with classes in the proportions of ``counts``: as many as possible, up to ``most``."""
     present = np.flatnonzero(counts)
     shares = counts[present] / counts.sum()
     having = np.bincount(labels, minlength=len(counts))[present]

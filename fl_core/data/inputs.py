@@ -1,4 +1,4 @@
-"""Reads new samples, without labels, and prepares them for a trained model exactly as its training samples were."""
+"""Reading of new samples without labels, prepared for a trained model exactly as its training samples were."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fl_core.tokens import SPECIAL, TokenShape
 
 
 class Samples(NamedTuple):
-    """New samples as a model takes them.
+    """New samples in the form that a model takes.
 
     Attributes:
-        names: of each its number, from 0, in a table, array or list; of an image in a folder its path there.
+        names: numbers from 0 in a table, array or list; paths within a folder of images.
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
     """
 
@@ -35,7 +35,7 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a trained model takes, and the fitted numbers that turn raw samples into it; plain enough for JSON.
+    """The inputs of a trained model, with the fitted numbers that prepare raw samples, in a form for JSON.
 
     >>> from fl_core.data import load
     >>> inputs = Inputs.of(load("heart"))
@@ -45,11 +45,11 @@ class Inputs:
     Attributes:
         shape: of one sample; images are (channels, height, width), texts (tokens,).
         images: whether raw samples are uint8 images [n, H, W] or [n, H, W, C], which are scaled to 0..1.
-        mean, std: one number a channel, with which images are normalised after that; empty = they are not.
-        words: of texts, what the token ids after the special ones stand for; None = the samples are no texts.
-        preprocessing: of a table, its columns in the order of the model's inputs, and the fitted numbers by which it is
-            filled and scaled; None = it has none of these.
-        reading: how tables and texts are written, and what their columns are called.
+        mean, std: one number for each channel, for the normalisation of images after that. They are empty without it.
+        words: the words of the token ids after the special ones. None means that the samples are not texts.
+        preprocessing: a table's columns in the order of the model's inputs, and the fitted numbers that fill and scale
+            it. None means that there is nothing of this.
+        reading: the format of tables and texts and the names of their columns.
     """
 
     shape: tuple[int, ...]
@@ -62,31 +62,31 @@ class Inputs:
 
     @classmethod
     def of(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
-        """What models that were trained on this federation take."""
+        """Return the inputs of models trained on this federation."""
         return cls(tuple(data.shape), data.images, data.mean, data.std, data.words, data.preprocessing, reading)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of a table's features in the order of the model's inputs; empty = they are not known."""
+        """Return the names of a table's features in the order of the model's inputs. Empty means unknown."""
         return () if self.preprocessing is None else self.preprocessing.columns
 
     @property
     def model_shape(self) -> tuple[int, ...]:
-        """The shape with which the model is built: for texts it has the number of tokens."""
+        """Return the shape for building the model. For texts it has the number of tokens."""
         return self.shape if self.words is None else TokenShape(self.shape, len(SPECIAL) + len(self.words))
 
     def to_json(self) -> dict[str, Any]:
-        """It as a dictionary of plain numbers and text."""
+        """Return the inputs as a dictionary of plain numbers and text."""
         made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         made["reading"] = {key: made["reading"][key] for key in READING}  # new samples have no labels
         return made
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
-        """What :meth:`to_json` wrote.
+        """Return the inputs from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: an unknown key.
+            UsageError: a key is unknown.
         """
         for key in values:
             check_known("key of a model's inputs", key, [field.name for field in fields(cls)])
@@ -98,21 +98,24 @@ class Inputs:
     # --- new samples -----------------------------------------------------------------------------------------------
 
     def samples(self, new: Any) -> Samples:
-        """New samples, from a path or from memory, as the model takes them.
+        """Return new samples, from a path or from memory, in the form that the model takes.
 
         Args:
-            new: a .csv table, whose columns other than the features are passed over; an .npz file with an array ``x``;
-                a folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or
-                a sequence of texts.
+            new: a .csv table, whose columns other than the features are ignored; an .npz file with an array ``x``; a
+                folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or a
+                sequence of texts.
 
         Raises:
-            UsageError: data of another kind or shape than the model was trained on; names the file, column or line.
+            UsageError: the data differ in kind or shape from the training data. The message names the file, column or
+                line.
         """
         if isinstance(new, (str, Path)):
             return self._read(Path(new))
         if self.words is not None:
             if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
-                raise UsageError("the model takes texts: give a list of them, or the path of a .csv or .jsonl file")
+                raise UsageError(
+                    "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
+                )
             return self._texts(new, "texts", arrays.row_of_array)
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
@@ -141,7 +144,7 @@ class Inputs:
         beside = (self.reading.client_column, self.reading.label_column)
         names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
         if len(names) != self.shape[0]:
-            raise UsageError(f"{path} has {len(names)} columns of features, and the model takes {self.shape[0]}")
+            raise UsageError(f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}.")
         columns, place = tables.named_columns(path, names, (), self.reading)
         return self._arrays(tables.features(path, columns, place, missing=True), str(path), place)
 
@@ -162,12 +165,14 @@ class Inputs:
         source = self._source(x)
         if source.is_image != self.images or source.shape != self.shape:
             shape = f"{x.dtype} of shape {list(x.shape)}"
-            raise UsageError(f"{where}: {shape}, and the model takes {self._described()}")
+            raise UsageError(f"{where}: samples must be {self._described()}; got {shape}.")
         if x.ndim == 2:
             made = self.preprocessing or Preprocessing()
             for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
                 named = repr(self.columns[column]) if self.columns else column
-                raise UsageError(f"{where}, {place(row)}, column {named}: the value is missing, and nothing fills it")
+                raise UsageError(
+                    f"{where}, {place(row)}, column {named}: the value must not be missing, since the model fills none."
+                )
             source = self._source(made.transform(x))
         return self._samples(source, names)
 
@@ -176,7 +181,7 @@ class Inputs:
         return Samples(tuple(names or map(str, range(len(source)))), source.tensor(np.arange(len(source))))
 
     def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
-        """The samples as those of a dataset whose labels are not known."""
+        """Return the samples as those of a dataset without known labels."""
         return Source("new samples", x, np.zeros(len(x), dtype=np.int64), (), mean=self.mean, std=self.std, words=words)
 
     def _described(self) -> str:

@@ -1,4 +1,4 @@
-"""Loads a federation by a dataset's name, path or code: opens it, cuts it to its pool, partitions it over clients."""
+"""Loading of a federation by a dataset's name, path or code: open it, take its pool, and partition it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def load(
     preprocessing: Preprocessing | None = None,
     **reading: Any,
 ) -> FederatedData:
-    """A dataset partitioned over clients, each with train, validation and test samples.
+    """Load a dataset partitioned over clients, each with train, validation and test samples.
 
-    What is None is the recipe's. Everything is checked before anything is partitioned.
+    Options that are None use the recipe's values. Everything is checked before anything is partitioned.
 
     >>> from fl_core.data import load
     >>> heart = load("heart")
@@ -54,21 +54,22 @@ def load(
     [3, 3, 3, 3]
 
     Args:
-        dataset: a name (see :func:`datasets`); the place of your own function, ``package.module:function`` (see
-            :func:`dataset`), which is imported and called; or the path of an .npz, .csv, .parquet or .jsonl file or a
-            folder of images (see :func:`fl_core.data.files.read`).
-        data_root: folder of the named datasets' files; None = the environment's ``FEDLAYERS_DATA_ROOT``.
+        dataset: a name (see :func:`datasets`); your own function as ``package.module:function`` (see :func:`dataset`),
+            which is imported and called; or the path of an .npz, .csv, .parquet or .jsonl file or a folder of images
+            (see :func:`fl_core.data.files.read`).
+        data_root: folder of the named datasets' files. None means the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
-        clients: number of clients; natural clients all take part.
-        partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``; or the place of your own,
+        clients: number of clients. Natural clients all take part.
+        partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``, or your own as
             ``package.module:Class``.
         alpha, classes_per_client, samples_per_client, dominance: of the partitions that have such an option.
         max_samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
-        splits: shares of train, validation and test; None = the partition's, usually 0.64, 0.16, 0.20.
-        indices: a stored partition to use again; arguments given beside it must agree with it, its seed holds.
-        preprocessing: what was fitted then, to be used again as well.
-        reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``drop`` and ``scale``.
+        splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
+        indices: a stored partition to use again. Other arguments must agree with it, and its seed is used.
+        preprocessing: stored fitted numbers to use again.
+        reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``exclude_columns`` and
+            ``scale``.
 
     Raises:
         UsageError: an unknown dataset, missing or bad files, or a partition that does not fit.
@@ -111,13 +112,13 @@ def recipe(
     download: bool = False,
     **reading: Any,
 ) -> Recipe:
-    """A dataset's default settings; for a path general ones, made from names and headers alone.
+    """Return a dataset's default settings. For a path they are general ones, from names and headers alone.
 
-    Your own function is called for it, if nothing above it says its recipe; so it has ``data_root`` and ``download``.
+    Your own function is called for it unless its decorator gives a recipe. This needs ``data_root`` and ``download``.
     ``reading`` is as in :func:`load`.
 
     Raises:
-        UsageError: neither a name, nor the place of a function, nor an existing path of a known kind.
+        UsageError: the argument is not a name, a function, or an existing path of a known kind.
     """
     how = Reading.of(reading)
     if _is_named(dataset):
@@ -129,21 +130,21 @@ def open_named(name: str, *, data_root: Location | None = None, download: bool =
     """Open a dataset by its name, or by the place of its function, without partitioning it.
 
     Args:
-        data_root: folder below which the files are; None = the environment's ``FEDLAYERS_DATA_ROOT``.
+        data_root: folder of the files. None means the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch its files if they are missing.
 
     Raises:
-        UsageError: an unknown name, or files that are missing or do not fit; the message says where they belong.
+        UsageError: the name is unknown, or files are missing or invalid. The message names their place.
         RunError: a download failed.
     """
     return _opened(name, data_root, download)[0]
 
 
 def available_datasets(*names: str, data_root: Location | None = None) -> str:
-    """The first of some registered datasets whose files are there: the preferred one, else one of the substitutes.
+    """Return the first of some registered datasets whose files are available.
 
     Raises:
-        UsageError: a name that is not registered, or none of them is there; says where their files belong.
+        UsageError: a name is not registered, or no dataset is available. The message names the place of their files.
     """
     reasons = []
     for name in names:
@@ -158,17 +159,19 @@ def available_datasets(*names: str, data_root: Location | None = None) -> str:
 
 
 def _opened(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
-    """A named dataset's samples, with its own default settings or the general ones."""
+    """Return a named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}
     parameters, _ = parameters_of(member.open)
     for parameter, required in parameters.items():
         if required and parameter not in offered:
-            raise UsageError(f"dataset {name!r} is a function with a parameter {parameter!r} that nothing fills")
+            raise UsageError(f"dataset {name!r} must be a function without required parameters; got {parameter!r}.")
     returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
     source = replace(_as_source(returned, name, task), name=name)
     if task == REGRESSION and source.classes:
-        raise UsageError(f"dataset {name!r} has classes, {listing(source.classes, 4)}: it is no {task}")
+        raise UsageError(
+            f"dataset {name!r} must have targets for task {task}; got classes {listing(source.classes, 4)}."
+        )
     recipe = member.recipe or general(source.shape, source.owner is not None, task)
     return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
 
@@ -182,7 +185,7 @@ def _as_source(returned: Any, name: str, task: str) -> Source:
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return source_from_pair(*returned, name=name, task=task)
     kind = type(returned).__name__
-    raise UsageError(f"dataset {name!r} returned a {kind}; it may be a Source, a pair (x, y) or {{client: (x, y)}}")
+    raise UsageError(f"dataset {name!r} must return a Source, a pair (x, y) or {{client: (x, y)}}; got a {kind}.")
 
 
 def _is_named(dataset: Location) -> bool:
@@ -200,8 +203,8 @@ def _path(dataset: Location) -> Path:
 
 
 def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
-    """Refuse options that contradict a stored partition; None contradicts nothing."""
+    """Check that options agree with a stored partition. None always agrees."""
     has = {**stored.params, "partition": stored.kind}
     for name, value in asked.items():
         if value is not None and value != has.get(name):
-            raise UsageError(f"{name}={value} disagrees with the stored partition, which has {has.get(name)}")
+            raise UsageError(f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}.")

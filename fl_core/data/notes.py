@@ -1,4 +1,4 @@
-"""What is odd about a federation's data and does not keep it from being trained on: a plain line each."""
+"""Warnings about unusual data in a federation that do not prevent training, one line each."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import listing
 
 LARGE = 1e4
-"""Features beyond this are noted: a step of an ordinary learning rate on them is too long."""
+"""The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""
 LEAST = 20
-"""Samples that it takes to tell a column of record numbers from one that only looks like it."""
+"""Samples needed to recognise a column of record numbers."""
 DISTINCT = 0.95
-"""Share of different values from which on a column hardly ever repeats itself."""
+"""Share of distinct values from which a column counts as one without repeats."""
 
 REPEATED = 0.01
-"""Share of validation or test samples from which on those that equal a training sample are noted."""
+"""Share of validation or test samples equal to training samples from which they are reported."""
 
 
 def notes(data: FederatedData) -> list[str]:
-    """Warnings about a federation: its scale, columns like record numbers, labels, names, repeated samples, one client.
+    """Return warnings about a federation: scale, record numbers, labels, names, repeated samples, a single client.
 
     >>> from fl_core.data import load
     >>> notes(load("heart"))
@@ -43,7 +43,7 @@ def _one_client(data: FederatedData) -> Iterator[str]:
 
 
 def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
-    """Names that are the same but for spaces and capitals."""
+    """Yield names that differ only in spaces and capitals."""
     groups = defaultdict(list)
     for name in names:
         groups["".join(name.split()).casefold()].append(name)
@@ -53,7 +53,7 @@ def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _single(data: FederatedData) -> Iterator[str]:
-    """Classes that have one sample each."""
+    """Yield classes that have one sample each."""
     labels = torch.cat([client.split(split).y for client in data.clients for split in SPLITS])
     if labels.is_floating_point():
         return
@@ -66,7 +66,7 @@ def _single(data: FederatedData) -> Iterator[str]:
 
 
 def _large(data: FederatedData) -> Iterator[str]:
-    """The largest training feature, where it is too large to be trained on as it is."""
+    """Yield the largest training feature, if it is too large for training without scaling."""
     largest, where = 0.0, 0
     for client in data.clients:
         x = client.train.x
@@ -80,7 +80,7 @@ def _large(data: FederatedData) -> Iterator[str]:
 
 
 def _numbers(data: FederatedData) -> Iterator[str]:
-    """Columns of a table that count the records: they rise or fall from row to row, or are numbers without a gap."""
+    """Yield columns of a table that look like record numbers: monotonic, or whole numbers without large gaps."""
     first = data.clients[0].train.x
     if len(data.shape) != 1 or not first.is_floating_point():
         return
@@ -90,7 +90,7 @@ def _numbers(data: FederatedData) -> Iterator[str]:
         return
     order = torch.from_numpy(np.argsort(places))
     few = first[: 10 * LEAST]
-    candidates = [k for k in range(first.shape[1]) if len(few[:, k].unique()) > len(few) / 2]  # cheap to tell
+    candidates = [k for k in range(first.shape[1]) if len(few[:, k].unique()) > len(few) / 2]  # a cheap first check
     found = []
     for k in candidates:
         column = torch.cat([client.split(split).x[:, k] for client, split in parts]).double()[order]
@@ -106,7 +106,7 @@ def _numbers(data: FederatedData) -> Iterator[str]:
 
 
 def _repeated(data: FederatedData) -> Iterator[str]:
-    """Validation and test samples whose features equal those of a training sample, of any client."""
+    """Yield validation and test samples whose features equal those of any client's training sample."""
     seen = {key for client in data.clients for key in _keys(client.train.x)}
     for split in SPLITS[1:]:
         keys = [key for client in data.clients for key in _keys(client.split(split).x)]

@@ -1,4 +1,4 @@
-"""Reads .parquet files, with pyarrow, which is imported only for them."""
+"""Reading of .parquet files with pyarrow, which is imported only for them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fl_core import limits
 from fl_core.data.arrays import Cells
 from fl_core.errors import UsageError
 
-_UNNAMED = re.compile(r"__index_level_[0-9]+__")  # what pandas stores beside the columns
+_UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
 
 
 def header(path: Path) -> list[str]:
-    """The names of a file's columns, read without its rows; an index without a name is none.
+    """Return the names of a file's columns without reading its rows. An index without a name is ignored.
 
     Raises:
-        UsageError: pyarrow is not installed, or the file is no Parquet.
+        UsageError: pyarrow is not installed, or the file is not Parquet.
     """
     names = [str(name) for name in _opened(path).schema_arrow.names]
     return [name for name in names if not _UNNAMED.fullmatch(name)]
 
 
 def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[str, Cells]:
-    """Some columns by name: numbers as float64 [n] with NaN where there is none, everything else as text.
+    """Return columns by name: numbers as float64 [n] with NaN for missing ones, everything else as text.
 
     Args:
-        texts: those that are text whatever they hold, such as whole numbers that name clients.
+        texts: the columns to read as text in any case, such as whole numbers that name clients.
 
     Raises:
         UsageError: a column of lists or structures, no rows, or rows that cannot be read.

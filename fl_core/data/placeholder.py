@@ -1,4 +1,4 @@
-"""A federation of whose samples nothing is here but their numbers, or nothing but one client's."""
+"""Federations with placeholders for samples: of every client, or of all but some."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NATURAL = "natural"
 
 @dataclass(frozen=True)
 class FederationMetadata:
-    """What of a federation's data is no sample: what all clients have in common, and how many samples each has.
+    """Facts of a federation's data without samples: common properties, and the number of samples of each client.
 
     Attributes:
         name: of the dataset. sizes: of each client's splits, by the client's name.
         digests: of each client's samples, by the client's name.
-        the rest: as of :class:`FederatedData`; ``tokens`` is the number of token ids of texts, 0 otherwise.
+        tokens: the number of token ids of texts, otherwise 0. The other fields are as in :class:`FederatedData`.
     """
 
     name: str
@@ -43,7 +43,7 @@ class FederationMetadata:
 
 
 def placeholder_data(facts: FederationMetadata, held: Mapping[str, ClientData] | None = None) -> FederatedData:
-    """The federation with the samples of the clients that are ``held`` here; of the others zeros that take no memory.
+    """Return the federation with the samples of the clients in ``held``, and for the others zeros without memory.
 
     Its digest is one over the clients' digests.
 
@@ -68,9 +68,9 @@ def placeholder_data(facts: FederationMetadata, held: Mapping[str, ClientData] |
 
 
 def placeholder_client(data: FederatedData, name: str, seed: int) -> FederatedData:
-    """The federation with random samples in place of one client's, of whose own nothing shows but how many there are.
+    """Return the federation with random samples in place of one client's. Only the number of its own remains.
 
-    Features are drawn from the standard normal distribution, tokens evenly; classes come in turn.
+    Features are drawn from the standard normal distribution and tokens uniformly. Classes take turns.
 
     >>> from fl_core.data import load
     >>> heart = load("heart")
@@ -102,7 +102,7 @@ def _empty(name: str, sizes: Mapping[str, int], facts: FederationMetadata) -> Cl
 
 
 def _partition(sizes: Mapping[str, Mapping[str, int]], source_digest: str) -> Partition:
-    """Who has which sample, if those of one client after the other and one split after the other are numbered."""
+    """Return a partition that numbers the samples client by client and split by split."""
     indices: dict[str, dict[str, Any]] = {}
     at = 0
     for name, counts in sizes.items():
@@ -119,7 +119,7 @@ def _shares(sizes: Mapping[str, Mapping[str, int]]) -> list[float]:
 
 
 def digest_of(client: ClientData) -> str:
-    """SHA-256 over one client's samples, split by split."""
+    """Return the SHA-256 over one client's samples, split by split."""
     sha = hashlib.sha256()
     for split in SPLITS:
         part = client.split(split)

@@ -1,4 +1,4 @@
-"""Fills missing numbers of a table and scales its columns, by what was fitted on training samples only."""
+"""Filling of a table's missing numbers and scaling of its columns, fitted on training samples only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FIXED = "fixed"
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a row of a table goes through before a model sees it: (x - centre) / spread, with missing x filled first.
+    """The preparation of a table's rows for a model: (x - centre) / spread, after filling missing x.
 
-    A run of a table keeps it in its ``config.json`` under ``preprocessing``, so that new rows can be treated alike.
+    A run of a table keeps it in its ``config.json`` under ``preprocessing``, so that new rows are prepared alike.
 
     >>> import numpy as np
     >>> from fl_core.data.preprocessing import Preprocessing, fitted
@@ -30,10 +30,10 @@ class Preprocessing:
     [[0.0, 2.0]]
 
     Attributes:
-        columns: the feature columns' names, in the order in which the model takes them; empty = they have none.
-        scale, impute: how it was asked for; scale :data:`FIXED`: not fitted, but a dataset's own numbers.
-        fill: of each column what a missing value becomes; empty = there may be none.
-        centre, spread: of each column what is taken off, and then divided by; empty = nothing is.
+        columns: the feature columns' names, in the order in which the model takes them. Empty means without names.
+        scale, impute: the requested methods. Scale :data:`FIXED` means a dataset's own numbers, which are not fitted.
+        fill: the value for missing numbers in each column. Empty means that none may be missing.
+        centre, spread: of each column, subtracted and then divided by. Empty means no scaling.
     """
 
     columns: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class Preprocessing:
     spread: tuple[float, ...] = ()
 
     def transform(self, x: Array) -> NDArray[np.float32]:
-        """Rows [n, d] as the model takes them, float32 [n, d]; computed in float64 where anything is to be done.
+        """Return rows [n, d] as the model takes them, float32 [n, d]. Filling and scaling are computed in float64.
 
         Raises:
-            UsageError: another number of columns, or a missing value that nothing fills.
+            UsageError: the number of columns differs, or a value is missing and not filled.
         """
         width = max(map(len, (self.columns, self.fill, self.centre)))
         if x.ndim != 2 or (width and x.shape[1] != width):
-            raise UsageError(f"rows of {width} columns are needed, not an array of shape {list(x.shape)}")
+            raise UsageError(f"rows must have {width} columns; got an array of shape {list(x.shape)}.")
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
@@ -67,15 +67,15 @@ class Preprocessing:
         return values.astype(np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """It as a dictionary of plain numbers and text."""
+        """Return it as a dictionary of plain numbers and text."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """What :meth:`to_json` wrote.
+        """Return the preprocessing from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: an unknown key, or a value of another type.
+            UsageError: a key is unknown, or a value has another type.
         """
         for key, value in values.items():
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
@@ -90,17 +90,17 @@ class Preprocessing:
 
 
 def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Preprocessing:
-    """The preprocessing of these training samples, by scikit-learn's SimpleImputer, then its scaler of that name.
+    """Fit the preprocessing on training samples, by scikit-learn's SimpleImputer and its scaler of that name.
 
-    A column that is the same everywhere has spread 1.
+    A constant column has spread 1.
 
     Args:
-        x: training samples [n, d] of all clients together; what is missing is NaN.
+        x: training samples [n, d] of all clients together. Missing values are NaN.
         scale, impute: of :data:`fl_core.choices.SCALES` and :data:`fl_core.choices.IMPUTES`.
         columns: their names.
 
     Raises:
-        UsageError: nothing to fill a column with, for it has no value in any training sample.
+        UsageError: a column to fill has no value in any training sample.
     """
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
@@ -111,7 +111,7 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
         if empty:
             names = listing(columns[k] if columns else str(k) for k in empty)
-            raise UsageError(f"no training sample has a value in column {names}, so that nothing can fill it: drop it")
+            raise UsageError(f"column {names} must have a value in a training sample to be filled. Leave it out.")
         imputer = SimpleImputer(strategy=impute).fit(values)
         fill, values = imputer.statistics_.tolist(), imputer.transform(values)
     if scale == "none":
@@ -124,6 +124,6 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         centre, spread = scaler.center_, scaler.scale_
     else:
         scaler = StandardScaler().fit(values)
-        centre = np.array(fill) if impute == "mean" else scaler.mean_  # one mean, so that what is filled becomes 0
+        centre = np.array(fill) if impute == "mean" else scaler.mean_  # the same mean, so that filled values become 0
         spread = scaler.scale_
     return Preprocessing(tuple(columns), scale, impute, tuple(fill), tuple(centre.tolist()), tuple(spread.tolist()))

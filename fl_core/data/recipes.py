@@ -1,4 +1,4 @@
-"""A dataset's default settings: how it is partitioned, and the model and training used unless others are asked for."""
+"""Default settings of datasets: the partition, the model and the training options."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.tokens import TokenShape
 
 SHARES = (0.64, 0.16, 0.20)
-"""Of each client's samples: for training, validation and test."""
+"""Shares of each client's samples for training, validation and test."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Default settings of a dataset: how it is partitioned over clients, and which model is trained on it and how.
+    """Default settings of a dataset: its partition over clients, the model, and its training.
 
     >>> from fl_core.data import datasets
     >>> recipe = datasets()["fashion_mnist"]
@@ -22,16 +22,16 @@ class Recipe:
     ('fmnist_cnn', 'dirichlet', 0.5, 10000)
 
     Attributes:
-        clients: number of clients; None = as many as there are natural clients.
+        clients: number of clients. None means all natural clients.
         partition: one of :data:`fl_core.data.PARTITIONS`.
-        alpha: concentration of the Dirichlet partition; smaller = clients differ more.
-        samples: size of the pool that is partitioned; None = all samples.
-        model: registry name of the model. model_options: its own options, when it is this one.
-        batch: samples a batch. epochs: local epochs a round. rounds: rounds of a run.
+        alpha: concentration of the Dirichlet partition. With a smaller one clients differ more.
+        max_samples: size of the pool that is partitioned. None means all samples.
+        model: registry name of the model. model_options: its own options.
+        batch_size: samples per batch. epochs: local epochs per round. rounds: rounds of a run.
         lr, optimizer, optimizer_options: local optimiser.
         loss, loss_options: training criterion.
-        mean, std: per-channel normalisation of images after scaling to 0..1; empty = none.
-        note: where the values come from.
+        mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
+        note: source of the values.
     """
 
     clients: int | None = 5
@@ -54,16 +54,17 @@ class Recipe:
 
 
 TEXT: dict[str, Any] = {"model": "text_transformer", "model_options": {"width": 128}, "batch_size": 64, "lr": 1e-3}
-"""PLayer-FL's model, batch and FedAvg's rate for Sent-140, at a sixth of its width: the paper starts from a language
-model's table of 768 columns, and a fresh one learns as well in fewer."""
+"""PLayer-FL's model, batch size and FedAvg rate for Sent-140, at a sixth of its width.
+
+The paper starts from a language model's table of 768 columns. A fresh table learns as well with fewer."""
 
 
 def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION) -> Recipe:
-    """The default settings for data that come without any of their own.
+    """Return the default settings for data without any of their own.
 
-    Natural clients where the data name them, otherwise Dirichlet(0.5) over 5 clients; a convolutional network for
-    images, a small transformer for texts, a multilayer perceptron for everything else. Where numbers are to be
-    predicted, the loss is ``mse``, and the partition without natural clients ``iid``.
+    Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
+    convolutional network, texts a small transformer, and everything else a multilayer perceptron. For a regression the
+    loss is ``mse`` and the partition without natural clients is ``iid``.
 
     Args:
         shape: shape of one sample.

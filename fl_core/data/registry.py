@@ -1,4 +1,4 @@
-"""The registry of datasets, each with its default settings; listing them imports nothing."""
+"""The registry of datasets, each with its default settings. Listing them imports nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.registry import Registry, is_outside
 
 ROOT_VARIABLE = "FEDLAYERS_DATA_ROOT"
-"""The environment's variable with the folder of the named datasets' files."""
+"""The environment variable for the folder of the named datasets' files."""
 
 Location = str | os.PathLike[str]
 Opener = Callable[..., Any]
@@ -24,8 +24,8 @@ class Dataset:
     """A dataset registered by name, or found by the path of its function.
 
     Attributes:
-        open: what :func:`dataset` stands above.
-        recipe: what it is trained with; None = the general recipe for its samples.
+        open: the function under :func:`dataset`.
+        recipe: its default settings. None means the general recipe for its samples.
     """
 
     name: str
@@ -46,16 +46,16 @@ DATASETS: Registry[Dataset] = Registry("dataset", "fl_core.data.named", "dataset
 
 
 def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callable[[Function], Function]:
-    """Decorator that registers a function as a dataset, with its default settings.
+    """Register a function as a dataset, with its default settings, as a decorator.
 
-    The function returns a :class:`~fl_core.data.Source`, a pair (x, y), or for natural clients {client: (x, y)}, as
-    :func:`~fl_core.data.from_clients` takes them. It is called with those of ``data_root`` (a folder, or None) and
-    ``download`` (whether it may fetch files) that are among its parameters. The first line of its docstring is its
-    line in lists; normalisation is the recipe's.
+    The function returns a :class:`~fl_core.data.Source` or a pair (x, y). For natural clients it returns {client: (x,
+    y)}, as for :func:`~fl_core.data.from_clients`. Its arguments are ``data_root`` (a folder, or None) and ``download``
+    (whether it may fetch files), if it has such parameters. The first line of its docstring describes it in lists.
+    Normalisation belongs to the recipe.
 
     >>> import numpy as np
     >>> from fl_core.data import dataset, load
-    >>> @dataset("coins_of_an_example", clients=2, partition="iid", model="mlp", batch=8, rounds=5)
+    >>> @dataset("coins_of_an_example", clients=2, partition="iid", model="mlp", batch_size=8, rounds=5)
     ... def coins():
     ...     '''Coins by their weight.'''
     ...     weight = np.repeat([[2.1], [4.0]], 20, axis=0)
@@ -64,9 +64,8 @@ def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callabl
     [12, 12]
 
     Args:
-        recipe: values to start from; None = :class:`Recipe`'s.
-        defaults: fields of :class:`Recipe`. Inside the package they are literals, so that lists need not import
-            anything.
+        recipe: values to start from. None means those of :class:`Recipe`.
+        defaults: fields of :class:`Recipe`. Inside the package they are literals, so that lists need no import.
 
     Raises:
         UsageError: another dataset has that name, or a recipe has no such field.
@@ -86,14 +85,14 @@ register = dataset
 
 
 def is_code(name: str) -> bool:
-    """Whether loading a dataset by this name would import and call the user's own code."""
+    """Return whether loading a dataset by this name would import and call the user's own code."""
     return name not in DATASETS and is_outside(name)
 
 
 def datasets() -> dict[str, Recipe]:
-    """Default settings of all datasets by name, in sorted order, without importing them.
+    """Return the default settings of all datasets by name, in sorted order, without importing them.
 
-    What installed packages announce is in :data:`DATASETS` alone, for its recipe is only known to who imports it.
+    Datasets of installed packages are in :data:`DATASETS` alone, since their recipes are unknown before import.
     """
     recipes = {name: Recipe(**entry.facts) for name, entry in DATASETS.inside.items()}
     decorated = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.announced)

@@ -1,4 +1,4 @@
-"""The folder that holds the named datasets' files, and how those are opened."""
+"""The folder of the named datasets' files, and the opening of these files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ELSEWHERE = ContextVar("elsewhere", default=False)
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """Let this machine's ``FEDLAYERS_DATA_ROOT`` stand for data roots that it does not have.
+    """Let this machine's ``FEDLAYERS_DATA_ROOT`` replace data roots that do not exist here.
 
-    That is for configurations of another machine, whose folders need not be here.
+    This is for configurations of another machine, whose folders need not exist here.
     """
     token = _ELSEWHERE.set(True)
     try:
@@ -34,13 +34,14 @@ def elsewhere() -> Iterator[None]:
 
 
 def find_root(name: str, data_root: Location | None, files: str) -> Path:
-    """The data root, which must be an existing folder.
+    """Return the data root, which must be an existing folder.
 
     Args:
-        name: of the dataset that needs it, and ``files`` what of it would be there, for messages.
+        name: of the dataset that needs it, for messages.
+        files: its files below the data root, for messages.
 
     Raises:
-        UsageError: no data root is named, or it is not there.
+        UsageError: no data root is given, or it does not exist.
     """
     root = data_root or os.environ.get(ROOT_VARIABLE)
     if root and _ELSEWHERE.get() and not Path(root).is_dir():
@@ -55,10 +56,10 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
 
 
 def find_file(name: str, data_root: Location | None, file: str) -> Path:
-    """The file of a dataset that cannot be downloaded automatically, below the data root.
+    """Return the file of a dataset that cannot be downloaded automatically, below the data root.
 
     Raises:
-        UsageError: it is not there, or there is no data root.
+        UsageError: it does not exist, or there is no data root.
     """
     path = find_root(name, data_root, file) / file
     if not path.is_file():
@@ -70,18 +71,18 @@ def packed(name: str, data_root: Location | None) -> Source:
     """Open a dataset stored as ``NAME.npz`` below the data root.
 
     Raises:
-        UsageError: it is not there, or does not fit.
+        UsageError: it does not exist, or does not fit.
     """
     return read_npz(find_file(name, data_root, f"{name}.npz"))
 
 
 def from_torchvision(name: str, kind: str, folder: str, data_root: Location | None, download: bool) -> Source:
-    """The training set of a torchvision dataset below the data root, or of ``NAME.npz`` there.
+    """Open the training set of a torchvision dataset below the data root, or of ``NAME.npz`` there.
 
     The official test side is never used: every client is tested on its own distribution.
 
     Args:
-        kind: its class in ``torchvision.datasets``. folder: where torchvision keeps its files.
+        kind: its class in ``torchvision.datasets``. folder: torchvision's folder for its files.
         download: let torchvision fetch them if they are missing.
 
     Raises:
@@ -120,17 +121,17 @@ def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: b
 
 
 def training_side(source: Source) -> Source:
-    """The training samples alone of a source with an official test set."""
+    """Return the training samples of a source with an official test set."""
     if source.is_train is None:
         return source
     return replace(source.take(np.flatnonzero(source.is_train)), is_train=None)
 
 
 def only_classes(source: Source, names: tuple[str, ...]) -> Source:
-    """The samples of the named classes, numbered in the order of ``names``.
+    """Return the samples of the named classes, numbered in the order of ``names``.
 
     Raises:
-        UsageError: a class that the source does not have.
+        UsageError: the source lacks a class.
     """
     for name in names:
         check_known(f"class of {source.name}", name, source.classes)

@@ -1,4 +1,4 @@
-"""Build a federation from tensors or arrays that each silo holds in memory."""
+"""Building of a federation from each client's tensors or arrays in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_clients(
     impute: str = "none",
     task: str = CLASSIFICATION,
 ) -> FederatedData:
-    """Make a federation of silos' tensors or arrays, one client per silo in the given order: ``data`` for a run.
+    """Make a federation of clients' tensors or arrays, in the given order, as ``data`` for a run.
 
     >>> import numpy as np
     >>> from fl_core.data import from_clients
@@ -41,18 +41,18 @@ def from_clients(
     [('north', 32, 10), ('south', 16, 5)]
 
     Args:
-        silos: {client: (x, y)}, checked as an .npz file's arrays are (:func:`fl_core.data.files.read`): x are images,
-            uint8 [n, H, W] or [n, H, W, C], which are scaled to 0..1, or numbers [n, ...], taken as they are; y are
-            whole numbers or words [n], or targets.
-        classes: names of labels 0..C-1; default: the distinct labels of all silos together, in ascending order.
+        silos: {client: (x, y)}, checked like an .npz file's arrays (:func:`fl_core.data.files.read`). Images x are
+            uint8 [n, H, W] or [n, H, W, C] and are scaled to 0..1. Other x are numbers [n, ...] and not scaled. Labels
+            y are whole numbers or words [n], or targets.
+        classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order.
         name: of the data, in records.
-        seed, splits: how each silo's samples are divided; see :func:`fl_core.data.partitions.make`.
-        scale, impute: how a table's columns are scaled and their missing numbers, NaN, filled, as fitted on the
-            training samples of all silos; see :data:`fl_core.choices.SCALES` and the next.
-        task: ``classification``, or ``regression``: y are numbers to be predicted, and there are no classes.
+        seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
+        scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
+            training samples of all clients, see :data:`fl_core.choices.SCALES` and the next.
+        task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
 
     Raises:
-        UsageError: names the silo and the first bad row, or what the silos do not have in common.
+        UsageError: names the client and the first bad row, or the difference between clients.
     """
     how = Reading(scale=scale, impute=impute, task=task)
     source = source_from_clients(silos, classes=classes, name=name, missing=how.missing, task=task)
@@ -68,33 +68,37 @@ def source_from_clients(
     missing: bool = False,
     task: str = CLASSIFICATION,
 ) -> Source:
-    """The samples of all silos one after another, with each silo as a natural client (see :func:`from_clients`)."""
+    """Join the samples of all clients, each as a natural client (see :func:`from_clients`)."""
     if not isinstance(silos, Mapping):
-        raise UsageError(f"give the silos by name, {{client: (x, y)}}, not {type(silos).__name__}")
+        raise UsageError(f"clients must be a dictionary {{client: (x, y)}}; got {type(silos).__name__}.")
     if not silos:
-        raise UsageError("a federation needs at least one silo")
+        raise UsageError("a federation must have at least one client; got none.")
     names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
     if twice:
-        raise UsageError(f"two silos are called {twice[0]!r}; names are told apart as text")
+        raise UsageError(f"clients' names must be distinct as text; got {twice[0]!r} twice.")
     if any(not silo.strip() for silo in names):
-        raise UsageError("a silo without a name: rows say by an empty name that they are of no single client")
+        raise UsageError("clients' names must not be empty: rows use the empty name for no single client.")
     parts: list[tuple[Array, Array]] = []
     for silo, pair in silos.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise UsageError(f"silo {silo!r}: give a pair (x, y), not {type(pair).__name__}")
-        x, y = _checked(*pair, f"silo {silo!r}", missing, task)
+            raise UsageError(f"client {silo!r} must have a pair (x, y); got {type(pair).__name__}.")
+        x, y = _checked(*pair, f"client {silo!r}", missing, task)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
-            raise UsageError(f"silo {silo!r} has {here}, and {next(iter(silos))!r} has {before}")
+            raise UsageError(
+                f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
+            )
         parts.append((x, y))
-    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all silos", task, classes)
+    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all clients", task, classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
 
 def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
-    """A source from samples x [n, ...] and labels y [n] without natural clients, checked as in :func:`from_clients`.
+    """Return a source from samples x [n, ...] and labels y [n] without natural clients.
+
+    The samples are checked as in :func:`from_clients`.
 
     Raises:
         UsageError: names the first bad row.
@@ -105,11 +109,11 @@ def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFIC
 
 
 def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
-    """Check one silo's features and labels, whole numbers, words or targets, which must have equal lengths."""
+    """Check one client's features and labels, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y", task)
     if len(x) != len(y):
-        raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
+        raise UsageError(f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels.")
     return x, y
 
 

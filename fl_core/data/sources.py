@@ -18,29 +18,29 @@ from fl_core.errors import UsageError
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
 LEAST, MOST = 2, 10_000
-"""How often a word must be met to be in a vocabulary, and how many words that has."""
+"""The minimum count of a word in a vocabulary, and the maximum number of its words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Samples with their labels and, where the data have them, natural clients and an official test set.
+    """Samples with their labels, and possibly natural clients and an official test set.
 
     Attributes:
         name: registry name or path.
-        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], taken as it is;
-            or int64 codes [n, length] of ``words``.
+        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or
+            int64 codes [n, length] of ``words``.
         y: class indices, int64 [n]; or targets, float32 [n].
-        classes: names of the classes; none: ``y`` holds targets, numbers that are to be predicted.
-        owner: index of each sample's natural client, int64 [n]; None = no natural clients.
+        classes: names of the classes. If empty, ``y`` holds targets, numbers to predict.
+        owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
-        is_train: false for samples of the official test set, bool [n]; None = there is none.
-        mean, std: one number a channel, applied to images scaled to 0..1; empty = not normalised.
-        words: of texts, what the codes from ``len(SPECIAL)`` on stand for; None = the samples are no texts.
-        shuffled: whether the order in the file carries no meaning, so that the first samples are a fair pool.
-        columns: names of a table's features, where it has a header.
-        scale, impute: what :meth:`fitted` is to do with a table's numbers; missing ones are NaN until then.
-        preprocessing: what a table's numbers have gone through, by :meth:`fitted` or by fixed numbers of the dataset's
-            own; None = nothing.
+        is_train: false for samples of the official test set, bool [n], or None without one.
+        mean, std: one number for each channel, applied to images scaled to 0..1. Empty means no normalisation.
+        words: the words of the codes from ``len(SPECIAL)`` on, or None if the samples are not texts.
+        shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
+        columns: names of a table's features, if it has a header.
+        scale, impute: what :meth:`fitted` does with a table's numbers. Missing ones are NaN until then.
+        preprocessing: what a table's numbers have gone through, by :meth:`fitted` or by the dataset's own fixed
+            numbers. None means nothing.
     """
 
     name: str
@@ -62,24 +62,24 @@ class Source:
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
             if any("\ud800" <= sign <= "\udfff" for sign in name):
-                raise UsageError(f"{self.name}: the name {name!a} is no valid text in UTF-8: rename it")
+                raise UsageError(f"{self.name}: names must be valid UTF-8; got {name!a}. Rename it.")
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
     def labels(self) -> Integers:
-        """Class indices, int64 [n]; where numbers are to be predicted all 0: one class."""
+        """Return class indices, int64 [n]. For a regression all are 0."""
         return self.y.astype(np.int64, copy=False) if self.classes else np.zeros(len(self), dtype=np.int64)
 
     @property
     def is_image(self) -> bool:
-        """Whether ``x`` holds raw images."""
+        """Return whether ``x`` holds raw images."""
         return self.x.dtype == np.uint8
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample as :meth:`tensor` gives it; images are (C, H, W), texts a :class:`TokenShape`."""
+        """Return the shape of a sample from :meth:`tensor`: (C, H, W) for images, a :class:`TokenShape` for texts."""
         if self.words is not None:
             return TokenShape(self.x.shape[1:], len(SPECIAL) + len(self.words))
         if not self.is_image:
@@ -89,26 +89,28 @@ class Source:
 
     @property
     def prepares(self) -> bool:
-        """Whether a table's numbers are to be filled or scaled."""
+        """Return whether a table's numbers will be filled or scaled."""
         return (self.scale, self.impute) != ("none", "none")
 
     def asked(self, scale: str, impute: str) -> Source:
-        """The source with how its numbers are to be scaled and filled; nothing is fitted yet.
+        """Return the source with methods for scaling and filling its numbers. Nothing is fitted yet.
 
         Raises:
-            UsageError: something is asked for, and it is no table of numbers, or one that is prepared already.
+            UsageError: the source is not a table of numbers, or is prepared already.
         """
         asked = replace(self, scale=scale, impute=impute)
         if asked.prepares and (self.words is not None or self.x.ndim != 2):
             what = "texts" if self.words is not None else f"samples of shape {list(self.shape)}"
-            raise UsageError(f"{self.name} holds {what}: scale and impute are for tables of numbers; leave them out")
+            raise UsageError(
+                f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}."
+            )
         if asked.prepares and self.preprocessing is not None:
-            raise UsageError(f"{self.name} is prepared by fixed numbers of its own: leave out scale and impute")
+            raise UsageError(f"scale and impute must be left out for {self.name}, which has fixed numbers of its own.")
         return asked
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over all arrays and names: equal digests mean the same samples in the same order."""
+        """Return the SHA-256 over all arrays and names. Equal digests mean the same samples in the same order."""
         names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
         names += (self.scale, self.impute) if self.prepares else ()
         sha = hashlib.sha256(repr(names).encode())
@@ -121,7 +123,7 @@ class Source:
         return sha.hexdigest()
 
     def tensor(self, indices: Integers) -> Tensor:
-        """Samples as contiguous float32 [len(indices), *shape]; images scaled to 0..1, then (x - mean) / std.
+        """Return samples as contiguous float32 [len(indices), *shape]: images scaled to 0..1, then (x - mean) / std.
 
         Texts are int64 token ids.
         """
@@ -135,12 +137,11 @@ class Source:
         return x
 
     def fitted(self, train: Integers, made: Preprocessing | None = None) -> Source:
-        """The source with what its training samples ``train`` decide: a table filled and scaled, texts encoded.
+        """Return the source prepared by its training samples ``train``: a table filled and scaled, texts encoded.
 
-        A table is preprocessed as was asked for, by what was ``made`` before or is fitted now. Texts are encoded over a
-        vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
-        by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
-        to learn from, and teach the row of the unknown.)
+        A table uses the preprocessing ``made`` before, or fits it now. Texts get a vocabulary of the words that occur
+        at least :data:`LEAST` times in these samples. At most :data:`MOST` words are kept, by falling frequency and
+        then in alphabetical order. Rarer words train the row of the unknown word.
         """
         if self.prepares:
             made = made or preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
@@ -150,13 +151,14 @@ class Source:
             return replace(self, preprocessing=Preprocessing(self.columns)) if unprepared else self
         first = len(SPECIAL)
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
-        order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so that the stable order is theirs
+        order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so ties stay in alphabetical order
         return self.spelled(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
 
     def hashed(self, buckets: int) -> Source:
-        """The source of texts with the number of each word's bucket as its code: a vocabulary that nobody has to make.
+        """Return the source of texts with the number of each word's bucket as its code.
 
-        The bucket is SHA-256 of the word modulo ``buckets``; words that meet in one are not told apart.
+        This needs no common vocabulary. The bucket is SHA-256 of the word modulo ``buckets``. Words in the same bucket
+        share a code.
         """
         digests = (hashlib.sha256(word.encode()).digest() for word in self.words or ())
         ids = [*range(len(SPECIAL)), *(len(SPECIAL) + int.from_bytes(each[:8], "big") % buckets for each in digests)]
@@ -165,13 +167,13 @@ class Source:
         )
 
     def spelled(self, vocabulary: tuple[str, ...]) -> Source:
-        """The source of texts with the codes of another vocabulary; a word that it does not have is the unknown."""
+        """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
         code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}
         ids = [*range(len(SPECIAL)), *(code.get(word, UNKNOWN) for word in self.words or ())]
         return replace(self, x=np.array(ids, dtype=np.int64)[self.x], words=vocabulary)
 
     def take(self, indices: Integers) -> Source:
-        """The source restricted to these samples, in this order; classes and clients stay the same."""
+        """Return the source with these samples only, in this order. Classes and clients stay the same."""
         return replace(
             self,
             x=self.x[indices],
@@ -181,21 +183,21 @@ class Source:
         )
 
     def first(self, samples: int) -> Source:
-        """The first ``samples`` samples in file order, as :meth:`first_indices` has them."""
+        """Return the source with its first ``samples`` samples, see :meth:`first_indices`."""
         return self if samples == len(self) else self.take(self.first_indices(samples))
 
     def first_indices(self, samples: int) -> Integers:
-        """Which samples are the first ``samples`` in file order, ascending.
+        """Return the ascending positions of ``samples`` samples, with fair shares of all groups.
 
-        The first of each group, and as many of a group as its share of all samples asks for; groups are the natural
-        clients, the two sides of an official test set and, unless the file is ``shuffled``, the classes (a file
-        sorted by class would otherwise give a pool of one class).
+        Groups are the natural clients, the two sides of an official test set, and the classes. A ``shuffled`` file has
+        no groups by class. Each group contributes its first samples, in proportion to its size. Otherwise a file sorted
+        by class would give a pool of one class.
 
         Raises:
-            UsageError: fewer than one sample, or more than there are.
+            UsageError: ``samples`` is below 1 or above the number of samples.
         """
         if not isinstance(samples, int) or not 1 <= samples <= len(self):
-            raise UsageError(f"max_samples={samples!r}: {self.name} has {len(self)} samples; ask for 1 to {len(self)}")
+            raise UsageError(f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}.")
         if samples == len(self):
             return np.arange(samples)
         labels = None if self.shuffled or not self.classes else self.y

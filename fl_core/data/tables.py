@@ -24,11 +24,11 @@ SEPARATORS = (";", "\t", "|", ",")
 def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     """Read a dataset from a .csv or .parquet table (see :func:`fl_core.data.files.read`).
 
-    Features [n, d] in the order of their columns, or texts; classes are whole numbers or words.
+    Samples are features [n, d] in the order of their columns, or texts. Classes are whole numbers or words.
 
     Raises:
-        UsageError: a missing column, a ragged line, a cell that is not a finite number, or a word among the labels'
-            numbers, by line and column.
+        UsageError: a column is missing, a line has another number of cells, a cell is not a finite number, or a word is
+            among the labels' numbers. The message names line and column.
     """
     header = header_of(path, reading)
     names = feature_columns(path, header, reading)
@@ -61,16 +61,16 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
 
 
 def read_features(path: Path, names: Sequence[str], reading: Reading = PLAIN) -> Array:
-    """The named columns of a .csv or .parquet table, float32 [n, d] in the order of their names; missing ones are NaN.
+    """Return named columns of a .csv or .parquet table, float32 [n, d] in the order of the names; missing ones are NaN.
 
     Raises:
-        UsageError: a column that is not there, or a cell that is neither empty nor a finite number.
+        UsageError: a column does not exist, or a cell is neither empty nor a finite number.
     """
     return features(path, *named_columns(path, names, (), reading), missing=True)
 
 
 def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arrays.Place]:
-    """The texts of a .csv or .parquet table, whatever else it has, and how messages name one.
+    """Return the texts of a .csv or .parquet table, and how messages name a row. Other columns are ignored.
 
     Raises:
         UsageError: there is no such column.
@@ -83,12 +83,12 @@ def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arr
 def named_columns(
     path: Path, names: Sequence[str], texts: Collection[str], reading: Reading
 ) -> tuple[dict[str, Cells], arrays.Place]:
-    """Some columns of a .csv or .parquet table in the order of ``names``, and how messages name a row.
+    """Return columns of a .csv or .parquet table in the order of ``names``, and how messages name a row.
 
-    Those of ``texts`` are text.
+    The columns in ``texts`` are text.
 
     Raises:
-        UsageError: one of them is not there, or twice.
+        UsageError: a column is missing or repeated.
     """
     header = header_of(path, reading)
     for name in names:
@@ -100,13 +100,13 @@ def named_columns(
 
 
 def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, missing: bool) -> Array:
-    """Columns as float32 [n, d].
+    """Return columns as float32 [n, d].
 
     Args:
-        missing: whether a cell may have no value, which is NaN then.
+        missing: whether a cell may have no value. It is then NaN.
 
     Raises:
-        UsageError: a cell that has none and must, or is no finite number.
+        UsageError: a value is missing, or not a finite number.
     """
     x = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=np.float32)
     for k, (name, cells) in enumerate(columns.items()):
@@ -124,10 +124,10 @@ def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, miss
 
 
 def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list[str] | None:
-    """The names of a table's feature columns, in the order of the header; None = its samples are texts.
+    """Return the names of a table's feature columns, in the order of the header, or None if its samples are texts.
 
     Raises:
-        UsageError: a column that is named and not there, is there twice, or cannot be two things at once.
+        UsageError: a named column is missing, repeated, or used for two purposes.
     """
     twice = repeated(header)
     if twice is not None:
@@ -137,9 +137,9 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
         if name != getattr(Reading, role):
             check_known(f"column of {path} ({role})", name, header)
     if client == label:
-        raise UsageError(f"{path}: column {label!r} cannot be both the client and the label")
+        raise UsageError(f"{path}: client and label must be different columns; got {label!r} for both.")
     if text_column in (client, label):
-        raise UsageError(f"{path}: column {text_column!r} cannot be both the text and the client or label")
+        raise UsageError(f"{path}: the text column must not be the client or the label; got {text_column!r}.")
     if text_column in header:
         reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
         return None
@@ -153,15 +153,15 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:
-        raise UsageError(f"{path}: no column of features beside {listing(header)}")
+        raise UsageError(f"{path}: there must be a column of features; got only {listing(header)}.")
     return found
 
 
 def header_of(path: Path, reading: Reading) -> list[str]:
-    """The names of a table's columns; of a .csv file its first line alone is read.
+    """Return the names of a table's columns. Only the first line of a .csv file is read.
 
     Raises:
-        UsageError: no such file, or a line that the separator does not part.
+        UsageError: the file does not exist, or the separator does not split the line.
     """
     if path.suffix.lower() == PARQUET:
         reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
@@ -181,9 +181,9 @@ def header_of(path: Path, reading: Reading) -> list[str]:
 def _columns(
     path: Path, header: Sequence[str], names: Sequence[str], texts: Collection[str], reading: Reading
 ) -> tuple[dict[str, Cells], arrays.Place]:
-    """The cells of some columns in the order of ``names``, and how messages name a row.
+    """Return the cells of some columns in the order of ``names``, and how messages name a row.
 
-    Those of ``texts`` are text in any file.
+    The columns in ``texts`` are text in any file.
     """
     if path.suffix.lower() == PARQUET:
         return parquet.columns(path, names, texts), arrays.row_of_array
@@ -202,7 +202,7 @@ def _columns(
 
 
 def names_clients(path: Path, reading: Reading) -> bool:
-    """Whether the first line of a .jsonl file has the client's key; reads nothing else."""
+    """Return whether the first line of a .jsonl file has the client's key, without reading more."""
     try:
         with path.open(encoding=reading.python_encoding) as file:
             first = parsed_json(next((line for line in file if line.strip()), "{}"))
@@ -217,7 +217,7 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     """Read texts from a file of one JSON object per line (see :func:`fl_core.data.files.read`).
 
     Raises:
-        UsageError: not such a file, or a key that is missing, by line.
+        UsageError: it is not such a file, or a key is missing. The message names the line.
     """
     client_column, label_column, text_column = (getattr(reading, role) for role in ROLES)
     reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "exclude_columns", "separator")
@@ -226,7 +226,7 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     if client_column != CLIENT_COLUMN or client_column in entries[0]:
         keys["client_column"] = client_column
     if len(set(keys.values())) < len(keys):
-        raise UsageError(f"{path}: text, label and client must be different columns, not {', '.join(keys.values())}")
+        raise UsageError(f"{path}: text, label and client must be different columns; got {', '.join(keys.values())}.")
     kinds = {text_column: str, label_column: object, client_column: str | int}
     columns = {key: _cells(path, lines, entries, key, flag, kinds[key]) for flag, key in keys.items()}
 
@@ -238,10 +238,10 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
 
 
 def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], arrays.Place]:
-    """The texts of a .jsonl file, whatever else its objects have, and how messages name one.
+    """Return the texts of a .jsonl file, and how messages name a row. Other keys are ignored.
 
     Raises:
-        UsageError: not such a file, or no text, by line.
+        UsageError: it is not such a file, or a text is missing. The message names the line.
     """
     lines, entries = _entries(path, reading)
     texts = _cells(path, lines, entries, reading.text_column, "text_column", str)
@@ -249,7 +249,7 @@ def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], a
 
 
 def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, Any]]]:
-    """The objects of a .jsonl file, and the number of each one's line."""
+    """Return the objects of a .jsonl file, and the line number of each."""
     lines: list[int] = []
     entries: list[dict[str, Any]] = []
     try:
@@ -273,16 +273,16 @@ def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, An
 
 
 def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str, flag: str, kind: Any) -> list[str]:
-    """What the objects of a .jsonl file have under a key, as text."""
+    """Return the values of a key in the objects of a .jsonl file, as text."""
     for number, entry in zip(lines, entries, strict=True):
         check_known(f"column of {path}, line {number} ({flag})", key, entry)
         if not isinstance(entry[key], kind):
-            raise UsageError(f"{path}, line {number}, column {key!r}: {entry[key]!r} is not text")
+            raise UsageError(f"{path}, line {number}, column {key!r}: the value must be text; got {entry[key]!r}.")
     return [str(entry[key]) for entry in entries]
 
 
 def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of every line of a .csv file that is not blank, header first."""
+    """Yield line number and cells of every line of a .csv file that is not blank, header first."""
     width = 0
     try:
         with path.open(newline="", encoding=reading.python_encoding) as file:
@@ -293,7 +293,10 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
                 if not width:
                     _check_encoding(path, reading)
                 if width and len(cells) != width:
-                    raise UsageError(f"{path}, line {reader.line_num}: {len(cells)} cells, but the header has {width}")
+                    raise UsageError(
+                        f"{path}, line {reader.line_num}: every line must have {width} cells like the header; "
+                        f"got {len(cells)}."
+                    )
                 width = width or len(cells)
                 yield reader.line_num, cells
     except UnicodeError as error:
@@ -308,18 +311,18 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
 
 
 def _check_encoding(path: Path, reading: Reading) -> None:
-    """Refuse a file whose first bytes can only be UTF-16, but which the asked encoding reads as well."""
+    """Check that a file is not clearly UTF-16 while another encoding is requested."""
     likely = _likely_encoding(path)
     if likely != "latin-1" and not codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32")):
         raise _undecodable(path, reading, None)
 
 
 def _undecodable(path: Path, reading: Reading, error: UnicodeError | None) -> UsageError:
-    """What to say of a file that another encoding would read: which one it may be."""
+    """Return an error for a file that needs another encoding, with the likely one."""
     guess, at = _likely_encoding(path), ""
     if isinstance(error, UnicodeDecodeError):
         at = f" (byte {error.start})"
-        windows = any(0x80 <= byte < 0xA0 for byte in error.object)  # which are no letters in latin-1
+        windows = any(0x80 <= byte < 0xA0 for byte in error.object)  # not letters in latin-1
         guess = "cp1252" if guess == "latin-1" and windows else guess
     if guess in ("latin-1", "cp1252") and reading.encoding != ENCODING:
         guess = ENCODING

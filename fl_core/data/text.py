@@ -1,4 +1,4 @@
-"""Turns texts into token ids: splitting into words, a vocabulary from the training samples, padding to one length."""
+"""Conversion of texts to token ids: splitting into words, a vocabulary from training samples, and padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
-"""Tokens of a sample, the first of which is the start; what is longer is cut off, what is shorter is filled up."""
+"""Tokens of a sample, with the start token first. Longer texts are cut and shorter ones padded."""
 
 HASHED = "hashed"
 MOST_WORDS = 2**20
@@ -27,18 +27,17 @@ _TOKEN = re.compile(r"[#@]?\w+(?:['’]\w+)*|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into tokens: words (with their # or @, and apostrophes inside), and every other sign by itself.
+    """Split a text into tokens: words (with their # or @, and apostrophes inside), and single other signs.
 
-    Lower case, in Unicode's compatibility form; white space only separates.
+    Tokens are lower case in Unicode's compatibility form. White space only separates them.
     """
     return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[str, ...]]:
-    """Texts as codes [n, length], and the sorted words that codes from ``len(SPECIAL)`` on stand for.
+    """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
-    These are all words there are: the vocabulary is chosen among them when it is known what clients train on (see
-    :meth:`Source.fitted`).
+    These are all words. The vocabulary is chosen from them after the partition (see :meth:`Source.fitted`).
     """
     tokens = [words_of(text)[: length - 1] for text in texts]
     words = sorted({word for sentence in tokens for word in sentence})
@@ -61,13 +60,13 @@ def source(
     task: str = CLASSIFICATION,
     classes: Sequence[str] | None = None,
 ) -> Source:
-    """A source of texts from columns of cells; columns other than text, label and client are ignored.
+    """Return a source of texts from columns of cells. Columns other than text, label and client are ignored.
 
     Args:
-        classes: all that there are, if the texts are a silo's and may lack some.
+        classes: all classes, if the texts are one client's and may lack some.
 
     Raises:
-        UsageError: a text without any sign, an empty client or label, or a word among labels that are numbers.
+        UsageError: a text is blank, a client or label is empty, or a word is among labels that are numbers.
     """
     owner = None
     owner_names: tuple[str, ...] = ()
@@ -82,7 +81,7 @@ def source(
 
 
 def agreed(texts: Source, vocabulary: Path | str) -> Source:
-    """A source of texts in a vocabulary that was agreed on before anybody's texts were looked at.
+    """Return a source of texts in a vocabulary that was fixed without reading anybody's texts.
 
     >>> codes, words = encode(["Late again, thanks"], 6)
     >>> mine = Source("mine", codes, np.zeros(1, dtype=np.int64), ("no", "yes"), words=words)
@@ -93,23 +92,23 @@ def agreed(texts: Source, vocabulary: Path | str) -> Source:
     [[2, 51, 6, 18, 31, 0]]
 
     Args:
-        vocabulary: a file with a word a line, whose token ids follow their order, other words being the unknown one; or
-            ``hashed:N``, N buckets into which words fall by their SHA-256.
+        vocabulary: a file with one word per line, in the order of token ids. Words outside it become the unknown word.
+            Or ``hashed:N``: N buckets for words by their SHA-256.
 
     Raises:
-        UsageError: no such file, a line that is no single word as :func:`words_of` has it, a word that is there twice,
-            or a number of buckets that is not from 2 to 2^20.
+        UsageError: the file does not exist, a line is not a single word as in :func:`words_of`, a word is repeated, or
+            the number of buckets is not from 2 to 2^20.
     """
     kind, _, buckets = str(vocabulary).partition(":")
     if kind == HASHED:
         if not (buckets.isascii() and buckets.isdigit() and 2 <= int(buckets) <= MOST_WORDS):
-            raise UsageError(f"vocabulary {vocabulary}: {HASHED}:N takes a number of buckets from 2 to {MOST_WORDS:,}")
+            raise UsageError(f"vocabulary {HASHED}:N must have N from 2 to {MOST_WORDS:,}; got {vocabulary}.")
         return texts.hashed(int(buckets))
     return texts.spelled(read_vocabulary(Path(vocabulary)))
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """The words of a file that has one a line; errors as of :func:`agreed`."""
+    """Return the words of a file with one per line. Errors are as in :func:`agreed`."""
     if not path.is_file():
         raise UsageError(f"there is no vocabulary {path}: a file with a word a line, or {HASHED}:N")
     limits.check_size(path, path.stat().st_size)
@@ -120,19 +119,24 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     lines: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if words_of(word) != [word]:
-            raise UsageError(f"{path}, line {number}: {word[:40]!r} is no single word in lower case")
+            raise UsageError(
+                f"{path}, line {number}: each line must be a single word in lower case; got {word[:40]!r}."
+            )
         if lines.setdefault(word, number) != number:
-            raise UsageError(f"{path}, line {number}: {word[:40]!r} stands in line {lines[word]} already")
+            raise UsageError(
+                f"{path}, line {number}: words must be distinct; "
+                f"got {word[:40]!r}, which is in line {lines[word]} already."
+            )
     if not 1 <= len(words) <= MOST_WORDS:
-        raise UsageError(f"{path} has {len(words):,} words; a vocabulary has from 1 to {MOST_WORDS:,}")
+        raise UsageError(f"{path} must have from 1 to {MOST_WORDS:,} words; got {len(words):,}.")
     return tuple(words)
 
 
 def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
-    """Refuse texts without any sign.
+    """Check that no text is blank.
 
     Raises:
-        UsageError: names the first.
+        UsageError: names the first blank text.
     """
     for row, cell in enumerate(texts):
         if not cell.strip():

@@ -1,1 +1,1 @@
-"""How clients are executed fast: worker processes, stacked clients, caches. A first reading can skip it."""
+"""Fast execution of clients: worker processes, stacked clients, caches. A first reading can skip it."""

@@ -1,6 +1,6 @@
-"""Where clients live: their states, the models that they keep, and what runs their work.
+"""Backends where the clients live: their states, their kept models, and the execution of their work.
 
-An engine asks; what comes back is messages, numbers and names. A client's own tensors do not leave its home.
+The engine sends requests and receives messages, numbers and names. A client's own tensors do not leave its backend.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.tree import Tree
 
-TUNED = "personal"  # what a fine-tuned model is called
+TUNED = "personal"  # the name of a fine-tuned model
 SCORED = ("validation", "test")
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """Take part in one exchange.
+    """A request to take part in one exchange.
 
     Attributes:
-        score: splits on which to score the model that local training gives.
+        score: splits on which to score the locally trained model.
         keep: keep that model, under ``local``.
-        lost: the reply will not arrive: what the training changes at the client is undone.
+        lost: the reply will not arrive, so the training's changes at the client are undone.
     """
 
     client: int
@@ -46,7 +46,7 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class FinetuneRequest:
-    """Fine-tune a copy of one of the client's models after so many rounds, and keep it under ``personal``."""
+    """A request to fine-tune a copy of one of the client's models after ``done`` rounds. It is kept as ``personal``."""
 
     client: int
     done: int
@@ -56,7 +56,10 @@ class FinetuneRequest:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Score the client's models after so many rounds on validation and test samples, and note what is observed."""
+    """A request to score the client's models on validation and test samples after ``done`` rounds.
+
+    The reply also carries observations.
+    """
 
     client: int
     done: int
@@ -68,7 +71,7 @@ ClientRequest = TrainRequest | FinetuneRequest | ScoreRequest
 
 @dataclass
 class ClientReply:
-    """What comes back: messages and numbers; fields that do not apply stay empty."""
+    """A client's reply: messages and numbers. Fields that do not apply stay empty."""
 
     client: int
     message: Message = field(default_factory=Message)
@@ -76,46 +79,46 @@ class ClientReply:
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     missing: bool = False  # no reply came in time
-    epsilon: tuple[float, float] | None = None  # spent so far, at which delta, where the client hides what it sends
+    epsilon: tuple[float, float] | None = None  # spent so far and its delta, if the client adds noise
 
 
 class ClientBackend(Protocol):
-    """Where the clients of one engine live."""
+    """The place where the clients of one engine live."""
 
     @property
     def moved(self) -> float:
-        """Seconds that this process has spent on carrying work between processes."""
+        """Return the seconds that this process has spent on moving work between processes."""
 
     def use(self, algorithm: Algorithm) -> None:
-        """Work under this algorithm, or under its new plan; clients that have not replied yet begin under it."""
+        """Work with this algorithm, or with its new plan. Clients that have not replied yet start under it."""
 
     def begin(self, algorithm: Algorithm) -> None:
-        """Let every client be as before its first round of this algorithm."""
+        """Reset every client to its state before the first round of this algorithm."""
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield the replies in the requests' order; an error is raised where the reply would have come."""
+        """Yield the replies in the requests' order. An error is raised in the place of its reply."""
 
     def visible_state(self, client: int) -> State:
-        """A client's state as the server may see it: names for tensors."""
+        """Return a client's state as the server may see it: references for tensors."""
 
     def forget(self) -> None:
-        """Let go of the models kept so far."""
+        """Drop the models kept so far."""
 
     def save(self, writer: Writer, done: int, server: State) -> None:
-        """Write a checkpoint after so many rounds, with what of the clients belongs into it."""
+        """Write a checkpoint after ``done`` rounds, with the clients' part of it."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
 
     def fork(self) -> ClientBackend:
-        """A home of the same clients as before their first round, from which nothing comes back to this one."""
+        """Return a backend of the same clients before their first round that never changes this one."""
 
 
 class LocalClients:
-    """Clients that live in this process, in bounded memory; an executor does their work, here or in workers.
+    """Clients in this process, in bounded memory. An executor does their work, here or in workers.
 
     Args:
-        executor: does the work. data: whose clients they are. initial: the model before the first round.
+        executor: does the work. data: of the clients. initial: the model before the first round.
         folder: of the scratch files, see :class:`OffloadedTrees`.
     """
 
@@ -145,7 +148,7 @@ class LocalClients:
         self._begun.clear()
 
     def start(self, name: str) -> State:
-        """The state of a client before its first round, under the present plan."""
+        """Return the state of a client before its first round, under the present plan."""
         return self.algorithm.client_state(self.initial, self.index[name]).clone()
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
@@ -189,19 +192,19 @@ class LocalClients:
         return LocalClients(self.executor, self.data, self.initial, self.folder)
 
     def models(self, client: int, offer: ModelTemplate, done: int) -> Mapping[str, Tree]:
-        """A client's models after so many rounds, the fine-tuned one among them."""
+        """Return a client's models after ``done`` rounds, with the fine-tuned one."""
         name = self.names[client]
         models = models_of(self.algorithm, offer, self.states[name], Round(done))
         tuned = self.kept[TUNED].get(name) if TUNED in self.kept else None
         return models if tuned is None else {**models, TUNED: tuned}
 
     def _jobs(self, request: ClientRequest) -> dict[str, Job]:
-        """The jobs of a request, by the model that each is about."""
+        """Return the jobs of a request, by the model of each."""
         client = request.client
         name = self.names[client]
         if isinstance(request, TrainRequest):
             state, rnd, message = self.states[name], request.rnd, request.message
-            if request.lost:  # what hooks write into the state is lost with the reply
+            if request.lost:  # the hooks' changes of the state are lost with the reply
                 return {"local": TrainJob(client, rnd, message, state.clone())}
             return {"local": TrainJob(client, rnd, message, state, request.score, request.keep)}
         if isinstance(request, FinetuneRequest):
@@ -211,7 +214,7 @@ class LocalClients:
         return {each: ScoreJob(client, model, SCORED, each, request.done) for each, model in models.items()}
 
     def _take(self, request: ClientRequest, model: str, result: JobResult, reply: ClientReply) -> None:
-        """Keep what stays here of a job's result, and put the rest into the reply."""
+        """Keep the local part of a job's result, and put the rest into the reply."""
         reply.message, reply.work = result.message, result.work
         reply.observations += result.observations
         if result.scores:
@@ -223,7 +226,7 @@ class LocalClients:
             self.keep(model, self.names[request.client], result.tree)
 
     def keep(self, kind: str, name: str, model: Tree) -> None:
-        """Keep a client's model beside its state until the next round."""
+        """Keep a client's model next to its state until the next round."""
         self.kept.setdefault(kind, OffloadedTrees(self.folder))[name] = model
 
 

@@ -1,4 +1,4 @@
-"""Runs clients' jobs in one process, which has a model skeleton, the data, and an algorithm."""
+"""A runner of clients' jobs in one process, with a model skeleton, the data, and an algorithm."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class TrainJob:
     rnd: Round
     message: Message
     state: State
-    score: tuple[str, ...] = ()  # splits on which to score the model that local training gave
-    keep_local: bool = False  # whether to hand that model back
+    score: tuple[str, ...] = ()  # splits on which to score the locally trained model
+    keep_local: bool = False  # whether to return that model
 
 
 @dataclass
 class FinetuneJob:
-    """Fine-tuning of a copy of a client's model, after a given number of rounds."""
+    """The fine-tuning of a copy of a client's model, after a given number of rounds."""
 
     client: int
     done: int
@@ -52,18 +52,18 @@ class FinetuneJob:
 
 @dataclass
 class ScoreJob:
-    """Evaluation of one tree on splits of one client."""
+    """The evaluation of one tree on splits of one client."""
 
     client: int
     tree: Tree
     splits: tuple[str, ...]
-    model: str = ""  # what the tree is called, and the rounds completed: for an error message
+    model: str = ""  # the tree's name and the completed rounds, for an error message
     done: int = 0
 
 
 @dataclass
 class Part:
-    """A phase of a job that is ready to be trained: the weights to start from, the context, the optimiser's state."""
+    """A phase of a job that is ready to train: initial weights, context, and the optimiser's state."""
 
     phase: Phase
     source: Tree
@@ -76,7 +76,7 @@ Parts = Generator[Part, tuple[Tree, Tree] | None, "JobResult"]
 
 @dataclass
 class JobResult:
-    """What comes back from any job; fields that do not apply stay empty."""
+    """The result of any job. Fields that do not apply stay empty."""
 
     client: int
     message: Message = field(default_factory=Message)
@@ -91,7 +91,7 @@ Job = TrainJob | FinetuneJob | ScoreJob
 
 
 class ClientRunner:
-    """Runs jobs one client at a time in one thread, so that results do not depend on the process."""
+    """A runner of jobs, one client at a time in one thread, so that results do not depend on the process."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class ClientRunner:
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
-        self._watching = False  # whether a job is run again to find what was not finite first
+        self._watching = False  # whether a job runs again to find the first non-finite number
 
     def made_of(self) -> dict[str, Any]:
-        """The arguments of which another process makes one that gives the same bits."""
+        """Return the arguments with which another process builds a runner that gives the same bits."""
         return {
             "model": self.workspace.model,
             "data": self.data,
@@ -126,12 +126,12 @@ class ClientRunner:
         }
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm and freeze it; later jobs use it."""
+        """Load an algorithm for later jobs and freeze it."""
         contract.freeze(algorithm)
         self.algorithm = algorithm
 
     def loaded(self) -> Algorithm:
-        """The loaded algorithm."""
+        """Return the loaded algorithm."""
         if self.algorithm is None:
             raise RuntimeError("no algorithm was loaded where clients run")
         return self.algorithm
@@ -140,7 +140,7 @@ class ClientRunner:
         """Run one job.
 
         Raises:
-            NonFiniteError: it met NaN or infinity; names what was not finite first.
+            NonFiniteError: the job met NaN or infinity. The error names the first number that was not finite.
         """
         try:
             return self._run(job)
@@ -148,10 +148,10 @@ class ClientRunner:
             raise self.cause(job, error) from None
 
     def cause(self, job: Job, error: NonFiniteError) -> NonFiniteError:
-        """The error that names what was not finite first, found by running the job again and looking at every number.
+        """Return an error that names the first non-finite number, found by running the job again with checks.
 
         Args:
-            error: what the job ended with; the answer where its second run ends well, as it may on a GPU.
+            error: the job's first error. It is returned if the second run succeeds, as can happen on a GPU.
         """
         self._watching = True
         try:
@@ -173,7 +173,10 @@ class ClientRunner:
                 answer = self.phase(part)
 
     def parts(self, job: Job) -> Parts:
-        """A job as a generator: yields each phase, is sent what :meth:`phase` makes of it, returns the job's result."""
+        """Run a job as a generator that yields its phases and returns its result.
+
+        It expects the result of :meth:`phase` to be sent back for each.
+        """
         if isinstance(job, TrainJob):
             return (yield from self._train(job))
         if isinstance(job, FinetuneJob):
@@ -182,7 +185,7 @@ class ClientRunner:
         return JobResult(job.client, scores=scores, observations=self._observations(job))
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
-        """Train one phase; returns the trained tree and the optimiser's state."""
+        """Train one phase and return the trained tree and the optimiser's state."""
         observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
         split = self.data.clients[part.ctx.client].train
         with self._watch(part.ctx.where(part.phase.name)) as watch:
@@ -200,7 +203,7 @@ class ClientRunner:
             )
 
     def _watch(self, where: str = "") -> Watch | nullcontext[None]:
-        """What looks at every number in a second run of a job, and nothing at all in its first."""
+        """Return a check of every number for the second run of a job, and of nothing for its first."""
         return Watch(self.workspace, self.layers, where) if self._watching else nullcontext()
 
     def _train(self, job: TrainJob) -> Parts:
@@ -241,7 +244,7 @@ class ClientRunner:
         )
 
     def _begin(self, algorithm: Algorithm, job: TrainJob, state: State, ctx: Context) -> Tree:
-        """The weights at which the algorithm starts local training, computed under a random stream of its own."""
+        """Return the weights at which local training starts, computed under a random stream of their own."""
         seed = seeds.seed_of(algorithm.task_info.seed, "modules", job.rnd.index, job.client, "begin")
         self.workspace.hold(ctx.submodel)
         with seeds.torch_seeded(seed), self.workspace.mode(training=True):
@@ -290,7 +293,10 @@ class ClientRunner:
     def _batches(
         self, seed: int, index: int, client: int, stream: str, share: float
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of a share of a client's training samples, at least one sample, in a random order of their own."""
+        """Yield batches of a share of a client's training samples, in a random order of their own.
+
+        At least one sample is used.
+        """
         split = self.data.clients[client].train
         order = torch.randperm(len(split), generator=seeds.torch_generator(seed, "batches", index, client, stream))
         order = order[: max(1, round(share * len(split)))]
@@ -330,7 +336,7 @@ class ClientRunner:
         return scores
 
     def _observations(self, job: ScoreJob) -> list[Observation]:
-        """The numbers that the algorithm records about the scored model, if that is its evaluated one."""
+        """Return the algorithm's numbers about the scored model, if that is its evaluated one."""
         if self.algorithm is None or job.model != self.algorithm.evaluates:
             return []
         x = self.workspace.place(self.data.clients[job.client].test.x)

@@ -1,4 +1,4 @@
-"""Executors train clients in this process or in worker processes, with bit-identical results."""
+"""Executors that train clients in this process or in worker processes, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from fl_core.execution.stacked import BatchedClients
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import held_back
 
-SLOT_TREES = 3  # whole models for which shared memory is held, each way and for each worker, beside a kept optimiser's
+SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, next to a kept optimiser's
 
 
 class Executor(Protocol):
-    """Runs jobs and yields their results in the jobs' order."""
+    """An executor of jobs that yields their results in the jobs' order."""
 
-    moved: float  # seconds that this process has spent on carrying jobs and results between processes
+    moved: float  # seconds that this process has spent on moving jobs and results between processes
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later jobs; call again when its plan has changed."""
+        """Load an algorithm for later jobs. Call this again after its plan has changed."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in the jobs' order; an error in a job is raised where its result would have come."""
+        """Yield results in the jobs' order. An error in a job is raised in the place of its result."""
 
     def close(self) -> None:
         """End any worker processes."""
 
 
 class Serial:
-    """Runs every job in this process."""
+    """An executor that runs every job in this process."""
 
     moved = 0.0
 
@@ -60,7 +60,7 @@ class Serial:
         self.client_runner.use(algorithm)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in order; whatever crosses is cloned, as between processes."""
+        """Yield results in order. Messages and states are cloned, as between processes."""
         for job in jobs:
             result = self.client_runner.run(job)
             result.message = result.message.clone()
@@ -74,7 +74,7 @@ class Workers:
     """Persistent worker processes with one thread each, which end with this process however it ends.
 
     Args:
-        repeats: whether the tensors that a worker has of its last job are not given to it again.
+        repeats: whether tensors that a worker still has from its last job are not sent again.
     """
 
     moved = 0.0
@@ -87,8 +87,8 @@ class Workers:
         self._links: list[Channel] = []
         self._processes: list[Any] = []
         self._interrupted = False
-        resource_tracker.ensure_running()  # else the first worker's start would do so, and let interrupts through
-        with held_back():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
+        resource_tracker.ensure_running()  # otherwise the first worker's start would do so and let interrupts through
+        with held_back():  # a terminal sends Ctrl-C to all of them, but this process handles it
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 jobs, results = Slot.of(room, repeats), Slot.of(room)
@@ -102,11 +102,11 @@ class Workers:
 
     @property
     def copied(self) -> int:
-        """Bytes of tensors that this process has copied to its workers' memory."""
+        """Return the bytes of tensors that this process has copied to its workers' memory."""
         return sum(link.sends.copied for link in self._links)
 
     def serve(self, client_runner: ClientRunner) -> None:
-        """Run jobs of another client runner from now on, keeping the processes, which take seconds to start."""
+        """Run jobs of another client runner from now on in the same processes, since new ones start slowly."""
         packed = _Packed(client_runner)
         for link in self._links:
             self._send(link, ("client_runner", packed))
@@ -117,17 +117,16 @@ class Workers:
             self._send(link, ("use", algorithm))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in the jobs' order; a free worker takes the next job.
+        """Yield results in the jobs' order. A free worker takes the next job.
 
-        However it ends, also by an error or because the caller wants no more, no worker is left with an answer that
-        nobody takes.
+        No worker is left with an unread answer, however the iteration ends.
         """
         busy: dict[Channel, int] = {}
         try:
             yield from self._results(iter(jobs), busy)
         except KeyboardInterrupt:
             self._interrupted = True
-            busy.clear()  # nobody waits for what they are at
+            busy.clear()  # nobody waits for their results
             raise
         finally:
             for link in busy:
@@ -157,7 +156,7 @@ class Workers:
                 yield value
             if exhausted and not busy:
                 return
-            if not busy:  # a slow job held the others back, and has just been given
+            if not busy:  # a slow job has held back the others, and its result has just been yielded
                 continue
             for ready in wait(list(busy)):  # type: ignore[arg-type]
                 link = next(link for link in busy if link is ready)
@@ -167,7 +166,7 @@ class Workers:
                 idle.append(link)
 
     def close(self) -> None:
-        """End the workers; after an interrupt at once, even within a job."""
+        """End the workers. After an interrupt this happens at once, even within a job."""
         if self._interrupted:
             for process in self._processes:
                 process.kill()
@@ -222,10 +221,10 @@ def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> 
 
 
 def check_sendable(model: nn.Module) -> None:
-    """Refuse a model that worker processes cannot be given.
+    """Check that a model can be sent to worker processes.
 
     Raises:
-        UsageError: says what of it cannot be sent.
+        UsageError: a part cannot be sent. The message names it.
     """
     try:
         pickle.dumps(model)
@@ -240,9 +239,9 @@ def check_sendable(model: nn.Module) -> None:
 
 
 class _Packed:
-    """A client runner as it is sent to a worker: shared bytes hold all clients' data, others the rest as a pickle.
+    """A client runner packed for a worker: clients' data in shared memory, and a pickle of the rest.
 
-    Plainly pickled: multiprocessing would put each tensor of the model into shared memory of its own.
+    The pickle is a plain one: multiprocessing would put each tensor of the model into its own shared memory.
     """
 
     def __init__(self, client_runner: ClientRunner) -> None:
@@ -267,7 +266,7 @@ class _Packed:
 
 
 def _serve(connection: Connection, jobs: Shared, results: Shared, packed: _Packed) -> None:
-    """A worker process's main loop: answers until the link closes, and never outlives the parent."""
+    """Run a worker's main loop until the link closes. A worker never outlives its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -292,21 +291,21 @@ def _serve(connection: Connection, jobs: Shared, results: Shared, packed: _Packe
 
 
 def answer_of(client_runner: ClientRunner, job: Job) -> tuple[str, Any]:
-    """Run a job for another process: "ok" and the result, or "error" and what that process is to raise."""
+    """Run a job for another process. Return "ok" and the result, or "error" and the error to raise there."""
     try:
         return "ok", client_runner.run(job)
-    except Exception as error:  # carried to the one that asked
+    except Exception as error:  # sent to the process that asked
         return "error", _portable(error, traceback.format_exc())
 
 
 def _portable(error: Exception, where: str) -> Exception:
-    """An error to send to the parent, with its traceback as a note; as text where it cannot be pickled."""
+    """Return an error for the parent with its traceback as a note, or its text if it cannot be pickled."""
     note = f"in a worker process:\n{where}"
     error.add_note(note)
     try:
         pickle.loads(pickle.dumps(error))
         return error
-    except Exception:  # whatever a class's own pickling raises
+    except Exception:  # a class's own pickling may raise anything
         plain = RunError(f"{type(error).__name__}: {error}")
         plain.add_note(note)
         return plain

@@ -1,4 +1,4 @@
-"""Trees by name in bounded memory, with a scratch file for the rest, and the clients' states stored in them."""
+"""Trees by name in bounded memory with a scratch file for the rest, and the clients' states stored in them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fl_core.storage.blobs import joined, parted
 from fl_core.tree import Tree
 
 BOUND = 2**28
-"""Bytes that a shelf holds in memory: 256 MiB."""
+"""Bytes of trees in memory: 256 MiB."""
 OBJECT = 2**10
-"""Bytes that a tensor is counted for beside its entries."""
+"""Bytes counted for a tensor in addition to its entries."""
 
 
 class OffloadedTrees(MutableMapping[str, Tree]):
-    """A dictionary of trees that holds at most ``bound`` bytes; the least recently used go to a scratch file.
+    """A dictionary of trees with at most ``bound`` bytes in memory. The least recently used go to a scratch file.
 
-    The file has no name: it ends with the process, however that ends, and nothing there is needed to go on with a
-    run. A tree is a value: to change it, set it again. What comes back has the bits of what was set.
+    The file has no name and ends with the process, however that ends. Resuming a run does not need it. A tree is a
+    value: set it again to change it. It returns with the same bits.
 
     Args:
-        folder: where the scratch file lies; by default where the system keeps temporary files.
+        folder: of the scratch file. The default is the system's temporary folder.
         bound: bytes in memory.
     """
 
@@ -86,7 +86,7 @@ class OffloadedTrees(MutableMapping[str, Tree]):
             name, value = self._memory.popitem(last=False)
             self.held -= _size(value)
             if name not in self._slots:
-                self._slots[name] = self._write(save(tree.clone(value)))  # apart: entries may share memory
+                self._slots[name] = self._write(save(tree.clone(value)))  # cloned, since entries may share memory
 
     def _write(self, data: bytes) -> tuple[int, int]:
         if self._file is None:
@@ -105,12 +105,12 @@ class OffloadedTrees(MutableMapping[str, Tree]):
 
 
 class ClientStates(Mapping[str, State]):
-    """Every client's state by name, in the clients' order; a state that was never set is the initial one.
+    """A mapping of every client's state by name, in the clients' order. A state that was never set is the initial one.
 
     Args:
-        names: the clients.
-        beginning: a client's state before it was set, made or read anew each time it is asked for.
-        folder, bound: of the trees of the others, see :class:`OffloadedTrees`.
+        names: of the clients.
+        beginning: returns a client's state before it was set. It is called each time.
+        folder, bound: for the trees of the other states, see :class:`OffloadedTrees`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ClientStates(Mapping[str, State]):
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The tensor, copied if it is only a part of a larger block of memory."""
+    """Return the tensor, copied if it is only a part of a larger block of memory."""
     alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
     return tensor if alone and tensor.is_contiguous() else tensor.contiguous().clone()
 

@@ -1,4 +1,4 @@
-"""Bytes that processes have in common: in memory where the system has room for them, else in an unnamed file."""
+"""Bytes shared between processes, in memory if the system has room for them, otherwise in an unnamed file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from fl_core import limits
 from fl_core.errors import RunError
 
 MEMORY = Path("/dev/shm")
-"""Where files are memory; a container gives it 64 MiB unless it is told otherwise."""
+"""A folder whose files are in memory. Containers limit it to 64 MiB by default."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
 class Shared:
-    """So many bytes, as a tensor that every process sees to which this object is sent.
+    """A block of ``n_bytes`` as a tensor that is visible in every process that receives this object.
 
-    All of them are reserved at once: a process that wrote where nothing is left would be killed without a word. They
-    end with the last process that has them, however it ends.
+    All bytes are reserved at once, since the system kills a process that writes without space. They end with the last
+    process that has them, however it ends.
 
     Attributes:
-        tensor: uint8 [n_bytes]; what one process writes there, all read.
+        tensor: uint8 [n_bytes]. All processes read what one of them writes.
 
-    Warns:
-        UserWarning: there is no room in :data:`MEMORY`, so that a file takes its place; results are the same.
+    Warns: UserWarning: :data:`MEMORY` has no room, so a file is used. Results are the same.
 
     Raises:
-        RunError: there is no room for that file either; names both places, and what to do.
+        RunError: the file has no room either. The message names both places and a way out.
     """
 
     def __init__(self, n_bytes: int) -> None:
@@ -53,14 +52,14 @@ class Shared:
 
 
 def shared_copy(tensor: torch.Tensor) -> Shared:
-    """A copy of a tensor in shared bytes, of which :func:`seen` makes a tensor again."""
+    """Copy a tensor to shared bytes. :func:`seen` turns them into a tensor again."""
     shared = Shared(tensor.nbytes)
     seen(shared, tensor.dtype, tensor.shape).copy_(tensor)
     return shared
 
 
 def seen(shared: Shared, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    """Shared bytes as a tensor of this type and shape."""
+    """Return shared bytes as a tensor of this type and shape."""
     return shared.tensor.view(dtype).view(shape)
 
 

@@ -1,4 +1,4 @@
-"""Trains clients of a small perceptron together along a leading client axis: one step's overhead serves them all."""
+"""Joint training of clients of a small perceptron along a leading client axis, which shares each step's overhead."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from fl_core.training.prefix import chain, hooked
 from fl_core.tree import Tree
 
 TOGETHER = 50
-"""Clients that are trained together; more of them gain nothing."""
+"""Clients that are trained together. More bring no gain."""
 LARGEST = 100_000
-"""Parameters of a model beyond which clients are faster one by one on a CPU."""
+"""Parameters of a model from which training one by one is faster on a CPU."""
 
 
 def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str = "float32") -> bool:
-    """Whether clients are trained together; a fixed rule, since the order of sums and so the rounding differs.
+    """Return whether clients are trained together.
 
-    ``auto`` is yes for a chain of Linear, ReLU and Flatten with fewer than :data:`LARGEST` parameters on a CPU, in
-    float32; ``on`` leaves the size out of account.
+    The rule is fixed, since stacking changes the order of sums and so the rounding. With ``auto`` it is True for a
+    chain of Linear, ReLU and Flatten on a CPU in float32 with fewer than :data:`LARGEST` parameters. With ``on`` the
+    size does not matter.
 
     Raises:
         UsageError: ``wanted`` is unknown, or ``on`` in another precision.
@@ -49,11 +50,10 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str =
 
 
 class BatchedClients:
-    """Executor in this process that trains clients together where their phases allow it, else one by one.
+    """Executor in this process that trains clients together if their phases allow it, otherwise one by one.
 
-    A phase allows it if its objective is the algorithms' common one, the mean loss of a batch, and nobody looks at its
-    steps or makes its own. The batches are those of the plain path, and so are the results up to rounding, a kept
-    optimiser's state too.
+    A phase must minimise the mean loss of a batch, which is the common objective. No code may observe its steps or
+    replace them. The batches are the same as one by one. Results and optimiser states are the same up to rounding.
     """
 
     moved = 0.0
@@ -69,7 +69,7 @@ class BatchedClients:
         self.client_runner.use(algorithm)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in order; whatever crosses is cloned, as between processes."""
+        """Yield results in order. Messages and states are cloned, as between processes."""
         queue = iter(jobs)
         while some := list(islice(queue, TOGETHER)):
             for job, outcome in zip(some, self._outcomes(some), strict=True):
@@ -108,7 +108,7 @@ class BatchedClients:
         return [outcomes[k] for k in range(len(jobs))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
-        """Train the phases that can be stacked; returns their results by job."""
+        """Train the phases that can be stacked and return their results by job."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for k, part in parts.items():
             if self._allows(part):
@@ -131,9 +131,9 @@ class BatchedClients:
         return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
 
     def _train(self, parts: list[Part]) -> list[tuple[Tree, Tree] | None]:
-        """The trained trees and the optimiser's states to keep.
+        """Return the trained trees and the optimiser's states to keep.
 
-        None for a client whose numbers are not finite, to be trained alone for its error.
+        A client with non-finite numbers has None. It is then trained alone for its error.
         """
         workspace, training, phase = self.client_runner.workspace, self.client_runner.training, parts[0].phase
         for part in parts:
@@ -166,16 +166,16 @@ class BatchedClients:
 
 
 def _finite(*values: Tensor) -> list[bool]:
-    """For each client whether all its numbers in [clients, ...] are finite."""
+    """Return for each client whether all its numbers in [clients, ...] are finite."""
     floating = [value.detach().reshape(len(value), -1) for value in values if value.is_floating_point()]
     return torch.stack([value.isfinite().all(1) for value in floating]).all(0).tolist()
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches of all clients, those with the most steps first; short ones are padded with samples of weight 0.
+    """The batches of all clients, padded with samples of weight 0. Clients with the most steps come first.
 
-    Clients with equally many steps are in the order of their ``ages``, so that equal ones are neighbours.
+    Clients with the same number of steps are sorted by their ``ages``, so that equal ages are neighbours.
     """
 
     order: list[int]  # positions of the clients
@@ -211,14 +211,14 @@ class _Batches:
             weights[:, :most, at] = shares.view(most, size)
             first += n
         steps = [epochs * per_epoch[k] for k in order]
-        # a client's epochs follow each other without a gap, so that at every step the first clients are the ones left
+        # a client's epochs have no gaps between them, so at every step the remaining clients are the first ones
         joined = [(_close_up(values, per_epoch, order)) for values in (indices, weights)]
         return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
 
     def between(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Samples [left, b, d], labels and weights [left, b] of a range of steps, for the first ``left`` clients."""
+        """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
         step_bytes = left * self.indices.shape[2] * self.x[0].nbytes
-        some = max(1, GATHERED // max(step_bytes, 1))  # steps whose samples are fetched at once, which saves time
+        some = max(1, GATHERED // max(step_bytes, 1))  # steps whose samples are fetched at once, to save time
         for at in range(start, end, some):
             steps = slice(at, min(at + some, end))
             chosen = self.indices[steps, :left]
@@ -246,11 +246,11 @@ def _descend(
     phase: Phase,
     criterion: Loss,
 ) -> Tensor:
-    """Train the stacked weights ``values`` [clients, ...] in place; returns each client's loss summed over samples.
+    """Train the stacked weights ``values`` [clients, ...] in place and return each client's loss, summed over samples.
 
     Args:
-        state: the optimiser's, of the tensors that train, of all clients [clients, ...]; changed in place, and of all
-            clients in the end if ``training`` keeps it.
+        state: the optimiser's state of the trained tensors of all clients, [clients, ...], changed in place. It is
+            complete at the end only if ``training`` keeps it.
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
     longest = training.grad_norm_limit(phase)
@@ -290,19 +290,19 @@ def _descend(
             for key, value in _taken(optimizer, each).items():
                 if training.keep_optimizer and left < len(values[name]):
                     entries[key][:left] = value
-                else:  # of clients that have ended nothing is asked any more
+                else:  # finished clients take no further steps
                     entries[key] = value
         done = end
     return totals
 
 
 def _age(entries: Entries) -> tuple[float, ...]:
-    """A client's counts of steps, those of Adam's state, by tensor."""
+    """Return a client's step counts in Adam's state, by tensor."""
     return tuple(float(entries[name]["step"]) for name in sorted(entries) if "step" in entries[name])
 
 
 def _joined(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
-    """The clients' states [clients, ...] for stacked parameters [clients, ...]; who has none begins with zeros."""
+    """Stack the clients' states [clients, ...] for stacked parameters [clients, ...]. Missing states start at zero."""
     joined: Entries = {name: {} for name in params}
     for name in params:
         first = {key: value for entries in clients for key, value in entries.get(name, {}).items()}
@@ -316,9 +316,9 @@ def _joined(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
 
 
 def _equal(entries: dict[str, Tensor], left: int) -> list[int]:
-    """Numbers of neighbours, among the first ``left`` clients, whose counts of steps are equal: one optimiser's each.
+    """Return the sizes of groups of neighbours with equal step counts, among the first ``left`` clients.
 
-    Adam corrects its means by the number of steps that a tensor has had, which is one number for all of it.
+    Each group needs its own optimiser, since Adam corrects its means by one step count for a whole tensor.
     """
     if "step" not in entries:
         return [left]
@@ -326,7 +326,7 @@ def _equal(entries: dict[str, Tensor], left: int) -> list[int]:
 
 
 def _put(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...], entries: dict[str, Tensor]) -> None:
-    """Give an optimiser the states of the clients of each part; a count of steps is the same for all of a part."""
+    """Give an optimiser the states of each part's clients. All clients of a part have the same step count."""
     first = 0
     for part in parts if entries else ():
         rows = slice(first, first := first + len(part))
@@ -336,7 +336,7 @@ def _put(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...], entries: d
 
 
 def _taken(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The states that :func:`_put` would give back, of all parts joined."""
+    """Return the joined states of all parts, the inverse of :func:`_put`."""
     keys = [key for key, value in optimizer.state[parts[0]].items() if isinstance(value, Tensor)]
     of_parts = {key: [_for_all(optimizer.state[part][key], len(part)) for part in parts] for key in keys}
     return {key: values[0] if len(values) == 1 else torch.cat(values) for key, values in of_parts.items()}
@@ -356,7 +356,7 @@ def _clip_each(params: list[Tensor], longest: float) -> None:
 
 
 def _forward(operations: list[tuple[str, str] | None], values: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Logits [clients, b, C] of samples [clients, b, d]."""
+    """Return logits [clients, b, C] of samples [clients, b, d]."""
     for operation in operations:
         if operation is None:
             x = x.relu()
@@ -367,7 +367,10 @@ def _forward(operations: list[tuple[str, str] | None], values: dict[str, Tensor]
 
 
 def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
-    """Names of weight and bias of each Linear, None for each ReLU, in order; None if the model has any other module."""
+    """Return the names of weight and bias of each Linear and None for each ReLU, in order.
+
+    The result is None if the model has any other module.
+    """
     parts = chain(model)
     names = {module: name for name, module in model.named_modules()}
     buffers = len(tree.named_tensors(model)) != len(list(model.parameters()))

@@ -1,4 +1,4 @@
-"""Sends jobs and results between processes: their trees through shared memory, the rest through a pipe."""
+"""Transport of jobs and results between processes: their trees in shared memory, the rest through a pipe."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(1 << 28),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
-"""Settings of glibc's allocator with which a training process keeps the memory of one step for the next one, instead
-of giving it back and faulting every page in again. They are read when a process starts."""
+"""Settings of glibc's allocator that keep the memory of one training step for the next.
+
+Otherwise it returns the memory and every page faults again. They are read when a process starts."""
 
 
 @contextmanager
 def allocator_settings() -> Iterator[None]:
-    """Start processes in the block with :data:`ALLOCATOR`, except for what the environment already sets."""
+    """Start processes in the block with :data:`ALLOCATOR`. Variables that the environment already sets stay."""
     added = ALLOCATOR.keys() - os.environ.keys()
     os.environ.update({name: ALLOCATOR[name] for name in added})
     try:
@@ -43,14 +44,15 @@ def allocator_settings() -> Iterator[None]:
 
 
 class Slot:
-    """Shared memory for the trees of one job or result at a time; a tree that does not fit is sent as bytes.
+    """Shared memory for the trees of one job or result at a time. A tree that does not fit is sent as bytes.
 
     Args:
-        repeats: whether a tensor that is still where it would be put, such as one that all clients of a round get, is
-            not copied again. Not for tensors that an optimiser's fused steps change, which do not count their changes.
+        repeats: whether a tensor that is still in its place is not copied again, such as one that all clients of a
+            round receive. It must be False for tensors that fused optimiser steps change, since these do not update the
+            version.
 
     Attributes:
-        copied: bytes of tensors that were put in so far.
+        copied: bytes of tensors copied in so far.
     """
 
     def __init__(self, shared: Shared, repeats: bool = False) -> None:
@@ -60,11 +62,11 @@ class Slot:
 
     @classmethod
     def of(cls, n_bytes: int, repeats: bool = False) -> Slot:
-        """A new slot of at least this many bytes."""
+        """Return a new slot of at least this many bytes."""
         return cls(Shared(-(-n_bytes // ALIGNED) * ALIGNED), repeats)
 
     def put(self, value: Any) -> Any:
-        """Store a job's or result's trees, overwriting earlier ones, and return it with places instead of trees."""
+        """Store a job's or result's trees over earlier ones, and return it with places instead of trees."""
         end = 0
 
         def place(source: Tree) -> _Placed | _Bytes:
@@ -83,7 +85,7 @@ class Slot:
         return _map_trees(value, place)
 
     def _copy(self, source: Tree, entries: Sequence[_Entry], start: int, end: int) -> None:
-        """Copy a tree's tensors to these bytes, but those that are there already and have not changed since."""
+        """Copy a tree's tensors to these bytes, except those that are there already and unchanged."""
         before, coming = self._there, {}
         self._there = {at: each for at, each in before.items() if each.end <= start or at >= end}
         for (name, view), (*_, at) in zip(self._views(entries).items(), entries, strict=True):
@@ -97,7 +99,10 @@ class Slot:
         self._there |= coming
 
     def take(self, value: Any, copy: bool) -> Any:
-        """Return what :meth:`put` was given; without ``copy`` its tensors are the slot's memory until it is reused."""
+        """Return the original of a value from :meth:`put`.
+
+        Without ``copy`` its tensors are the slot's memory until reuse.
+        """
 
         def find(placed: _Placed | _Bytes) -> Tree:
             if isinstance(placed, _Bytes):
@@ -115,14 +120,14 @@ class Slot:
 
 
 class _There:
-    """A tensor that was copied to a slot, held so that no other can have its identity, and its contents' version."""
+    """A tensor that was copied to a slot, with its version. The reference prevents reuse of its identity."""
 
     def __init__(self, tensor: Tensor, end: int) -> None:
         self.tensor, self.end = tensor, end
         self.version = None if tensor.is_inference() else tensor._version
 
     def is_still(self, tensor: Tensor) -> bool:
-        """Whether it is this tensor with these contents; of an inference tensor nobody knows."""
+        """Return whether it is this tensor with unchanged contents. For inference tensors this is unknown, so False."""
         return tensor is self.tensor and self.version is not None and tensor._version == self.version
 
 
@@ -141,7 +146,7 @@ class _Bytes:
 
 
 class Channel:
-    """One end of the link between a process and its worker; an end that keeps what it receives copies it."""
+    """One end of the link between a process and its worker. An end that keeps its messages copies them."""
 
     def __init__(self, link: Connection, sends: Slot, receives: Slot, keeps: bool) -> None:
         self.link, self.sends, self.receives, self.keeps = link, sends, receives, keeps
@@ -149,7 +154,7 @@ class Channel:
     def send(self, message: tuple[str, Any]) -> None:
         """Send a message of some kind: a job, a result, or anything without trees."""
         kind, value = message
-        self.link.send_bytes(pickle.dumps((kind, self.sends.put(value))))  # plainly: no tensor has memory of its own
+        self.link.send_bytes(pickle.dumps((kind, self.sends.put(value))))  # a plain pickle: no tensors
 
     def recv(self) -> tuple[str, Any]:
         """Receive the kind and contents of the next message."""
@@ -157,7 +162,7 @@ class Channel:
         return kind, self.receives.take(value, copy=self.keeps)
 
     def fileno(self) -> int:
-        """The file descriptor, to wait on several channels at once."""
+        """Return the file descriptor, to wait on several channels at once."""
         return self.link.fileno()
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Where a run's rows can be sent while it trains, beside its own directory; a module each, imported when asked for."""
+"""Destinations for a run's rows during training, next to its directory. Each module is imported on first use."""

@@ -1,4 +1,4 @@
-"""What every logger is: the base class, how one is named, and a run's rows as named curves."""
+"""Base of all loggers: the class, their names, and a run's rows as named curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_core.registry import Registry
 from fl_core.rows import Row
 
 SUMMED = ("bytes_down", "bytes_up", "bytes_evaluation", "flops", "steps", REPLY_LOST)
-"""What a run costs, and the replies that it loses: over clients the sum is of interest, of everything else the mean."""
+"""Costs and lost replies, which are summed over clients. Everything else is averaged."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class LoggedRun:
     """The run whose rows are logged.
 
     Attributes:
-        path: its directory; None = it keeps none.
-        id: the digest by which its checkpoints name it; empty without a directory.
+        path: its directory, or None without one.
+        id: the digest that identifies it in its checkpoints; empty without a directory.
         config: its resolved configuration.
-        done: rounds that it had completed when it was started, or gone on with; their rows are not logged again.
+        done: completed rounds at its start or resumption. Their rows are not logged again.
     """
 
     path: Path | None
@@ -38,10 +38,10 @@ class LoggedRun:
 
 
 class Logger:
-    """Gets a run's rows as they are recorded; one's own is a class of this kind.
+    """A receiver of a run's rows as they are recorded. Your own logger is a subclass.
 
-    It is made, without arguments, before anything of the run is written, so that what it needs is checked then. What
-    it raises later ends the run, which can be resumed.
+    It is created without arguments before anything of the run is written, so its needs are checked then. A later error
+    ends the run, which can be resumed.
 
     >>> import fedlayers as fl
     >>> class Printed(fl.Logger):
@@ -54,22 +54,22 @@ class Logger:
     1 ['bytes_down', 'bytes_evaluation', 'bytes_up', 'flops']
 
     Attributes:
-        name: by which it is asked for.
-        needs: packages that must be installed, and the extra of this one that has them.
+        name: registry name.
+        needs: packages that must be installed, and the extra of this package that has them.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
 
     def begin(self, run: LoggedRun) -> None:
-        """Called once, before the first rows."""
+        """Prepare for logging. The run calls this once, before the first rows."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Called after the start and after every round, once its rows are complete (:mod:`fl_core.rows`)."""
+        """Log rows. The run calls this after the start and after every completed round (:mod:`fl_core.rows`)."""
         raise NotImplementedError
 
     def close(self, finished: bool) -> None:
-        """Called once, when the run is done (``finished``), pauses, or fails."""
+        """End logging. The run calls this once, when it is done (``finished``), pauses, or fails."""
 
 
 def _from_outside(made: Any, name: str) -> type[Logger]:
@@ -82,7 +82,7 @@ LOGGERS: Registry[type[Logger]] = Registry("logger", "fl_core.loggers", "logger"
 
 
 def logger(made: type[Logger]) -> type[Logger]:
-    """Class decorator: make a logger known under its ``name``.
+    """Register a logger under its ``name``, as a class decorator.
 
     Raises:
         UsageError: another logger has that name.
@@ -92,10 +92,10 @@ def logger(made: type[Logger]) -> type[Logger]:
 
 
 def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
-    """The loggers that are asked for by name or by ``package.module:Class``, or given, in that order.
+    """Return loggers in the given order, from names, ``package.module:Class``, or objects.
 
     Raises:
-        UsageError: unknown, or a package that it needs is not installed.
+        UsageError: a name is unknown, or a package that it needs is not installed.
     """
     several = [asked] if isinstance(asked, (str, Logger)) else asked
     return [each if isinstance(each, Logger) else _made(each) for each in several]
@@ -124,7 +124,7 @@ def _close(logger: Logger, is_finished: Callable[[], bool]) -> None:
 
 
 class Scalar(NamedTuple):
-    """One point of a curve: its value after a round; NaN where it could not be computed."""
+    """One point of a curve: its value after a round, NaN if it could not be computed."""
 
     curve: str
     round: int
@@ -132,10 +132,12 @@ class Scalar(NamedTuple):
 
 
 def scalars(rows: Iterable[Row]) -> Iterator[Scalar]:
-    """Rows as points of curves, ``METRIC/SPLIT/MODEL/client/NAME``, and over clients ``.../weighted_mean`` or ``/sum``.
+    """Yield rows as points of curves.
 
-    Parts that a row does not have are left out. Means are weighted by training samples; costs (:data:`SUMMED`) are
-    added up.
+    A curve is ``METRIC/SPLIT/MODEL/client/NAME``, or ``.../weighted_mean`` or ``/sum`` over clients.
+
+    Parts that a row does not have are left out. Means are weighted by training samples. Costs (:data:`SUMMED`) are
+    summed.
 
     >>> from fl_core.rows import row
     >>> where = {"round": 3, "split": "test", "model": "global"}

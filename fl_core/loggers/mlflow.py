@@ -13,9 +13,9 @@ from fl_core.loggers.base import LoggedRun, Logger, logger, scalars
 from fl_core.rows import Row
 
 EXPERIMENT = "fedlayers"
-"""The experiment of all runs, unless the environment's MLFLOW_EXPERIMENT_NAME says another."""
-MOST = 1000  # metrics that MLflow takes at a time
-_STRANGE = re.compile(r"[^\w\-./ ]|(?<=/)[./]|^[./]|/$", re.ASCII)  # what MLflow does not take in a metric's name
+"""The experiment of all runs, unless the environment sets MLFLOW_EXPERIMENT_NAME."""
+MOST = 1000  # metrics per request to MLflow
+_STRANGE = re.compile(r"[^\w\-./ ]|(?<=/)[./]|^[./]|/$", re.ASCII)  # not allowed by MLflow in a metric's name
 _TAG = "fedlayers.run"
 
 
@@ -23,8 +23,8 @@ _TAG = "fedlayers.run"
 class MLflow(Logger):
     """Metrics of a run on the server, or in the folder, that MLFLOW_TRACKING_URI names.
 
-    A run that is resumed goes on in the same MLflow run; rounds that it repeats are there twice, with equal values.
-    MLflow's own usage reports are switched off unless the environment's MLFLOW_DISABLE_TELEMETRY says otherwise.
+    A resumed run continues in the same MLflow run. Repeated rounds are there twice, with equal values. MLflow's own
+    usage reports are disabled unless the environment sets MLFLOW_DISABLE_TELEMETRY.
     """
 
     name = "mlflow"
@@ -39,7 +39,7 @@ class MLflow(Logger):
             self.client = mlflow.MlflowClient()
             found = self.client.get_experiment_by_name(name)
             self.experiment = self.client.create_experiment(name) if found is None else found.experiment_id
-        except Exception as error:  # whatever its store, or the network, raises
+        except Exception as error:  # its store or the network may raise anything
             reason = str(error).strip().partition("\n")[0]
             raise UsageError(
                 f"MLflow cannot write to {mlflow.get_tracking_uri()}: {reason} (MLFLOW_TRACKING_URI names a server or, "

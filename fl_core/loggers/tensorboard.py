@@ -13,8 +13,8 @@ from fl_core.rows import Row
 class TensorBoard(Logger):
     """Scalars for `tensorboard --logdir`, in the folder tensorboard of the run's directory.
 
-    Without a directory they go where PyTorch's SummaryWriter has them, below ``runs``. After a resume, points of
-    rounds that the run repeats are replaced.
+    Without a directory they are in the default folder of PyTorch's SummaryWriter, below ``runs``. After a resume,
+    points of repeated rounds are replaced.
     """
 
     name = "tensorboard"

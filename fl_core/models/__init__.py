@@ -1,6 +1,6 @@
 """Models by name: the papers' networks, timm's, torchvision's, and any importable callable.
 
-A file here with a function under :func:`model` is one more.
+To add one, put a file with a function under :func:`model` here.
 """
 
 from __future__ import annotations

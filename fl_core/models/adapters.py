@@ -24,14 +24,14 @@ def adapt(
     seed: int,
     example: Tensor,
 ) -> nn.Module:
-    """The model with W + (alpha / rank) B A for each targeted weight W; adapters and the last layer alone train.
+    """Add low-rank adapters: W + (alpha / rank) B A for each targeted weight W. Only they and the last layer train.
 
-    B starts at zero, so that the model predicts at first what it did before. ``dropout`` acts on the adapter's input.
+    B starts at zero, so that the model's first predictions are unchanged. ``dropout`` acts on the adapter's input.
 
     Args:
-        targets: linear layers by their path within a block, such as ``attn.proj`` and ``mlp.fc2``, or of the whole
-            model, such as ``patch_embed.proj``; ``last`` stands for the last linear layer of each part of a block:
-            those two in a ViT, ``mlp_tokens.fc2`` and ``mlp_channels.fc2`` in an MLP-Mixer.
+        targets: linear layers by their path within a block (``attn.proj``, ``mlp.fc2``) or in the whole model
+            (``patch_embed.proj``). With ``last`` it is the last linear layer of each part of a block: those two in a
+            ViT, ``mlp_tokens.fc2`` and ``mlp_channels.fc2`` in an MLP-Mixer.
         example: a batch that the model takes.
 
     Raises:
@@ -44,13 +44,13 @@ def adapt(
             "low-rank adapters need peft: pip install 'fedlayers[lora]'; lora_targets=none trains without adapters"
         ) from error
     if rank < 1:
-        raise UsageError(f"rank={rank}: an adapter has a rank of at least 1")
+        raise UsageError(f"rank must be at least 1; got {rank}.")
     if not 0 <= dropout < 1:
-        raise UsageError(f"lora_dropout={dropout}: it must be from 0 up to, but not, 1")
+        raise UsageError(f"lora_dropout must be at least 0 and below 1; got {dropout}.")
     head = model.get_submodule(head_path(model, example))
     paths = sorted({path for target in targets for path in _paths(model, target)})
     if not paths:
-        raise UsageError("lora_targets is empty; lora_targets=none trains without adapters")
+        raise UsageError("lora_targets must name a layer; got none. Use lora_targets=none to train without adapters.")
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=paths)
     with torch_seeded(seed_of(seed, "adapters")):
         adapted: nn.Module = inject_adapter_in_model(config, model)
@@ -60,11 +60,11 @@ def adapt(
 
 
 def _paths(model: nn.Module, target: str) -> list[str]:
-    """Module paths of a target: one in every block, or one in the whole model."""
+    """Return the module paths of a target: one in every block, or one in the whole model."""
     blocks = paths_of_blocks(model)
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     within = [path.removeprefix(f"{blocks[0]}.") for path in linear if path.startswith(f"{blocks[0]}.")]
-    last = {path.partition(".")[0]: path for path in within}  # of each part the last, in the order of the modules
+    last = {path.partition(".")[0]: path for path in within}  # the last of each part, in the order of the modules
     known = {LAST: list(last.values()), **{path: [path] for path in within}}
     around = [path for path in linear if not any(path.startswith(f"{block}.") for block in blocks)]
     check_known("layer for lora_targets", target, [*known, *around])

@@ -1,4 +1,4 @@
-"""Models whose parts, such as residual blocks, can be left out of the forward pass, as clients may hold only some."""
+"""Models with parts that can be left out of the forward pass, such as residual blocks for clients of limited size."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Optional(nn.Module):
     absent: frozenset[str] = frozenset()
 
     def present(self) -> Iterator[tuple[str, nn.Module]]:
-        """The children that take part, by name, in order."""
+        """Return the children that take part, by name, in order."""
         return ((name, child) for name, child in self.named_children() if name not in self.absent)
 
 
 class Blocks(nn.Sequential, Optional):
-    """A chain of residual blocks; an absent one passes its input on."""
+    """A chain of residual blocks. An absent one passes its input on."""
 
     def forward(self, x: Tensor) -> Tensor:
         for _, block in self.present():
@@ -33,10 +33,10 @@ class Blocks(nn.Sequential, Optional):
 
 
 def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
-    """Leave out of the forward pass every optional part that has none of the named tensors; None puts all back.
+    """Leave every optional part without any of the named tensors out of the forward pass. None restores all.
 
     Raises:
-        UsageError: a tensor that is not named although it cannot be left out; the message names the first of them.
+        UsageError: a tensor is not named but cannot be left out. The message names the first ones.
     """
     everything = set(tree.named_tensors(model))
     held = everything if names is None else set(names)
@@ -48,18 +48,20 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
             module.absent = frozenset(name for name, own in tensors.items() if own and own <= missing)
             missing = missing.difference(*(tensors[name] for name in module.absent))
     if missing:
-        raise UsageError(f"what is held of the model cannot do without {listing(sorted(missing), 4)}")
+        raise UsageError(
+            f"the client's submodel must contain {listing(sorted(missing), 4)}: the forward pass needs it."
+        )
 
 
 def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
-    """The model itself, any of whose residual blocks can now be left out: timm's ``blocks``, as in ViT and MLP-Mixer.
+    """Return the model with residual blocks that can be left out: timm's ``blocks``, as in ViT and MLP-Mixer.
 
     Args:
         example: a batch that the model takes.
 
     Raises:
-        UsageError: the model has no ``blocks``, or its forward pass depends on them in another way than by running one
-            after the other, or one of them changes the shape of what it is given.
+        UsageError: the model has no ``blocks``, does not simply run one after the other, or a block changes the shape
+            of its input.
     """
     chained: Any = getattr(model, "blocks", None)
     if not isinstance(chained, nn.Sequential) or not len(chained):
@@ -96,7 +98,7 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
 
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Paths of the blocks that can be left out, from input to output; none for most models."""
+    """Return the paths of the blocks that can be left out, from input to output. Most models have none."""
     chains = ((path, module) for path, module in model.named_modules() if isinstance(module, Blocks))
     return tuple(
         chain.from_iterable((f"{path}.{name}" for name, _ in blocks.named_children()) for path, blocks in chains)
@@ -104,5 +106,5 @@ def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def inside(names: Iterable[str], path: str) -> frozenset[str]:
-    """The named tensors that belong to the module at a path."""
+    """Return the named tensors that belong to the module at a path."""
     return frozenset(name for name in names if name.startswith(f"{path}."))

@@ -1,4 +1,4 @@
-"""Models by name: built, seeded and checked against the samples that they are for."""
+"""Building of models by name, with a seed and a check against the samples."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def build(
     options: Mapping[str, Any] | None = None,
     weights: str | Path | None = None,
 ) -> nn.Module:
-    """A model by its name, on the CPU and in training mode; equal arguments give equal weights, bit for bit.
+    """Build a model by its name, on the CPU and in training mode.
 
-    It maps float32 [n, *shape], or token ids int64 [n, length], to logits [n, n_classes], and none of its activations
-    works in place. A model may declare ``layer_groups``, the paths of the modules that form one layer each; the
-    papers' networks do.
+    Equal arguments give equal weights, bit for bit. The model maps float32 [n, *shape] to logits [n, n_classes]. For
+    texts the input is token ids, int64 [n, length]. No activation works in place. A model may declare ``layer_groups``,
+    the paths of the modules that form one layer each. The papers' networks do.
 
     >>> from fl_core import models
     >>> model = models.build("mlp", shape=(1, 8, 8), n_classes=10, options={"sizes": (16,)})
@@ -41,19 +41,19 @@ def build(
     Args:
         name: one of :func:`describe`: a registered name, ``timm:NAME``, ``torchvision:NAME`` or
             ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
-        shape: of one sample: (channels, height, width) for images, (features,) for tables, and for texts a
+        shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
-        weights: a state dict to start from instead of fresh weights: .safetensors, or a file that torch.load reads
-            with ``weights_only=True``. Its names must be exactly the model's.
+        weights: a state dict to start from instead of fresh weights: .safetensors, or a file that torch.load reads with
+            ``weights_only=True``. Its names must be exactly the model's.
 
     Raises:
-        UsageError: an unknown name or option, a shape that the model does not take, weights that do not fit, or a
-            model whose output is not [n, n_classes].
+        UsageError: the name or an option is unknown, the shape or the weights do not fit, or the output is not [n,
+            n_classes].
     """
     shape, model_options = _checked_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
-        raise UsageError(f"a model needs at least 1 output, not {n_classes!r}")
+        raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     source, colon, rest = name.partition(":")
     with torch_seeded(seed_of(seed, "model")):
         if colon and source in external.LIBRARIES:
@@ -74,9 +74,9 @@ def build(
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
-    """Example input to trace a model with: ``n`` samples of standard normal noise, float32 [n, *shape], always equal.
+    """Return a fixed example input to trace a model: ``n`` samples of standard normal noise, float32 [n, *shape].
 
-    For texts random token ids, int64, that begin with the start and have no padding.
+    Texts are random token ids, int64, that begin with the start token and have no padding.
     """
     shape, generator = _checked_shape(shape), torch_generator(0, "example")
     if not isinstance(shape, TokenShape):
@@ -89,12 +89,12 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
 def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = shape if isinstance(shape, TokenShape) else tuple(shape)
     if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
-        raise UsageError(f"the shape of a sample is {shape}; it must be integers above 0")
+        raise UsageError(f"the shape of a sample must be integers above 0; got {shape}.")
     return shape
 
 
 def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
-    """Refuse a model that does not map [n, *shape] to [n, n_classes], in training mode or in evaluation mode."""
+    """Check that a model maps [n, *shape] to [n, n_classes], in training mode and in evaluation mode."""
     try:
         for training in (True, False):
             model.train(training)
@@ -106,7 +106,7 @@ def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: in
                 mode = "training" if training else "evaluation"
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"in {mode} mode it gives {returned}"
+                    f"got {returned} in {mode} mode."
                 )
     except UsageError:
         raise

@@ -1,4 +1,4 @@
-"""Counts a model's parameters and layers while it is built: torch leaves a fresh tensor's memory untouched at first."""
+"""A counter of parameters and layers during building, when fresh tensors do not use memory yet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.nn.modules import module as modules
 
 @contextmanager
 def counted(check: Callable[[int, int], None]) -> Iterator[None]:
-    """Call ``check(parameters, layers)`` with the sums so far for each tensor that a module of this thread gets.
+    """Call ``check(parameters, layers)`` with the sums so far, for each tensor that a module of this thread receives.
 
-    A layer is a module with tensors of its own; buffers count as parameters. What ``check`` raises ends the building
+    A layer is a module with tensors of its own. Buffers count as parameters. An error of ``check`` ends the building
     before the tensor is filled.
 
     >>> from torch import nn

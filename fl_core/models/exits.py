@@ -15,18 +15,17 @@ from fl_core.seeds import seed_of, torch_seeded
 
 
 class Exits(nn.Module):
-    """A model of residual blocks with a linear classifier after each of some blocks, beside its own at the end.
+    """A model of residual blocks with linear classifiers after some of them, next to its own at the end.
 
-    A classifier reads what the model's own would if its blocks ended there: the normalised class token of a ViT, the
-    mean over normalised patches of an MLP-Mixer.
+    A classifier reads the features that the model's own would read if its blocks ended there. In a ViT this is the
+    normalised class token, in an MLP-Mixer the mean over normalised patches.
 
     Args:
-        after: 1-based numbers of the blocks that have a classifier behind them.
-        ensemble: whether the prediction is the mean of all classifiers' logits, or the last one's.
+        after: 1-based numbers of the blocks that a classifier follows.
+        ensemble: whether to predict by the mean of all classifiers' logits instead of the last one's.
 
     Raises:
-        UsageError: there is no such block, or one has the model's own classifier behind it; the model has no
-            ``norm`` and ``forward_head`` as timm's have.
+        UsageError: there is no such block, it is the last one, or the model lacks timm's ``norm`` and ``forward_head``.
     """
 
     def __init__(self, model: nn.Module, after: Sequence[int], *, ensemble: bool, seed: int, example: Tensor) -> None:
@@ -34,7 +33,7 @@ class Exits(nn.Module):
         blocks = paths_of_blocks(model)
         for number in after:
             if not 1 <= number < len(blocks):
-                raise UsageError(f"a classifier after block {number}: the model has {len(blocks)}, and one after those")
+                raise UsageError(f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}.")
         if not (isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_head")):
             raise UsageError(f"{type(model).__name__} has no norm and forward_head, which further classifiers need")
         head = model.get_submodule(head_path(model, example))
@@ -45,10 +44,10 @@ class Exits(nn.Module):
         self.exits = Classifiers(classifiers).to(device=head.weight.device, dtype=head.weight.dtype)
 
     def forward(self, x: Tensor, every: bool = False) -> Any:
-        """Logits [n, C].
+        """Return logits [n, C].
 
         Args:
-            every: instead those of every classifier that is there, from input to output, [classifiers, n, C].
+            every: return those of every present classifier instead, from input to output, [classifiers, n, C].
         """
         if not (every or self.ensemble):
             return self.model(x)

@@ -1,4 +1,4 @@
-"""Models from elsewhere: timm, torchvision, and any importable callable."""
+"""Models from timm, from torchvision, and from any importable callable."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ Options = dict[str, Any]
 
 
 def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
-    """A timm model; ``in_chans`` follows the shape, and ``img_size`` where the model takes one.
+    """Build a timm model. ``in_chans`` follows the shape, and so does ``img_size`` if the model takes it.
 
-    Its weights are fresh, unless the option ``pretrained`` is true (timm's own, from its cache or the network) or the
-    path of a file of weights, which timm fits to other classes, channels and, in a ViT, sizes of image.
+    Its weights are fresh by default. With the option ``pretrained`` as true they are timm's own, from its cache or the
+    network. It may also be the path of a file of weights. timm adapts them to other classes and channels, and in a ViT
+    to other image sizes.
 
     Raises:
-        UsageError: weights were asked for and are not to be had, or do not fit.
+        UsageError: the weights are not available or do not fit.
     """
     import timm
 
@@ -57,7 +58,7 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
 
 
 def _check_loaded(model: Any, fresh: nn.Module) -> None:
-    """Refuse pretrained weights that left any layer but the classifier random, of which timm gives no warning.
+    """Check that pretrained weights set every layer except the classifier, since timm does not warn.
 
     Args:
         fresh: the same model without them, from the same random state.
@@ -75,7 +76,7 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
 
 
 def _pretrained(full: str, name: str, wanted: Any) -> Options:
-    """Timm's arguments for pretrained weights; refuses a model that has none, which timm would start at random."""
+    """Return timm's arguments for pretrained weights. A model without any is refused: timm would start it at random."""
     import timm
 
     choice = str(wanted).lower()
@@ -90,13 +91,13 @@ def _pretrained(full: str, name: str, wanted: Any) -> Options:
             raise UsageError(f"model {full}: timm knows of no pretrained weights; give a file, pretrained=PATH")
         return {"pretrained": True}
     if not isinstance(wanted, str) or not Path(wanted).is_file():
-        raise UsageError(f"model {full}: pretrained is true, false or the path of a file, not {wanted!r}")
+        raise UsageError(f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}.")
     overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
     return {"pretrained": True, "pretrained_cfg_overlay": overlay}
 
 
 def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
-    """A torchvision classification model with fresh weights; they all take images of 3 channels."""
+    """Build a torchvision classification model with fresh weights. All of them take images of 3 channels."""
     import torchvision
 
     full = f"torchvision:{name}"
@@ -104,7 +105,9 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
     check_library(full, options)
     channels, _, _ = _image(full, shape)
     if channels != 3:
-        raise UsageError(f"model {full} takes images of 3 channels, not {channels}; timm's models take any number")
+        raise UsageError(
+            f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
+        )
     make = functools.partial(torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes)
     return _made(full, make, options, {})
 
@@ -112,10 +115,10 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
 def called(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
     """Build a model by calling the user's function or class.
 
-    It is called with those of ``shape`` and ``n_classes`` that are among its named parameters, and with the options.
+    Its arguments are ``shape`` and ``n_classes``, if its parameters have these names, and the options.
 
     Raises:
-        UsageError: an option is unknown or missing, or what it returns is no module.
+        UsageError: an option is unknown or missing, or the result is not a module.
     """
     named, takes_others = parameters_of(builder)
     offered = {"shape": shape, "n_classes": n_classes}
@@ -124,10 +127,10 @@ def called(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, opti
         check_options(f"model {name!r}", options, named.keys() - arguments.keys())
     for parameter, required in named.items():
         if required and parameter not in arguments and parameter not in options:
-            raise UsageError(f"model {name!r} needs the option {parameter!r}")
+            raise UsageError(f"model {name!r} must have the option {parameter!r}. Set it.")
     model = builder(**{**arguments, **options})
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}.")
     return model
 
 
@@ -135,7 +138,7 @@ LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Module:
-    """Call ``make(**size, **options)``, without ``size`` where the function has no such parameter."""
+    """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter."""
     try:
         if size:
             with suppress(TypeError):
@@ -157,6 +160,6 @@ def _refused(model: str, options: Options, error: Exception) -> UsageError:
 
 def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise UsageError(f"model {model} takes images (channels, height, width), not samples of shape {shape}")
+        raise UsageError(f"model {model}: samples must be images (channels, height, width); got shape {shape}.")
     channels, height, width = shape
     return channels, height, width

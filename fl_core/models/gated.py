@@ -1,4 +1,4 @@
-"""A model whose weights are scaled and pruned, block by block, by a gate that looks at the batch (pFedGate)."""
+"""A model whose blocks of weights are scaled and pruned by a gate that reads the batch (pFedGate)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from fl_core.errors import UsageError
 
 
 class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
-    """Images normalised by learnt mixtures of instance, layer and batch statistics (Luo et al. 2019).
+    """Normalisation of images by learnt mixtures of instance, layer and batch statistics (Luo et al. 2019).
 
-    With (m_k, v_k) the mean and the variance over an image's channel, an image, and the batch's channel:
-    (x - sum_k a_k m_k) / sqrt(sum_k b_k v_k + eps), times a weight, plus a bias, where a and b are softmaxes of three
-    learnt numbers each. Running statistics stand for the batch's in evaluation mode.
+    Let m_k and v_k be the mean and variance over an image's channel, over an image, and over the batch's channel. The
+    output is the value below, times a weight and plus a bias:
+
+        (x - sum_k a_k m_k) / sqrt(sum_k b_k v_k + eps)
+
+    Here a and b are softmaxes of three learnt numbers each. In evaluation mode running statistics replace the batch's.
     """
 
     def __init__(self, channels: int) -> None:
@@ -26,7 +29,7 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
         self.means, self.variances = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, C, H, W] -> the same shape."""
+        """Normalise images [n, C, H, W]."""
         batch: list[tuple[Tensor, Tensor]] = []
         for over in ((2, 3), (1, 2, 3), (0, 2, 3)):
             variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
@@ -44,7 +47,7 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
-        """Update the running statistics of batch normalisation, with its unbiased variance and its count of batches."""
+        """Update the running statistics as batch normalisation does, with unbiased variance and a batch count."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
@@ -55,7 +58,10 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class Gate(nn.Module):
-    """Scores in (0, 1) of a model's blocks for a batch: normalised inputs, one linear layer, normalised, sigmoid."""
+    """A network that scores a model's blocks in (0, 1) for a batch.
+
+    Its layers are normalisation, linear layer, normalisation and sigmoid.
+    """
 
     def __init__(self, shape: tuple[int, ...], blocks: int) -> None:
         super().__init__()
@@ -65,20 +71,22 @@ class Gate(nn.Module):
         self.images = len(shape) == 3
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the blocks [blocks] for a batch [n, *shape], averaged over its samples."""
+        """Return the scores of the blocks [blocks] for a batch [n, *shape], averaged over its samples."""
         x = self.inputs(x if self.images else x.flatten(1))
         return self.scores(self.linear(x.flatten(1))).sigmoid().mean(0)
 
 
 class Gated(nn.Module):
-    """A model with every block of its weights multiplied by the gate's score, or by 0 where the budget is spent.
+    """A model whose blocks of weights are multiplied by the gate's score, or by 0 once the budget is spent.
 
-    Every parameter tensor is cut, flat, into at most ``split`` blocks of equal size (the last may be smaller). For a
-    batch the gate scores all blocks, at least s_min = min(max(1 / split, 0.1), target) each. Of each tensor the first
-    block is kept; of the others, among linear layers and among all else separately, those with the highest scores,
-    rounded to tenths, while they fit into (target - s_min) of the group's numbers; with ``target`` 1 all are kept.
+    Every flattened parameter tensor is cut into at most ``split`` blocks of equal size. The last may be smaller. For
+    each batch the gate scores all blocks. A score is at least s_min = min(max(1 / split, 0.1), target).
 
-    A prediction depends on its batch: in evaluation mode batches are of ``batch`` samples at most.
+    The first block of each tensor is kept. The others are chosen in two groups, linear layers and all other tensors. In
+    each group the blocks with the highest scores, rounded to tenths, are kept within the budget. The budget is (target
+    - s_min) of the group's numbers. With ``target`` 1 all blocks are kept.
+
+    A prediction depends on its batch. In evaluation mode batches have at most ``batch`` samples.
 
     Raises:
         UsageError: ``target`` outside (0, 1], or fewer than two blocks a tensor.
@@ -87,9 +95,9 @@ class Gated(nn.Module):
     def __init__(self, inner: nn.Module, shape: tuple[int, ...], target: float, split: int, batch: int) -> None:
         super().__init__()
         if not 0 < target <= 1:
-            raise UsageError(f"target={target}: the share of weights that are kept must be above 0 and at most 1")
+            raise UsageError(f"target must be above 0 and at most 1; got {target}.")
         if split < 2 or batch < 1:
-            raise UsageError(f"split={split}, eval_batch={batch}: at least 2 blocks a tensor and 1 sample a batch")
+            raise UsageError(f"split must be at least 2 and eval_batch at least 1; got {split} and {batch}.")
         self.target, self.batch = target, batch
         self.least = min(max(1 / split, 0.1), target)
         linear = {
@@ -112,7 +120,7 @@ class Gated(nn.Module):
         self.gate, self.inner = Gate(shape, len(self.sizes)), inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, C]."""
+        """Return logits [n, C]."""
         if not self.training and len(x) > self.batch:
             return torch.cat([self(part) for part in x.split(self.batch)])
         scales = self.scales(x)
@@ -124,13 +132,13 @@ class Gated(nn.Module):
         return logits
 
     def scales(self, x: Tensor) -> Tensor:
-        """The factor of each block of weights for a batch, [blocks]: the gate's score, or 0 for a pruned block."""
+        """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
         scores = self.gate(x).clamp(min=self.least)
         kept = torch.from_numpy(self.kept(scores.detach().cpu().numpy())).to(scores.device)
         return torch.where(kept, scores, 0.0)
 
     def kept(self, scores: np.ndarray) -> np.ndarray:
-        """Which blocks of weights are kept within the budget, bool [blocks]."""
+        """Return which blocks of weights are kept within the budget, bool [blocks]."""
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)
         kept = self.first.copy()
@@ -145,7 +153,7 @@ class Gated(nn.Module):
         return kept
 
     def _shaped(self, scales: Tensor) -> Iterator[Tensor]:
-        """The factor of every entry of each tensor, in the tensor's shape."""
+        """Yield the factor of every entry of each tensor, in the tensor's shape."""
         at = 0
         for sizes, parameter in zip(self.blocks.values(), self.inner.parameters(), strict=True):
             repeats = torch.tensor(sizes, device=scales.device)

@@ -1,4 +1,4 @@
-"""Splits a model at its last linear layer, and builds one with two such heads."""
+"""Splitting of a model at its last linear layer, and a model with two such heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_core.errors import UsageError
 
 
 def head_path(model: nn.Module, example: Tensor) -> str:
-    """Path of the linear layer whose output is the model's.
+    """Return the path of the linear layer whose output is the model's.
 
     Args:
         example: a batch that the model takes.
@@ -36,14 +36,14 @@ def head_path(model: nn.Module, example: Tensor) -> str:
         model.train(training)
     path = next((path for path, output in outputs.items() if output is wanted), None)
     if path is None:
-        raise UsageError(f"{type(model).__name__} does not end in a linear layer: it has no classifier to split")
+        raise UsageError(f"{type(model).__name__} must end in a linear layer, the classifier to split off.")
     return path
 
 
 def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
-    """The feature extractor and the classifier of a model: ``head(body(x))`` equals ``model(x)``.
+    """Split a model into feature extractor and classifier, such that ``head(body(x))`` equals ``model(x)``.
 
-    The model itself becomes the extractor: where its last linear layer was there is now an identity.
+    The model itself becomes the extractor. An identity replaces its last linear layer.
 
     Args:
         example: a batch that the model takes.
@@ -60,7 +60,7 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
             head = model.get_submodule(path)
             body = _without(model, path)
             if not torch.equal(head(body(example)), wanted):
-                raise UsageError(f"{type(model).__name__} uses its last linear layer, {path!r}, more than once")
+                raise UsageError(f"{type(model).__name__} must use its last linear layer {path!r} only once.")
     finally:
         model.train(training)
     assert isinstance(head, nn.Linear)
@@ -78,7 +78,7 @@ def _without(model: nn.Module, path: str) -> nn.Module:
 class TwoHeads(nn.Module):
     """A feature extractor with a generic and a personal head, whose logits are added.
 
-    The personal head starts at zero: before it has learnt anything, the prediction is the generic head's.
+    The personal head starts at zero, so that the first prediction is the generic head's.
     """
 
     def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
@@ -90,11 +90,11 @@ class TwoHeads(nn.Module):
             nn.init.zeros_(param)
 
     def forward(self, x: Tensor, both: bool = False) -> Any:
-        """Logits [n, C] of the personal prediction.
+        """Return logits [n, C] of the personal prediction.
 
         Args:
-            both: instead the pair of generic and personal logits, the latter with a gradient for the personal head
-                alone.
+            both: return the pair of generic and personal logits instead. The latter has a gradient for the personal
+                head only.
         """
         features = self.body(x)
         generic = self.generic(features)

@@ -1,4 +1,4 @@
-"""Base of the networks written as chains of named layers, and a check of the samples that they take."""
+"""Base of the networks written as chains of named layers, and a check of their samples."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Layered(nn.Sequential):
 
     @property
     def layer_groups(self) -> tuple[str, ...]:
-        """Paths of the modules that form one layer each, from input to output."""
+        """Return the paths of the modules that form one layer each, from input to output."""
         return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
 
 
 def chain(**children: nn.Module) -> Layered:
-    """A :class:`Layered` chain of the given named modules."""
+    """Return a :class:`Layered` chain of the given named modules."""
     return Layered(OrderedDict(children))
 
 
 def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width of the images that a model is built for.
+    """Return channels, height and width of the images that a model is built for.
 
     Raises:
-        UsageError: no images, or smaller ones.
+        UsageError: the samples are not images, or too small.
     """
-    takes = f"model {model} takes images (channels, height, width) of at least {smallest} x {smallest}"
+    rule = f"model {model}: samples must be images (channels, height, width) of at least {smallest} x {smallest}"
     if len(shape) != 3:
-        raise UsageError(f"{takes}, not samples of shape {shape}; mlp takes any shape")
+        raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
     if min(shape[1:]) < smallest:
-        raise UsageError(f"{takes}, not {shape[1]} x {shape[2]}; mlp takes any shape")
+        raise UsageError(f"{rule}; got {shape[1]} x {shape[2]}. Use mlp for any shape.")
     channels, height, width = shape
     return channels, height, width

@@ -1,4 +1,4 @@
-"""Allow-lists of model options: what a library's model takes, and what a stored file or a server may choose."""
+"""Allow-lists of model options, for a library's models and for choices by a stored file or a server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from fl_core.errors import UsageError, check_known
 
 PRETRAINED = "pretrained"
-"""The one option that loads weights; only the user's own command or call may set it."""
+"""The option that loads weights. Only the user's own command or call may set it."""
 LOADING = (PRETRAINED, "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-"""Options by which timm loads weights; stored runs of earlier versions may have them."""
+"""Options by which timm loads weights. Stored runs of earlier versions may have them."""
 _TIMM = """
     img_size patch_size embed_dim embed_dims dim dims depth depths num_heads heads head_dim layers channels width widths
     stages num_blocks hidden_size hidden_sizes num_features head_hidden_size mlp_ratio mlp_ratios expand_ratio
@@ -28,19 +28,19 @@ _TORCHVISION = """
     zero_init_residual replace_stride_with_dilation init_weights aux_logits transform_input
 """
 LIBRARIES = {"timm": tuple(_TIMM.split()), "torchvision": tuple(_TORCHVISION.split())}
-"""Options of a library's models: sizes, rates and yes or no. None of them names a place."""
+"""Options of a library's models: sizes, rates and truth values. None of them is a path or an address."""
 WORDS = {"global_pool": ("", "avg", "max", "avgmax", "catavgmax", "token", "map")}
-"""Options of these libraries that are one of some words."""
+"""Options of these libraries with a fixed set of words as values."""
 _FETCHING = {"pretrained", "weights", "download", "fetch", "cache", "hub", "load", "url"}
 """Words within the names of options by which the user's own code may load something."""
 _DEEP, _MANY = 4, 10_000
 
 
 def check_library(model: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of a timm or torchvision model that are not on its list, whoever asks for them.
+    """Check that options of a timm or torchvision model are on its list, whoever sets them.
 
     Raises:
-        UsageError: names the first, and what is known.
+        UsageError: an option is not. The message names the first, and the known ones.
     """
     for key, value in options.items():
         check_known(f"option of model {model!r}", key, LIBRARIES[model.partition(":")[0]])
@@ -56,15 +56,15 @@ def check_library(model: str, options: Mapping[str, Any]) -> None:
 def check_stored(
     where: str, model: str, options: Mapping[str, Any], said: Collection[str] = (), weights: bool = False
 ) -> None:
-    """Refuse options that a file or a server may not choose: all but sizes and rates.
+    """Check that a file or a server chooses only options for sizes and rates.
 
     Args:
-        where: what has the options, for the message.
-        said: what the user has said again, as :func:`shown` writes it.
-        weights: whether tensors take the place of the pretrained weights, which then are not loaded.
+        where: the source of the options, for the message.
+        said: options that the user has confirmed, as :func:`shown` writes them.
+        weights: whether tensors replace the pretrained weights, which then are not loaded.
 
     Raises:
-        UsageError: names the first, and how to allow it.
+        UsageError: an option is not allowed. The message names the first, and how to allow it.
     """
     for key, value in options.items():
         if shown(key, value) in said or (weights and key == PRETRAINED):
@@ -84,7 +84,7 @@ def check_stored(
 
 
 def shown(key: str, value: Any) -> str:
-    """An option as ``KEY=VALUE``, as a user says it again.
+    """Return an option as ``KEY=VALUE``, the form in which a user confirms it.
 
     >>> shown("pretrained", True), shown("activation", "relu")
     ('pretrained=true', 'activation=relu')
@@ -93,17 +93,17 @@ def shown(key: str, value: Any) -> str:
 
 
 def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those by which timm loads weights, for a model that is given trained ones."""
+    """Return the options without those by which timm loads weights, for a model that receives trained ones."""
     return {key: value for key, value in options.items() if not (model.startswith("timm:") and key in LOADING)}
 
 
 def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
-    """Whether building a model with these options would load pretrained weights."""
+    """Return whether building a model with these options would load pretrained weights."""
     return str(model).startswith("timm:") and str(options.get(PRETRAINED, False)).lower() != "false"
 
 
 def _is_plain(value: Any, deep: int = 0) -> bool:
-    """Whether a value is none, a finite number, a truth value, or a short list of such."""
+    """Return whether a value is None, a finite number, a truth value, or a short list of these."""
     if isinstance(value, list | tuple):
         return deep < _DEEP and len(value) <= _MANY and all(_is_plain(each, deep + 1) for each in value)
     return value is None or (isinstance(value, int | float) and math.isfinite(value))

@@ -1,7 +1,7 @@
 """The networks of the papers, and a plain multilayer perceptron.
 
-Each is a chain of named children, conv1, conv2, ..., fc1, fc2, ...: one child with parameters is one layer, and its
-output is the layer's representation, after activation and pooling. No activation works in place.
+Each is a chain of children named conv1, conv2, ..., fc1, fc2, .... One child with parameters is one layer. Its output,
+after activation and pooling, is the layer's representation. No activation works in place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fl_core.models.registry import model
 def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
     """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
 
-    5x5 kernels, 64-128-256 channels, each halved in size, global average pooling, 100 hidden units; Kaiming-normal
-    weights (fan-in, ReLU), zero biases. 1,052,758 parameters for 1 x 28 x 28 and 10 classes. ``width`` multiplies
-    channels and hidden units: the same layers, at about the square of it in time.
+    Three 5x5 convolutions have 64-128-256 channels. Each is halved in size. Global average pooling and 100 hidden units
+    follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 1,052,758 parameters for 1 x 28 x 28 and
+    10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
     channels, _, _ = image_shape("fmnist_cnn", shape, smallest=8)
     a, b, c, hidden = _scaled("fmnist_cnn", width, 64, 128, 256, 100)
@@ -43,9 +43,10 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
 def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: float = 1.0) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
-    3x3 kernels with padding 2, 64-128-256-512-512 channels, the second and the fourth halved in size, dropout after
-    each, global average pooling, 100 hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 3,963,094
-    parameters for 3 x 32 x 32 and 10 classes. ``width`` as in ``fmnist_cnn``.
+    Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. The second and the fourth are halved in size.
+    Dropout follows each. Global average pooling and 100 hidden units come next. Weights are Kaiming-normal (fan-in,
+    ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width`` is as in
+    ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("cifar_cnn", shape, smallest=1)
     a, b, c, d, hidden = _scaled("cifar_cnn", width, 64, 128, 256, 512, 100)
@@ -68,9 +69,10 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: floa
 def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float = 1.0) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
-    3x3 kernels, 32-64-128-256-512 channels, the last three halved in size with dropout, global average pooling, 256
-    hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 1,700,932 parameters for 3 channels and 4
-    classes; the paper's images have 200 x 200 pixels. ``width`` as in ``fmnist_cnn``.
+    Five 3x3 convolutions have 32-64-128-256-512 channels. The last three are halved in size and have dropout. Global
+    average pooling and 256 hidden units follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has
+    1,700,932 parameters for 3 channels and 4 classes. The paper's images have 200 x 200 pixels. ``width`` is as in
+    ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("isic_cnn", shape, smallest=8)
     a, b, c, d, e, hidden = _scaled("isic_cnn", width, 32, 64, 128, 256, 512, 256)
@@ -93,9 +95,9 @@ def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float
 def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     """2 conv + 2 fc of the papers on Vanilla and Anti scheduling; images of 16 x 16 or larger.
 
-    5x5 kernels without padding, 32-64 channels, each halved in size, 512 hidden units; PyTorch's default
-    initialisation. fc1 grows with the image: with 10 classes 582,026 parameters for 1 x 28 x 28 and 878,538 for
-    3 x 32 x 32.
+    Two 5x5 convolutions without padding have 32-64 channels. Each is halved in size. 512 hidden units follow.
+    Initialisation is PyTorch's default. The size of fc1 grows with the image. With 10 classes it has 582,026 parameters
+    for 1 x 28 x 28 and 878,538 for 3 x 32 x 32.
     """
     channels, height, width = image_shape("scheduling_cnn", shape, smallest=16)
     side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -112,14 +114,14 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
 def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Layered:
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
-    5x5 kernels without padding, 16-32 channels, each halved in size, 120-84 hidden units; PyTorch's default
-    initialisation. ``norm`` puts batch normalisation between each convolution and its ReLU; by default colour images
-    have it and grey ones do not, as in the paper. With 10 classes 85,822 parameters for 1 x 28 x 28 and 121,278 for
-    3 x 32 x 32.
+    Two 5x5 convolutions without padding have 16-32 channels. Each is halved in size. 120-84 hidden units follow.
+    Initialisation is PyTorch's default. With 10 classes it has 85,822 parameters for 1 x 28 x 28 and 121,278 for 3 x 32
+    x 32. ``norm`` puts batch normalisation between each convolution and its ReLU. By default colour images have it and
+    grey ones do not, as in the paper.
     """
     channels, height, width = image_shape("pfedla_cnn", shape, smallest=16)
     if norm not in (None, True, False):
-        raise UsageError(f"pfedla_cnn: norm is {norm!r}; it must be true, false, or left out")
+        raise UsageError(f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}.")
     norm = channels == 3 if norm is None else norm
     side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return chain(
@@ -136,12 +138,12 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
 def heart_mlp(shape: Shape, n_classes: int) -> Layered:
     """4 fc for Fed-Heart (PLayer-FL); tables.
 
-    50-20-20 hidden units; Kaiming-normal weights (fan-in, ReLU), zero biases. 2,095 parameters for 10 features and 5
-    classes.
+    It has 50-20-20 hidden units. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 2,095 parameters for
+    10 features and 5 classes.
     """
     if len(shape) != 1:
         raise UsageError(
-            f"model heart_mlp takes tables, samples of shape (features,), not {shape}; mlp takes any shape"
+            f"model heart_mlp: samples must be tables of shape (features,); got shape {shape}. Use mlp for any shape."
         )
     return _perceptron(shape[0], (50, 20, 20), n_classes)
 
@@ -150,11 +152,11 @@ def heart_mlp(shape: Shape, n_classes: int) -> Layered:
 def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)) -> Layered:
     """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
 
-    Kaiming-normal weights (fan-in, ReLU), zero biases. ``sizes=()`` is multinomial logistic regression.
+    Weights are Kaiming-normal (fan-in, ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
     """
     sizes = (sizes,) if isinstance(sizes, int) and not isinstance(sizes, bool) else sizes
     if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(_positive(size) for size in sizes):
-        raise UsageError(f"mlp: sizes is {sizes!r}; it must be a list of hidden widths, each an integer above 0")
+        raise UsageError(f"mlp: sizes must be a list of hidden widths, each an integer above 0; got {sizes!r}.")
     return _perceptron(math.prod(shape), sizes, n_classes)
 
 
@@ -193,7 +195,7 @@ def _fc(n_in: int, n_out: int, *, last: bool = False) -> nn.Sequential:
 
 
 def _average() -> nn.Sequential:
-    """Average pooling over all positions: [n, channels, height, width] -> [n, channels]."""
+    """Return average pooling over all positions: [n, channels, height, width] -> [n, channels]."""
     return nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
 
 
@@ -207,15 +209,15 @@ def _kaiming(network: Layered) -> Layered:
 
 
 def _scaled(name: str, width: float, *sizes: int) -> list[int]:
-    """Numbers of channels and hidden units multiplied by the width, rounded, each at least 1."""
+    """Return the numbers of channels and hidden units times the width, rounded and at least 1."""
     if isinstance(width, bool) or not isinstance(width, int | float) or not (width > 0 and math.isfinite(width)):
-        raise UsageError(f"{name}: width is {width!r}; it must be a finite number above 0")
+        raise UsageError(f"{name}: width must be a finite number above 0; got {width!r}.")
     return [max(1, round(width * size)) for size in sizes]
 
 
 def _check_dropout(name: str, dropout: float) -> None:
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"{name}: dropout is {dropout!r}; it must be a number from 0 up to, but not, 1")
+        raise UsageError(f"{name}: dropout must be at least 0 and below 1; got {dropout!r}.")
 
 
 def _positive(size: object) -> bool:

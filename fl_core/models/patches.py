@@ -1,4 +1,4 @@
-"""Networks over the patches of an image, of any depth: vision transformer and MLP-Mixer, as timm has them."""
+"""Networks of any depth over the patches of an image, built by timm: vision transformer and MLP-Mixer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def vit(
 ) -> nn.Module:
     """Vision transformer (Dosovitskiy et al. 2021) of ``depth`` blocks; images of any size.
 
-    timm's, with a class token; hidden layers are four times as wide. ``patch``: side of a patch, a divisor of the
-    image's; default such that there are about 8 x 8 patches. The defaults are ViT-Ti.
+    It is timm's, with a class token and hidden layers four times as wide. ``patch`` is the side of a patch and must
+    divide the image's sides. By default there are about 8 x 8 patches. The other defaults are ViT-Ti's.
     """
     from timm.models.vision_transformer import VisionTransformer
 
     channels, sides, side = _cut("vit", shape, patch, depth=depth, width=width, heads=heads)
     if width % heads:
-        raise UsageError(f"vit: width={width} cannot be divided between heads={heads}")
+        raise UsageError(f"vit: width must be a multiple of heads={heads}; got {width}.")
     return VisionTransformer(sides, side, channels, n_classes, embed_dim=width, depth=depth, num_heads=heads)
 
 
@@ -33,30 +33,30 @@ def vit(
 def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, patch: int | None = None) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
 
-    timm's: tokens are mixed by layers half as wide as a patch's vector, channels by layers four times as wide.
-    ``patch``: as of ``vit``.
+    It is timm's. Layers that mix tokens are half as wide as a patch's vector. Layers that mix channels are four times
+    as wide. ``patch`` is as in ``vit``.
     """
     from timm.models.mlp_mixer import MlpMixer
 
     channels, sides, side = _cut("mixer", shape, patch, depth=depth, width=width)
-    size: Any = sides  # timm takes a pair too, and says a number
+    size: Any = sides  # timm also takes a pair, although its annotation is a number
     network = MlpMixer(n_classes, size, channels, patch_size=side, num_blocks=depth, embed_dim=width)
     assert isinstance(network.head, nn.Linear)
-    network.head.reset_parameters()  # timm's is zero, which lets no gradient through at first
+    network.head.reset_parameters()  # timm's is zero, which blocks the gradient at first
     return network
 
 
 def _cut(name: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
-    """Channels, (height, width), and side of a patch, for images of this shape."""
+    """Return channels, (height, width), and side of a patch, for images of this shape."""
     if len(shape) != 3:
-        raise UsageError(f"model {name} takes images (channels, height, width), not samples of shape {shape}")
+        raise UsageError(f"model {name}: samples must be images (channels, height, width); got shape {shape}.")
     channels, height, width = shape
     both = math.gcd(height, width)
     if patch is None:
         patch = next(k for k in range(1, both + 1) if (both % k == 0 and 8 * k >= max(height, width)) or k == both)
     for option, value in {"patch": patch, **numbers}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name}: {option}={value!r}; it must be an integer above 0")
+            raise UsageError(f"{name}: {option} must be an integer above 0; got {value!r}.")
     if both % patch:
-        raise UsageError(f"{name}: patches of {patch} x {patch} do not divide images of {height} x {width}")
+        raise UsageError(f"{name}: patch must divide the image's sides {height} x {width}; got {patch}.")
     return channels, (height, width), patch

@@ -1,4 +1,4 @@
-"""Models as programs that others run without this package or the model's code: ONNX, and PyTorch's torch.export."""
+"""Models as programs that run without this package or the model's code: ONNX and PyTorch's torch.export."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NEEDED = ("onnx", "onnxscript")
 
 
 def torch_export(model: nn.Module, example: Tensor) -> bytes:
-    """A model in evaluation mode as a .pt2 file, which ``torch.export.load`` reads; it holds no pickle.
+    """Return a model in evaluation mode as a .pt2 file for ``torch.export.load``. It contains no pickle.
 
     Args:
-        example: samples [n, *shape], n at least 2; the program takes any number of them.
+        example: samples [n, *shape], n at least 2. The program takes any number of them.
 
     Raises:
-        UsageError: PyTorch cannot follow the model, or could write it only with a pickle in the file.
+        UsageError: PyTorch cannot trace the model, or would have to write a pickle into the file.
     """
     with _explained("torch.export", model):
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("n")},))
@@ -41,10 +41,10 @@ def torch_export(model: nn.Module, example: Tensor) -> bytes:
 
 
 def onnx(model: nn.Module, example: Tensor) -> bytes:
-    """A model in evaluation mode as an ONNX file: input ``x`` [n, *shape], output ``logits`` [n, C].
+    """Return a model in evaluation mode as an ONNX file: input ``x`` [n, *shape], output ``logits`` [n, C].
 
     Raises:
-        UsageError: a package that PyTorch needs for it is not installed, or PyTorch cannot follow the model.
+        UsageError: a package is not installed, or PyTorch cannot trace the model.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -65,7 +65,7 @@ def onnx(model: nn.Module, example: Tensor) -> bytes:
 
 @contextmanager
 def _explained(what: str, model: nn.Module) -> Iterator[None]:
-    """Turn whatever a tracer raises into one line, and keep its warnings and logs to itself."""
+    """Turn any error of a tracer into one line, and hide its warnings and logs."""
     level = logging.getLogger("torch").level
     try:
         logging.getLogger("torch").setLevel(logging.CRITICAL)

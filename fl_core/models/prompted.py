@@ -1,4 +1,4 @@
-"""A model whose features pass through an attention over prompts on their way to the classifier (FedPFT)."""
+"""A model whose features pass through an attention over prompts before the classifier (FedPFT)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fl_core.errors import UsageError
 
 PROMPTS = ("prompts", "contrast_prompts")
 CONTRAST_WIDTH = 128
-"""Width of a contrastive feature: MoCo's."""
+"""Width of a contrastive feature, as in MoCo."""
 
 
 class Transform(nn.Module):
-    """A feature attends to itself and to prompts: self-attention of which only the feature's row is used.
+    """Self-attention of a feature over itself and prompts, of which only the feature's row is used (FedPFT, Eq. 2).
 
-    With the tokens Z = [f; p_1; ...; p_k], all of width d: Q, K, V = Z W_q, Z W_k, Z W_v with biases,
-    A = softmax(Q K^T / sqrt(d / heads)) for each head, and the result is row 0 of concat(A V) W_o (FedPFT, Eq. 2).
-    4 d^2 + 4 d parameters, which is what its Table 10 counts. Without prompts it is an affine map of f.
+    The tokens are Z = [f; p_1; ...; p_k], all of width d. With biases Q, K, V = Z W_q, Z W_k, Z W_v. Each head computes
+    A = softmax(Q K^T / sqrt(d / heads)). The result is row 0 of concat(A V) W_o. This has 4 d^2 + 4 d parameters, as
+    the paper's Table 10 counts. Without prompts it is an affine map of f.
 
     Args:
         width: d. heads: must divide it.
-        residual: add f to the result. layernorm: normalise the result, after the sum. The paper speaks of neither;
-            its counts rule out a feed-forward part.
+        residual: add f to the result. layernorm: normalise the result, after the sum. The paper mentions neither. Its
+            counts rule out a feed-forward part.
 
     Raises:
         UsageError: ``heads`` does not divide the width.
@@ -35,13 +35,13 @@ class Transform(nn.Module):
     def __init__(self, width: int, heads: int = 1, residual: bool = False, layernorm: bool = False) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise UsageError(f"heads={heads}: the features have {width} numbers, which so many heads cannot share")
+            raise UsageError(f"heads must divide {width}, the number of features; got {heads}.")
         self.heads, self.residual = heads, residual
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.norm = nn.LayerNorm(width) if layernorm else None
 
     def attention(self, features: Tensor, prompts: Tensor | None) -> Tensor:
-        """Weights [n, heads, 1 + k] of each feature for itself and the prompts; a row sums to 1."""
+        """Return the weights [n, heads, 1 + k] of each feature for itself and the prompts. A row sums to 1."""
         query = self._split(self.query(features))
         scores = (query * self._split(self.key(features))).sum(-1, keepdim=True)
         if prompts is not None:
@@ -49,7 +49,7 @@ class Transform(nn.Module):
         return (scores / math.sqrt(query.shape[-1])).softmax(-1)
 
     def forward(self, features: Tensor, prompts: Tensor | None = None) -> Tensor:
-        """Features [n, d] and prompts [k, d] -> transformed features [n, d]."""
+        """Transform features [n, d] with prompts [k, d] into features [n, d]."""
         weights = self.attention(features, prompts)
         mixed = weights[..., :1] * self._split(self.value(features))
         if prompts is not None:
@@ -63,14 +63,14 @@ class Transform(nn.Module):
 
 
 class Prompted(nn.Module):
-    """An extractor, an attention over the client's prompts, and a classifier; optionally a contrastive task beside it.
+    """An extractor, an attention over the client's prompts, and a classifier, with an optional contrastive task.
 
     Args:
         body, head: extractor and classifier of a model.
         transform: the attention between them.
-        prompts: initial values [k, d] of ``prompts`` and ``contrast_prompts``, those of the two tasks; either may lack.
-        project: whether there is a second task, a linear map of the features to :data:`CONTRAST_WIDTH` numbers.
-        direct: whether the second task takes the extractor's features as they are.
+        prompts: initial values [k, d] of ``prompts`` and ``contrast_prompts``, of the two tasks. Either may be missing.
+        project: whether there is a contrastive task, a linear map of the features to :data:`CONTRAST_WIDTH` numbers.
+        direct: whether the contrastive task uses the extractor's features directly.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class Prompted(nn.Module):
         )
 
     def forward(self, x: Tensor, task: str = "classify", severed: bool = False) -> Tensor:
-        """Logits [n, C], or with ``task="contrast"`` unit vectors [n, 128]; ``severed``: no gradient to the body."""
+        """Return logits [n, C], or unit vectors [n, 128] for ``task="contrast"``.
+
+        With ``severed`` the body receives no gradient.
+        """
         features = self.body(x)
         features = features.detach() if severed else features
         if task == "classify":
@@ -101,7 +104,7 @@ class Prompted(nn.Module):
         return normalize(self.projection(features))
 
     def attention(self, x: Tensor) -> dict[str, Tensor]:
-        """Attention weights [n, 1 + k] of each sample's feature, averaged over heads, by the prompts' name."""
+        """Return attention weights [n, 1 + k] of each sample's feature, averaged over heads, by the prompts' name."""
         features, weights = self.body(x), {}
         for name in PROMPTS:
             prompts = self._tokens(name)
@@ -111,4 +114,4 @@ class Prompted(nn.Module):
 
     def _tokens(self, name: str) -> Tensor | None:
         prompts = getattr(self, name)
-        return None if prompts is None else prompts.view_as(prompts)  # counters of FLOPs take no leaf as an input
+        return None if prompts is None else prompts.view_as(prompts)  # FLOP counters accept no leaf as an input

@@ -1,4 +1,4 @@
-"""The registry of models; listing them imports nothing."""
+"""The registry of models. Listing them imports nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LIBRARIES = {
     "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
     "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
 }
-"""Where names with such a beginning lead, beside the user's own code."""
+"""Libraries by the beginning of a model's name, apart from the user's own code."""
 _OWN = {"package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"}
 
 
 def _adopt(builder: Any, name: str) -> Builder:
-    is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)  # which is callable too
+    is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)  # a module is callable too
     if not callable(builder) or is_module:
         raise UsageError(f"model {name!r} is a {type(builder).__name__}; name a function or class that makes a model")
     return builder
@@ -33,10 +33,10 @@ MODELS: Registry[Builder] = Registry("model", "fl_core.models", "model", _adopt)
 
 
 def model(builder: Function) -> Function:
-    """Decorator that makes ``builder(shape, n_classes, *, options...)`` a model under its function's name.
+    """Register ``builder(shape, n_classes, *, options...)`` as a model under its function's name, as a decorator.
 
-    The first line of its docstring is its line in the list of models; its keyword-only parameters are its options.
-    A shape that it cannot take is a UsageError that says which it can.
+    The first line of its docstring describes it in the list of models. Its keyword-only parameters are its options. For
+    an unsuitable shape it should raise a UsageError that names the suitable ones.
 
     >>> from torch import nn
     >>> from fl_core import models
@@ -58,13 +58,13 @@ register = model
 
 
 def is_code(name: str) -> bool:
-    """Whether building a model by this name would import and call the user's own code."""
+    """Return whether building a model by this name would import and call the user's own code."""
     source, colon, _ = name.partition(":")
     return bool(colon) and f"{source}:NAME" not in LIBRARIES
 
 
 def describe() -> dict[str, str]:
-    """Names of all models with a line of description each; nothing is imported for it.
+    """Return the names of all models with a line of description each, without any import.
 
     >>> describe()["heart_mlp"]
     '4 fc for Fed-Heart (PLayer-FL); tables.'

@@ -1,4 +1,4 @@
-"""The small residual networks of FedPFT: one block a stage."""
+"""The small residual networks of FedPFT, with one block per stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_core.models.registry import model
 
 
 class Block(nn.Module):
-    """Residual block: two 3x3 convolutions with normalisations, added to their input, then ReLU (He et al. 2016)."""
+    """Residual block of two 3x3 convolutions with normalisations, a shortcut, and ReLU (He et al. 2016)."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -23,10 +23,10 @@ class Block(nn.Module):
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         if stride != 1 or n_in != n_out:
             parts = OrderedDict(conv=nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False), norm=nn.BatchNorm2d(n_out))
-        self.shortcut = nn.Sequential(parts)  # empty where the shapes agree
+        self.shortcut = nn.Sequential(parts)  # empty if the shapes agree
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, n_in, h, w] -> [n, n_out, h / stride, w / stride]."""
+        """Map [n, n_in, h, w] to [n, n_out, h / stride, w / stride]."""
         inner = relu(self.norm1(self.conv1(x)))
         return relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
@@ -35,9 +35,10 @@ class Block(nn.Module):
 def resnet8(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 3 blocks for CIFAR-10 (FedPFT); images of any size.
 
-    7x7 stem with stride 2 and a 3x3 maximum, blocks of 64-128-256 channels, the second and the third halved in size,
-    global average, one linear layer; Kaiming-normal convolutions (fan-out, ReLU). 1,232,704 parameters before the
-    classifier, 1,235,401 numbers with its running statistics and their counters.
+    The stem is a 7x7 convolution with stride 2 and a 3x3 max pooling. Blocks have 64-128-256 channels. The second and
+    the third are halved in size. Global average pooling and one linear layer follow. Convolutions are Kaiming-normal
+    (fan-out, ReLU). There are 1,232,704 parameters before the classifier. With running statistics and their counters
+    there are 1,235,401 numbers.
     """
     return _resnet("resnet8", shape, n_classes, (64, 128, 256))
 
@@ -46,8 +47,8 @@ def resnet8(shape: Shape, n_classes: int) -> Layered:
 def resnet10(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 4 blocks for CIFAR-100 and Tiny-ImageNet (FedPFT); images of any size.
 
-    As ``resnet8`` with a fourth block of 512 channels. 4,905,792 parameters before the classifier, 4,911,564 numbers
-    with its running statistics and their counters.
+    It is ``resnet8`` with a fourth block of 512 channels. There are 4,905,792 parameters before the classifier. With
+    running statistics and their counters there are 4,911,564 numbers.
     """
     return _resnet("resnet10", shape, n_classes, (64, 128, 256, 512))
 

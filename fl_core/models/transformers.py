@@ -11,7 +11,10 @@ from fl_core.tokens import PAD, TokenShape
 
 
 class TokenEmbedding(nn.Module):
-    """Token ids [n, T] to vectors [n, T, width]: a token's row plus its position's, both of length 1 at first."""
+    """An embedding of token ids [n, T] as the sum of a token's and its position's row, [n, T, width].
+
+    Rows have length 1 at first.
+    """
 
     def __init__(self, tokens: int, length: int, width: int) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class TokenEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """x + proj(softmax(q k^T / sqrt(width)) v) with one head, over the tokens that are ``there`` [n, T]."""
+    """One attention head over the tokens that are ``there`` [n, T]: x + proj(softmax(q k^T / sqrt(width)) v)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """x + resid(ReLU(linear(x))), at every position by itself."""
+    """A feed-forward layer at every position: x + resid(ReLU(linear(x)))."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class FeedForward(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """Token ids [n, T] to logits [n, C]: embedding, attention, fc1, and fc2 on the vector at the start token."""
+    """A transformer from token ids [n, T] to logits [n, C]: embedding, attention, fc1, and fc2 on the start token."""
 
     layer_groups = ("embedding", "attention", "fc1", "fc2")
 
@@ -75,18 +78,20 @@ def text_transformer(
 ) -> TextTransformer:
     """One transformer block for Sent-140 and MIMIC-III (PLayer-FL); texts.
 
-    Token and position tables of ``width`` 768, one attention head with a residual projection, a residual pair of fully
-    connected layers with ``hidden`` units (default 4 width), and the classifier on the first position; no
-    normalisation, no dropout. Four layers: embedding, attention, fc1, fc2. Beside the token table 7,175,426 parameters
-    for 119 tokens and 2 classes. Kaiming-normal weights (fan-in, ReLU), zero biases, rows of the tables of length 1;
-    the paper starts its token table from a language model's instead.
+    It has four layers: embedding, attention, fc1, fc2. The token and position tables have ``width`` 768. One attention
+    head has a residual projection. A residual pair of fully connected layers has ``hidden`` units, by default 4 times
+    the width. The classifier reads the first position. There is no normalisation and no dropout.
+
+    Apart from the token table there are 7,175,426 parameters for 119 tokens and 2 classes. Weights are Kaiming-normal
+    (fan-in, ReLU) and biases zero. The tables' rows have length 1. The paper starts its token table from a language
+    model's.
     """
     if not isinstance(shape, TokenShape) or len(shape) != 1:
-        raise UsageError(f"model text_transformer takes texts, sequences of token ids, not samples of shape {shape}")
+        raise UsageError(f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}.")
     hidden = 4 * width if hidden is None else hidden
     for name, value in (("width", width), ("hidden", hidden)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"text_transformer: {name} is {value!r}; it must be an integer above 0")
+            raise UsageError(f"text_transformer: {name} must be an integer above 0; got {value!r}.")
     return TextTransformer(shape.tokens, shape[0], n_classes, width, hidden)
 
 

@@ -1,4 +1,4 @@
-"""Load initial weights from a file; every tensor must fit."""
+"""Loading of initial weights from a file in which every tensor must fit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fl_core.errors import UsageError, listing
 def load(model: nn.Module, path: str | Path) -> None:
     """Copy a state dict from ``path`` into ``model``: a .safetensors file, or one that torch.load reads as tensors.
 
-    Tied tensors may be in the file under any of their names, or under several if those agree.
+    Tied tensors may be stored under any of their names, or under several if those agree.
 
     Raises:
-        UsageError: no such file, not a state dict, names missing or unexpected, or a shape that differs; the message
-            names the first of them.
+        UsageError: the file is missing or not a state dict, or a name or shape does not fit. The message names the
+            first.
     """
     put(model, read(Path(path)), str(path))
 
 
 def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
-    """Copy a state dict into ``model`` as :func:`load` does; ``where`` is its name in error messages."""
+    """Copy a state dict into ``model`` as :func:`load` does. Error messages call it ``where``."""
     names: dict[int, list[str]] = {}
     wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     for name, tensor in wanted.items():
@@ -54,7 +54,7 @@ def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a state-dict file, on the CPU, without running any code from it."""
+    """Return the tensors of a state-dict file, on the CPU, without running any code from it."""
     if not path.is_file():
         raise UsageError(f"no weights file at {path}")
     limits.check_size(path, path.stat().st_size)
@@ -67,7 +67,7 @@ def read(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except UsageError:
         raise
-    except Exception as error:  # what a damaged file makes the reader raise has no common type
+    except Exception as error:  # errors for damaged files have no common type
         first_line = str(error).strip().partition("\n")[0]
         raise UsageError(f"{path} cannot be read as a file of weights: {first_line}") from error
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):

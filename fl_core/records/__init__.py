@@ -1,1 +1,1 @@
-"""The run directory: written atomically, signed, checked when it is read, without pickle."""
+"""The run directory: written atomically, signed and checked when read, without pickle."""

@@ -1,4 +1,4 @@
-"""What a run was made with, and what of it has changed since."""
+"""The software environment of a run, and its changes since."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy", "sciki
 
 
 def here() -> dict[str, Any]:
-    """Versions, the platform, and the working directory's commit."""
+    """Return versions, the platform, and the working directory's commit."""
     return {**versions(), "platform": platform.platform(), "commit": _commit()}
 
 
 def versions() -> dict[str, Any]:
-    """Of Python and the packages, which decide a run's numbers."""
+    """Return the versions of Python and the packages, on which a run's numbers depend."""
     return {"versions": {name: _version(name) for name in PACKAGES}, "python": platform.python_version()}
 
 
 def changes(began: Mapping[str, Any]) -> list[str]:
-    """Versions that are others than in an earlier :func:`here`, such as ``torch 2.14.0 (now 2.14.1)``."""
+    """Return versions that differ from an earlier :func:`here`, such as ``torch 2.14.0 (now 2.14.1)``."""
     now = versions()
     pairs = {name: (old, now["versions"].get(name, "")) for name, old in began["versions"].items()}
     pairs["python"] = (began["python"], now["python"])
@@ -37,7 +37,10 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the working directory's git repository, with a mark if it has changes; empty without one."""
+    """Return the commit of the working directory's git repository, with a mark if it has changes.
+
+    Without one it is empty.
+    """
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

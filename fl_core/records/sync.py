@@ -1,7 +1,7 @@
-"""A run directory as bytes: what of it travels to another machine, also while it is written, and how it arrives.
+"""Transfer of a run directory to another machine, also while it is written.
 
-What has arrived is at every moment a directory that can be resumed: a checkpoint's manifest comes after all that it
-names.
+The received files form a directory that can be resumed at any moment. A checkpoint's manifest arrives after all files
+that it names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fl_core.storage.files import Folder, sha
 FileBatch = dict[str, bytes]
 """Files that travel together: contents by relative name."""
 Sent = MutableMapping[str, str]
-"""What has travelled already: digests by relative name."""
+"""Files sent already: digests by relative name."""
 BYTES = 64 * 2**20
-"""A parcel is closed once it has so many bytes, so that one larger file is the most that is held at a time."""
+"""Bytes from which a batch is complete. Memory then holds at most this and one file."""
 _OF_RUN = re.compile(r"[a-z]+\.(json|jsonl|safetensors)|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors")
 
 _OF_FOLDER = re.compile(r"\w[\w.-]*")
 
 
 def files_to_resume(path: Path, sent: Sent) -> Iterator[FileBatch]:
-    """What a run needs to go on elsewhere: everything but the tensors of checkpoints before the last.
+    """Yield the files that a run needs to resume elsewhere, without the tensors of checkpoints before the last.
 
     Args:
         sent: is filled.
@@ -38,14 +38,14 @@ def files_to_resume(path: Path, sent: Sent) -> Iterator[FileBatch]:
 
 
 def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
-    """What has been written in a run directory since, while it may still be written to.
+    """Yield the files that have changed in a run directory since ``sent``, possibly while it is written to.
 
-    Before the run is over, nothing is read unless there is a new checkpoint. Manifests are read first, and of the rows
-    no more is needed than is there by then.
+    Before the run is over, nothing is read unless there is a new checkpoint. Manifests are read first. The rows up to
+    that moment then suffice.
 
     Args:
-        sent: is brought up to date.
-        over: whether nothing more will be written; then also what belongs to no checkpoint.
+        sent: is updated.
+        over: whether nothing more will be written. Then files outside checkpoints are included.
     """
     if not Folder(path).has("config.json"):
         return
@@ -67,10 +67,10 @@ def _blobs(run: Run, rounds: list[int]) -> list[str]:
 
 
 def files_of_folder(path: Path, sent: Sent, but: str) -> Iterator[FileBatch]:
-    """The files right in a folder that have not been sent, or have changed since.
+    """Yield the files directly in a folder that have not been sent, or have changed since.
 
     Args:
-        but: how the names of files end that do not travel.
+        but: suffix of the names of files that are left out.
     """
     folder = Folder(path)
     names = [name for name in folder.names() if not name.endswith((but, ".part")) and folder.is_own(name)]
@@ -78,13 +78,13 @@ def files_of_folder(path: Path, sent: Sent, but: str) -> Iterator[FileBatch]:
 
 
 def write_files(path: Path, parcel: FileBatch, run: bool = True) -> None:
-    """Write the files of a parcel below a folder, each whole, in their order.
+    """Write a batch of files below a folder in their order, each atomically.
 
     Args:
-        run: the folder is a run directory.
+        run: whether the folder is a run directory.
 
     Raises:
-        CorruptError: a name that no such folder has.
+        CorruptError: a name is not allowed in such a folder.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = Folder(path)
@@ -97,7 +97,7 @@ def write_files(path: Path, parcel: FileBatch, run: bool = True) -> None:
 def _parcels(folder: Folder, names: list[str], sent: Sent) -> Iterator[FileBatch]:
     parcel: FileBatch = {}
     for name in names:
-        if name in sent and "/" in name:  # which never changes
+        if name in sent and "/" in name:  # such files never change
             continue
         data = folder.read(name)
         digest = sha(data)

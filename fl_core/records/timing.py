@@ -1,4 +1,4 @@
-"""Where a run's time goes: seconds by what they were spent on, steps a second, and one line that says both."""
+"""The time of a run: seconds by part, steps per second, and one line with both."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PARTS = {
     "save": "rows and checkpoints are written",
     "other": "all the rest",
 }
-"""What the seconds of a round are told apart by."""
+"""The parts of a round's time."""
 
 
 class Clock:
-    """Charges every second to one part: the innermost that is on, or ``other``."""
+    """A clock that charges every second to one part: the innermost active one, or ``other``."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -34,7 +34,7 @@ class Clock:
 
     @contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """Charge the time in here to a part; parts within parts are charged to the inner one alone."""
+        """Charge the time inside the block to a part. Time in nested parts is charged to the inner one alone."""
         self._charge()
         self._on.append(part)
         try:
@@ -44,12 +44,12 @@ class Clock:
             self._on.pop()
 
     def shift(self, source: str, target: str, seconds: float) -> None:
-        """Charge seconds to another part than the one they were charged to."""
+        """Move seconds from one part to another."""
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last time, by part."""
+        """Return the seconds since the last call, by part."""
         self._charge()
         found = {part: max(self._seconds[part], 0.0) for part in PARTS}
         self._seconds.clear()
@@ -63,44 +63,44 @@ class Clock:
 
 @dataclass
 class Pace:
-    """What some rounds took: ``steps`` of all clients together, and ``seconds`` by part."""
+    """The time of some rounds: ``steps`` of all clients together, and ``seconds`` by part."""
 
     steps: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Count a round in, as ``timing.jsonl`` has it."""
+        """Add a round's record from ``timing.jsonl``."""
         self.steps += record["steps"]
         for part in PARTS:
             self.seconds[part] += record[part]
 
     @property
     def total(self) -> float:
-        """Seconds in all."""
+        """Return the total seconds."""
         return sum(self.seconds.values())
 
     @property
     def rate(self) -> float:
-        """Steps a second, over everything; NaN before any time has passed."""
+        """Return the steps per second over everything, NaN before any time has passed."""
         return self.steps / self.total if self.total else float("nan")
 
     def shares(self) -> str:
-        """The parts that took a noticeable share of the time, in words."""
+        """Return the parts that took a noticeable share of the time, in words."""
         total = self.total
         shares = {part: round(100 * seconds / total) if total else 0 for part, seconds in self.seconds.items()}
         return ", ".join(f"{part} {share} %" for part, share in shares.items() if share)
 
     def line(self) -> str:
-        """One line of summary."""
+        """Return one line of summary."""
         return f"{self.steps:,} client steps in {self.total:,.1f} s, {self.rate:,.0f} a second: {self.shares()}"
 
 
 def read(path: Path | str) -> Pace:
-    """The pace of a whole run from its ``timing.jsonl``; of a round that ran twice, only the last time counts.
+    """Return the pace of a whole run from its ``timing.jsonl``. Of a repeated round only the last record counts.
 
     Raises:
-        UsageError: there is no such file.
-        CorruptError: a line in it is no record of a round.
+        UsageError: the file does not exist.
+        CorruptError: a line is not a round's record.
     """
     pace = Pace()
     for record in by_round(path).values():
@@ -109,7 +109,7 @@ def read(path: Path | str) -> Pace:
 
 
 def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
-    """The record of each round in a ``timing.jsonl``: its ``steps``, and its seconds by part (:data:`PARTS`).
+    """Return the record of each round in a ``timing.jsonl``: its ``steps``, and its seconds by part (:data:`PARTS`).
 
     Raises:
         UsageError, CorruptError: as :func:`read`.
@@ -127,13 +127,13 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
 
 
 def rewound(data: bytes, done: int) -> bytes:
-    """The timing of a run that goes on after round ``done``: what is later is gone, and so is a torn line."""
+    """Return the timing of a run that resumes after round ``done``, without later or incomplete lines."""
     lines = [(line, _record(line)) for line in data.splitlines()]
     return b"".join(line + b"\n" for line, record in lines if record and record["round"] <= done)
 
 
 def rounds(data: bytes) -> set[int]:
-    """The rounds of which a ``timing.jsonl`` has a whole record: they ended, checkpoint and all."""
+    """Return the rounds with a complete record in a ``timing.jsonl``. They ended, checkpoint included."""
     return {int(record["round"]) for record in map(_record, data.splitlines()) if record}
 
 

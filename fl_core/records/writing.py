@@ -1,8 +1,8 @@
-"""The one writer of a run directory; its layout is :mod:`fl_core.records.store`'s.
+"""The only writer of a run directory, with the layout of :mod:`fl_core.records.store`.
 
-Every file appears by an atomic rename, a checkpoint's manifest last, so that a run killed at any moment leaves the
-last complete checkpoint and nothing that could be mistaken for one. Blobs are announced in the journal before they are
-written; what is swept after a kill is what this run's journal names, and nothing else.
+Every file appears by an atomic rename, and a checkpoint's manifest last. A run killed at any moment therefore leaves
+its last complete checkpoint and nothing that looks like a later one. Blobs are listed in the journal before they are
+written. After a kill only the files in this run's journal are removed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fl_core.storage.files import Folder, json_bytes, sha, signed
 from fl_core.tree import clone
 
 _WRITTEN = (*ROOT_FILES, START, "manifest.json", "rows.jsonl", "plan.json", "timing.jsonl")
-_PART = re.compile(r"(.+)\.[0-9]+\.part")  # a file that was being written by the process of that number
+_PART = re.compile(r"(.+)\.[0-9]+\.part")  # an incomplete file of the process with that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 _MANIFEST = re.compile(r"[0-9]{6,}\.json")
 
 
 class Writer:
-    """The one writer of a run directory, from :func:`create` or :func:`reopen`."""
+    """The only writer of a run directory, from :func:`create` or :func:`reopen`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Writer:
         self._announced = False  # whether there is a journal
         self._rows_bytes = 0
         self._rows_sha = hashlib.sha256()
-        self._sound: set[str] = set()  # blobs that this writer has written or found undamaged
+        self._sound: set[str] = set()  # blobs that this writer has written or checked
         self._clients: dict[str, dict[str, Any]] = {}  # entries of the last checkpoint
 
     def begin(
@@ -55,12 +55,12 @@ class Writer:
         header: Mapping[str, Any],
         start: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write what precedes training: environment, partition, the rows' header, and the manifest over them.
+        """Write the files before training: environment, partition, the rows' header, and the manifest over them.
 
         Args:
-            start: weights that were given to start from, by whose copy the run stands on its own.
+            start: given initial weights. Their copy makes the run independent of their source.
         """
-        for name in ("timing.jsonl", JOURNAL):  # nothing of this run has been written to them
+        for name in ("timing.jsonl", JOURNAL):  # they have nothing of this run
             self.folder.remove(name)
         self.folder.write("environment.json", json_bytes(environment))
         self.folder.write("partition.safetensors", save(partition))
@@ -82,15 +82,13 @@ class Writer:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
 
         Args:
-            accept: is shown that checkpoint, of which it reads all states, before anything is changed, and raises an
-                error if the run cannot go on from it.
+            accept: receives that checkpoint before anything is changed. It reads all states and raises an error if the
+                run cannot resume from it.
 
         Raises:
-            CorruptError: something that the run goes on from is damaged, or a checkpoint is another run's; nothing is
-                changed then.
+            CorruptError: needed files are damaged, or a checkpoint is another run's. Nothing is changed then.
 
-        Warns:
-            UserWarning: files lie among the blobs that are not known to be this run's; they stay.
+        Warns: UserWarning: some blobs are not known to be this run's. They stay.
         """
         rounds = self.run.rounds
         self.run.check_files()
@@ -103,13 +101,13 @@ class Writer:
         known = {entry["blob"] for found in manifests.values() for entry in found["states"].values()}
         announced = self._journal()
         self.copy_plan()
-        for blob in announced - known:  # of a checkpoint that was never finished
+        for blob in announced - known:  # of an unfinished checkpoint
             self.folder.remove(blob_name(blob))
         self.folder.remove(JOURNAL)
         if {found["previous"] for found in manifests.values()} | set(rounds) <= {None, *manifests}:
-            self._note_strangers(known)  # every checkpoint was read, so that it is known what they name
+            self._note_strangers(known)  # every checkpoint was read, so all their names are known
         covered = self.folder.read("rows.jsonl", first=entry["bytes"])
-        self.folder.write("rows.jsonl", covered)  # anew: what is appended to must be no other folder's file
+        self.folder.write("rows.jsonl", covered)  # a new file, since rows must not be appended to another folder's file
         self._count(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
@@ -117,14 +115,14 @@ class Writer:
         return done
 
     def copy_plan(self) -> None:
-        """Write the readers' copy of the plan in force, if there is one: exactly what the run has stored of it."""
+        """Write a copy of the plan in force for readers, if there is one, exactly as the run has stored it."""
         plan = self.run.plan()
         if plan is not None:
             self.folder.write("plan.json", json_bytes(plan))
 
     @contextmanager
     def _or_before(self, rounds: Sequence[int]) -> Iterator[None]:
-        """Let an error say how to go on without the last checkpoint."""
+        """Let an error state how to resume without the last checkpoint."""
         try:
             yield
         except CorruptError as error:
@@ -134,7 +132,7 @@ class Writer:
             raise type(error)(f"{error}; remove {path} to go on from the checkpoint before it") from error
 
     def _check_last(self, rounds: Sequence[int], accept: Callable[[Checkpoint], None] | None) -> None:
-        """Read everything that the run goes on from; what is in it need not be written again."""
+        """Read everything that the run resumes from. Unchanged clients need not be written again."""
         if not rounds:
             return
         found = self.run.checkpoint(rounds[-1], lazy=True)
@@ -148,7 +146,9 @@ class Writer:
         self._clients = {name: states[f"client/{name}"] for name in found.clients}
 
     def _manifests(self, rounds: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """The checkpoints' manifests by round, without damaged ones of earlier rounds, which resuming does not need.
+        """Return the checkpoints' manifests by round.
+
+        Damaged ones of earlier rounds are left out, since they are not needed.
 
         Raises:
             ForeignError: a checkpoint is another run's.
@@ -165,7 +165,7 @@ class Writer:
         return found
 
     def _journal(self) -> set[str]:
-        """The blobs of a checkpoint that was begun and not finished, of which none was there before.
+        """Return the new blobs of a checkpoint that was begun and not finished.
 
         Raises:
             ForeignError: the journal is another run's.
@@ -189,7 +189,7 @@ class Writer:
             warnings.warn(f"{blobs} holds what {named}", stacklevel=4)
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
-        """Append rows and hand them to the operating system."""
+        """Append rows without waiting for the disk."""
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
         self.folder.append("rows.jsonl", data)
         self._count(data)
@@ -199,12 +199,12 @@ class Writer:
         self.folder.append("timing.jsonl", (json.dumps(record) + "\n").encode())
 
     def checkpoint(self, checkpoint: Checkpoint, changed: Collection[str] | None = None) -> None:
-        """Save everything after a round; its manifest is written last.
+        """Save everything after a round, with its manifest last.
 
-        Tensors are stored by value: those that share memory come back apart.
+        Tensors are stored by value. Those that share memory no longer do so after reading.
 
         Args:
-            changed: clients that may differ from the last checkpoint; the others are not looked at. Default: all.
+            changed: clients that may differ from the last checkpoint. The others are skipped. The default is all.
         """
         states = {"server": self._put(checkpoint.server)}
         for name in checkpoint.clients:
@@ -259,10 +259,10 @@ class Writer:
 
 @contextmanager
 def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
-    """A new run directory, locked; its configuration is written first, so that a run killed later can be resumed.
+    """Create a locked run directory. Its configuration is written first, so that a killed run can be resumed.
 
     Raises:
-        UsageError: ``path`` holds a run, or anything else, or cannot be made.
+        UsageError: ``path`` contains a run or other files, or cannot be created.
         BusyError: another process is writing there.
     """
     path = Path(path)
@@ -280,10 +280,10 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a directory that holds anything but the traces of a run killed before its first file was complete.
+    """Check that a directory contains at most the traces of a run killed before its first file was complete.
 
     Raises:
-        UsageError: says what is there.
+        UsageError: the directory is not free. The message names its contents.
     """
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, not a directory")
@@ -296,10 +296,10 @@ def check_free(path: Path) -> None:
 
 @contextmanager
 def reopen(path: Path | str) -> Iterator[Writer]:
-    """An existing run directory, locked, for going on.
+    """Open an existing run directory, locked, to resume it.
 
     Raises:
-        UsageError: no run there.
+        UsageError: there is no run.
         BusyError: another process is writing there.
     """
     run = Run(path)
@@ -309,7 +309,7 @@ def reopen(path: Path | str) -> Iterator[Writer]:
 
 
 def _sweep_parts(folder: Folder) -> None:
-    """Remove what a killed writer, or a full disk, left of files that it was writing."""
+    """Remove incomplete files of a killed writer or a full disk."""
     for below, is_ours in (
         ("", _WRITTEN.__contains__),
         ("checkpoints", _MANIFEST.fullmatch),

@@ -1,4 +1,4 @@
-"""Several trees of tensors in one file: how their names are joined, and what such a file holds, told without torch."""
+"""Several trees of tensors in one file: joining of their names, and checks of such a file without torch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ _TYPES = {
     "F64": "float64",
     "C64": "complex64",
 }
-"""Torch's names of the types of numbers that models here compute with, by their names in a safetensors file."""
+"""Torch's names of the supported number types, by their names in a safetensors file."""
 
 V = TypeVar("V")
 
 
 def joined(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
-    """Several trees as one, whose keys begin with a tree's name; :func:`parted` undoes it. Nothing is copied.
+    """Join several trees into one, with a tree's name before each key.
+
+    Nothing is copied; :func:`parted` is the inverse.
 
     Raises:
-        UsageError: a tree's name that has the separator.
+        UsageError: a tree's name contains the separator.
     """
     for name in trees:
         if _SEPARATOR in name:
@@ -46,10 +48,12 @@ def joined(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
 
 
 def parted(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V]]:
-    """The trees that :func:`joined` made one of; ``names`` are all their names, for an empty one leaves no trace.
+    """Split a tree from :func:`joined` into the original trees.
+
+    ``names`` lists them all, since empty ones have no keys.
 
     Raises:
-        ValueError: a key that begins with none of the names.
+        ValueError: a key begins with none of the names.
     """
     trees: dict[str, dict[str, V]] = {name: {} for name in names}
     for key, value in tree.items():
@@ -61,13 +65,13 @@ def parted(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V
 
 
 def types(data: bytes) -> dict[str, str]:
-    """Torch's name of the type of numbers of each tensor in a safetensors file, by the tensor's name.
+    """Return torch's name of the number type of each tensor in a safetensors file, by the tensor's name.
 
-    Checked is what loading checks before it makes any tensor: the header must be sound, its tensors must fill the file
-    without gap or overlap, each with as many bytes as its shape and type take, and models must compute with the types.
+    The checks are those of loading, before any tensor is made. The header must be valid. Its tensors must fill the file
+    without gap or overlap. Each must have the bytes of its shape and type. Models must support the types.
 
     Raises:
-        ValueError: one of these does not hold.
+        ValueError: a check fails.
     """
     from safetensors import deserialize
 
@@ -76,7 +80,7 @@ def types(data: bytes) -> dict[str, str]:
 
 
 def tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name; errors as of :func:`types`."""
+    """Return the tensors of a safetensors file, by name. Errors are as in :func:`types`."""
     from safetensors.torch import load
 
     with _refused():

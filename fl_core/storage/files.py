@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, carry their digest, are reached through no link, and have one writer."""
+"""Files that are written atomically, have a digest, are never reached through links, and have one writer."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fl_core.storage.schema import validate
 
 Parsed = TypeVar("Parsed")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without waiting for the other end of a pipe
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for the other end of a pipe
 
 
 def sha(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as it is stored."""
+    """Return JSON in its stored form."""
     return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def signed(data: Mapping[str, Any]) -> bytes:
-    """JSON with the digest of all the rest in its last entry."""
+    """Return JSON with a digest of its other entries in the last entry."""
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file, in folders that are made if need be: a reader sees the old contents or the new, never a part."""
+    """Write a file and missing folders atomically: a reader sees the old contents or the new ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Folder(path.parent).write(path.name, data)
 
@@ -50,10 +50,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def check_version(path: Path | str, found: object, newest: str) -> bool:
-    """Whether what is stored is of a known format: that of ``newest``, such as ``"fedlayers.plan/1"``, or earlier.
+    """Return whether a stored format is known: that of ``newest``, such as ``"fedlayers.plan/1"``, or earlier.
 
     Raises:
-        UsageError: a later version of this package has written it; names the file and both formats.
+        UsageError: a later version of this package has written it. The message names the file and both formats.
     """
     kind, _, number = newest.rpartition("/")
     match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
@@ -63,12 +63,12 @@ def check_version(path: Path | str, found: object, newest: str) -> bool:
 
 
 class Folder:
-    """The files below one directory, by relative name: regular files, reached without following a symbolic link.
+    """The regular files below one directory, by relative name, without following symbolic links.
 
-    The directory itself may be named by way of links. What cannot be opened so is refused and never waited for.
+    The directory's own path may contain links. Files of other kinds are refused without waiting for them.
 
     Raises:
-        CorruptError: from every method, where a name leads through a link, or to a pipe, a device or a folder.
+        CorruptError: from every method, if a name leads through a link, or to a pipe, a device or a folder.
         OSError: from every method, with the file's path: a full disk, no permission.
     """
 
@@ -78,7 +78,7 @@ class Folder:
     # --- reading ---
 
     def has(self, name: str) -> bool:
-        """Whether anything has this name, be it a link to nowhere."""
+        """Return whether anything has this name, even a broken link."""
         try:
             with self._folder_of(name) as (folder, last), self._named(name):
                 os.stat(last, dir_fd=folder, follow_symlinks=False)
@@ -87,7 +87,7 @@ class Folder:
         return True
 
     def is_own(self, name: str) -> bool:
-        """Whether a name is a regular file's."""
+        """Return whether a name is that of a regular file."""
         try:
             with self._folder_of(name) as (folder, last), self._named(name):
                 return stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -95,7 +95,7 @@ class Folder:
             return False
 
     def names(self, folder: str = "") -> list[str]:
-        """What lies in a folder below, sorted; nothing where there is none."""
+        """Return the sorted names in a folder below, or none if it does not exist."""
         try:
             with self._folder(folder.split("/") if folder else ()) as handle, self._named(folder):
                 return sorted(os.listdir(handle))
@@ -103,10 +103,10 @@ class Folder:
             return []
 
     def handle(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """A descriptor of a regular file, to be closed by who asked for it.
+        """Return a descriptor of a regular file. The caller has to close it.
 
         Raises:
-            CorruptError: there is no such file, unless ``flags`` have it made.
+            CorruptError: the file does not exist, and ``flags`` do not create it.
         """
         path = self.path / name
         try:
@@ -121,24 +121,24 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """A file that must be there, for reading; errors as of :meth:`handle`."""
+        """Open an existing file for reading. Errors are as in :meth:`handle`."""
         with self._named(name), os.fdopen(self.handle(name), "rb") as file:
             yield file
 
     def size(self, name: str) -> int:
-        """Bytes of a file that must be there."""
+        """Return the bytes of an existing file."""
         with self.open(name) as file:
             return os.fstat(file.fileno()).st_size
 
     def read(self, name: str, first: int | None = None, most: int | None = None) -> bytes:
-        """A file that must be there.
+        """Read an existing file.
 
         Args:
-            first: only so many bytes of it, if it has them.
-            most: bytes that it may have at most; by default as many as the machine has memory.
+            first: read only this many bytes, if there are as many.
+            most: the largest allowed number of bytes. The default is the machine's memory.
 
         Raises:
-            CorruptError: as of :meth:`handle`; or there are more bytes, of which none is read.
+            CorruptError: as of :meth:`handle`, or the file is larger. Then nothing is read.
         """
         with self.open(name) as file:
             size = os.fstat(file.fileno()).st_size
@@ -147,13 +147,13 @@ class Folder:
             return file.read(wanted)
 
     def read_signed(self, name: str, *shapes: Any) -> dict[str, Any]:
-        """What :func:`signed` was given.
+        """Return the data of a file from :func:`signed`.
 
         Args:
-            shapes: forms that it must have, each as :func:`fl_core.storage.schema.misfit` takes it.
+            shapes: forms that it must have, each as :func:`fl_core.storage.schema.validate` takes it.
 
         Raises:
-            CorruptError: missing, any byte differs, or it has another form.
+            CorruptError: the file is missing, any byte differs, or it has another form.
         """
         raw, path = self.read(name, most=limits.JSON_BYTES), self.path / name
         try:
@@ -169,10 +169,10 @@ class Folder:
         return data
 
     def read_checked(self, name: str, digest: str, n_bytes: int | None = None) -> bytes:
-        """A file whose SHA-256 is known, and perhaps its number of bytes.
+        """Return a file with a known SHA-256, and possibly a known number of bytes.
 
         Raises:
-            CorruptError: missing, or any byte differs.
+            CorruptError: the file is missing, or any byte differs.
         """
         if n_bytes is not None and self.size(name) != n_bytes:
             path, size = self.path / name, self.size(name)
@@ -184,10 +184,10 @@ class Folder:
         return data
 
     def read_as(self, parse: Callable[[bytes], Parsed], name: str, digest: str) -> Parsed:
-        """What ``parse`` makes of a file whose SHA-256 is known.
+        """Return the result of ``parse`` for a file with a known SHA-256.
 
         Raises:
-            CorruptError: missing, any byte differs, or ``parse`` raised a ValueError.
+            CorruptError: the file is missing, any byte differs, or ``parse`` raised a ValueError.
         """
         data = self.read_checked(name, digest)
         try:
@@ -201,12 +201,12 @@ class Folder:
         """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
 
         Args:
-            lasting: whether the file's name, too, is on the disk when this returns; otherwise :meth:`sync` its folder.
+            lasting: whether the file's name is on the disk, too, when this returns. Otherwise :meth:`sync` its folder.
         """
         with self._named(name), self._folder_of(name, make=True) as (folder, last):
             part = f"{last}.{os.getpid()}.part"
             with suppress(FileNotFoundError):
-                os.unlink(part, dir_fd=folder)  # of a process that had this number before
+                os.unlink(part, dir_fd=folder)  # from an earlier process with this number
             try:
                 handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=folder)
                 with os.fdopen(handle, "wb") as file:
@@ -215,25 +215,25 @@ class Folder:
                     os.fsync(file.fileno())
                 os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
-                with suppress(OSError):  # what failed first is told; what stays is swept when the run goes on
+                with suppress(OSError):  # the first error is raised; leftovers are removed when the run is resumed
                     os.unlink(part, dir_fd=folder)
                 raise
             if lasting:
                 os.fsync(folder)
 
     def append(self, name: str, data: bytes) -> None:
-        """Hand more of a file, which is made if it is not there, to the operating system."""
+        """Append data to a file, which is created if it does not exist, without waiting for the disk."""
         handle = self.handle(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         with self._named(name), os.fdopen(handle, "wb") as file:
             file.write(data)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or the link that has its name, if there is one."""
+        """Remove a file, or a link of that name, if it exists."""
         with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
             os.unlink(last, dir_fd=folder)
 
     def sync(self, name: str) -> None:
-        """Bring a file to the disk that was appended to, or of a folder the names in it, if it is there."""
+        """Bring an appended file, or the names in a folder, to the disk, if it exists."""
         with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
             handle = os.open(last, os.O_RDONLY | _PLAIN, dir_fd=folder)
             try:
@@ -243,7 +243,7 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """An operating-system lock that dies with its holder.
+        """Hold an operating-system lock that ends with its process.
 
         Raises:
             BusyError: another process holds it.
@@ -256,7 +256,7 @@ class Folder:
                 holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
                 raise BusyError(f"{self.path} is being written by another process (pid {holder})") from error
             with self._named("lock"):
-                if os.fstat(handle).st_nlink == 1:  # else it is also a file of somewhere else
+                if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
                     os.ftruncate(handle, 0)
                     os.write(handle, f"{os.getpid()}\n".encode())
             yield
@@ -293,13 +293,13 @@ class Folder:
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        """Let an error of the operating system name the whole path, and say so if it is a link or no regular file."""
+        """Let an error of the operating system name the whole path, and whether it is a link or not a regular file."""
         path = self.path / name
         try:
             yield
         except OSError as error:
             if str(error.filename).startswith(str(self.path)):
-                raise  # it has its name
+                raise  # it already has the path
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
                 what = "a symbolic link, which is not followed" if path.is_symlink() else "no regular file"
                 raise CorruptError(f"{path} is {what}") from error

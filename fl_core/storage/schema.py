@@ -1,4 +1,4 @@
-"""What each JSON file of a run directory holds, by type: digests show damage, and nothing of who has written it.
+"""The types in each JSON file of a run directory. Digests show damage but not who wrote a file.
 
 >>> validate({"round": 3, "rows": {"bytes": -1}}, {"round": COUNT, "rows": {"bytes": COUNT}})
 'rows.bytes is -1, not a whole number from 0'
@@ -19,7 +19,7 @@ DIGEST = "a digest, or nothing"
 
 @dataclass(frozen=True)
 class Each:
-    """An object with any names, each of whose values has this form."""
+    """An object with any names whose values all have this form."""
 
     form: Any
 
@@ -55,13 +55,13 @@ CONFIG = {
 
 
 def validate(found: Any, form: Any, name: str = "") -> str:
-    """The first place where what was found has another form, in words; ``""`` if there is none.
+    """Describe the first place where a value does not have the expected form, or return ``""``.
 
     Args:
         form: a type; None; :data:`COUNT` or :data:`DIGEST`; several of these as a tuple; ``[form]`` for a list of any
-            length; :class:`Each`; or a dictionary of forms by name, where a ``?`` marks what may be absent, and what
-            is not named may be anything.
-        name: of what was found.
+            length; :class:`Each`; or a dictionary of forms by name. There a ``?`` marks optional names, and other names
+            may have any value.
+        name: of the value.
     """
     at = f"{name}." if name else ""
     if isinstance(form, dict):

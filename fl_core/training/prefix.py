@@ -1,4 +1,4 @@
-"""Caches the outputs of frozen first layers, computed once per client and used in every epoch and later phase."""
+"""A cache of the outputs of frozen first layers, computed once per client for every epoch and later phase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-CHUNK = 64  # samples computed at a time, whatever the batch: the bits depend on nothing but model and data
+CHUNK = 64  # samples computed at a time, whatever the batch, so that bits depend on model and data alone
 KEPT = 1 << 28  # bytes of outputs that one process keeps
 
 _SAMPLEWISE: tuple[type[nn.Module], ...] = (
@@ -26,28 +26,34 @@ _WORK = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Cut:
-    """A chain of modules in two parts: ``first`` puts out the same in every epoch, ``rest`` may not."""
+    """A chain of modules in two parts.
+
+    The outputs of ``first`` are the same in every epoch; those of ``rest`` may not be.
+    """
 
     first: tuple[nn.Module, ...]
     rest: tuple[nn.Module, ...]
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Outputs of the first part for samples [n, *shape]."""
+        """Return the outputs of the first part for samples [n, *shape]."""
         with torch.no_grad():
             return torch.cat([_through(self.first, part) for part in x.split(CHUNK)])
 
     def onward(self, outputs: Tensor) -> Tensor:
-        """Logits [b, C] from outputs of the first part [b, ...]."""
+        """Return logits [b, C] from outputs of the first part [b, ...]."""
         return _through(self.rest, outputs)
 
 
 def cut(model: nn.Module) -> Cut | None:
-    """Where a model can be cut in its present state, or None if nothing would be gained or sameness is not certain.
+    """Split a model after the layers whose outputs stay the same, or return None if there is no gain or no certainty.
 
-    The model must be an ``nn.Sequential``, also of further ones, without hooks: then each module's input is the output
-    of the one before it. The first part ends before the first module that has a tensor which trains, that draws, that
-    sees other samples or updates statistics (dropout and batch normalisation in training mode), or whose type is
-    not one of PyTorch's own for which all of this is known.
+    The model must be an ``nn.Sequential`` without hooks. It may contain further ones. Then each module's input is the
+    output of the one before it. The first part ends before the first module with one of these properties:
+
+    - It has a tensor that trains.
+    - It draws random numbers, uses other samples, or updates statistics. Dropout and batch normalisation do so in
+      training mode.
+    - Its type is not on the list of PyTorch modules whose behaviour is known.
     """
     parts = chain(model)
     if parts is None or any(hooked(module) for module in model.modules()):
@@ -77,10 +83,10 @@ class FrozenPrefixCache:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
     def of(self, client: int, where: Cut, samples: Tensor, x: Tensor) -> Tensor | None:
-        """The first part's outputs for a client's samples, from the cache if neither tensors nor samples changed.
+        """Return the first part's outputs for a client's samples, from the cache if nothing has changed.
 
         Args:
-            samples: the client's tensor of samples, known again by its identity.
+            samples: the client's tensor of samples, recognised by its identity.
             x: the same on the device of the modules.
 
         Returns:
@@ -92,7 +98,7 @@ class FrozenPrefixCache:
             if where.outputs(x[:1]).nbytes * len(x) > KEPT:
                 return None
             latest = next(reversed(self._kept.values()), None)
-            same = latest is not None and latest.fits(where.first, tensors)  # clients of a round share what they got
+            same = latest is not None and latest.fits(where.first, tensors)  # shared by a round's clients
             values = latest.values if latest and same else [tensor.detach().clone() for tensor in tensors]
             cached = _Kept(samples, where.first, values, where.outputs(x))
         self._kept[client] = cached
@@ -102,23 +108,23 @@ class FrozenPrefixCache:
 
 
 def chain(module: nn.Module) -> list[nn.Module] | None:
-    """The modules that a sequential model calls one after the other."""
+    """Return the modules that a sequential model calls one after the other."""
     if type(module).forward is not nn.Sequential.forward:
         return None
     parts: list[nn.Module] = []
-    for child in module._modules.values():  # children() leaves out what comes a second time
+    for child in module._modules.values():  # children() leaves out repeated modules
         assert child is not None
         parts += chain(child) or [child]
     return parts
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks, which may watch or change what passes through it."""
+    """Return whether a module has hooks, which may read or change its inputs and outputs."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _is_fixed(module: nn.Module) -> bool:
-    """Whether a module's output for a sample stays the same in every epoch."""
+    """Return whether a module's output for a sample stays the same in every epoch."""
     if any(param.requires_grad for param in module.parameters()):
         return False
     if type(module) in _QUIET_IN_EVALUATION:

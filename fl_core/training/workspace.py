@@ -23,11 +23,11 @@ _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def memory_format(model: nn.Module, wanted: str = "auto", example: Tensor | None = None) -> str:
-    """The memory layout of images and weights while a model trains: ``contiguous`` or ``channels_last``.
+    """Return the memory layout of images and weights in training: ``contiguous`` or ``channels_last``.
 
-    ``auto`` is ``channels_last`` for every model with a Conv2d, except one that fails on an ``example`` so placed. The
-    rule is fixed and never a matter of timing, since the two formats round differently. Trees that leave a workspace
-    are contiguous in either.
+    With ``auto`` it is ``channels_last`` for every model with a Conv2d, unless the model fails on such an ``example``.
+    The rule is fixed and not based on timing, since the two formats round differently. Trees that leave a workspace are
+    contiguous in both.
 
     Raises:
         UsageError: ``wanted`` is unknown.
@@ -40,10 +40,10 @@ def memory_format(model: nn.Module, wanted: str = "auto", example: Tensor | None
 
 
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Whether a model with convolutions takes images [n, C, H, W] with their channels last.
+    """Return whether a model with convolutions accepts images [n, C, H, W] in channels-last layout.
 
-    One that flattens maps by ``view`` does not: in that order a map has no view as a vector. The model is left as it
-    was; another error of its forward pass is raised.
+    A model that flattens maps by ``view`` does not. The model is left unchanged. Other errors of its forward pass are
+    raised.
     """
     if x.ndim != 4 or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
@@ -63,14 +63,14 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
 
 
 def pool_first(model: nn.Module) -> int:
-    """Swap each ReLU with a max pooling after it, so that it works on fewer values; results are the same bits.
+    """Swap each ReLU with a following max pooling, so that it processes fewer values. Results have the same bits.
 
-    In a chain of modules (see :func:`~.prefix.chain`) without hooks nobody sees what lies between the two, and
-    max(relu(x)) = relu(max(x)); so have their gradients, which go to the first largest element if that is above 0.
-    What a module with a forward pass of its own does with its parts is not known, so those stay.
+    This needs a chain of modules without hooks (see :func:`~.prefix.chain`), so that nothing reads the value between
+    the two. There max(relu(x)) = relu(max(x)). The gradients agree too: they go to the first largest element if it is
+    above 0. Modules with a forward pass of their own stay unchanged.
 
     Returns:
-        How many pairs changed places.
+        The number of swapped pairs.
     """
     if chain(model) is None or any(hooked(module) for module in model.modules()):
         return 0
@@ -83,7 +83,7 @@ def pool_first(model: nn.Module) -> int:
 
 
 class Workspace:
-    """A model on a device whose weights are replaced by trees; images have one layout (see :func:`memory_format`)."""
+    """A model on a device whose weights are replaced by trees. Images have one layout (see :func:`memory_format`)."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class Workspace:
         self.device = torch.device(device)
         self.live = tree.named_tensors(self.model)
         self.params = dict(self.model.named_parameters())
-        self.submodel: frozenset[str] | None = None  # names of the tensors that are there at all; None = all
+        self.submodel: frozenset[str] | None = None  # names of the tensors that are present; None = all
         self.keep_frozen = keep_frozen
         self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
         names = {module: name for name, module in self.model.named_modules()}
-        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples of a batch
+        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples
         self.norms = [
             (module, {f"{names[module]}.{key}".lstrip(".") for key in module.state_dict()})
             for module in self.model.modules()
@@ -121,7 +121,10 @@ class Workspace:
         return x.to(self.device, memory_format=self._format) if x.ndim == 4 else x.to(self.device)
 
     def hold(self, names: frozenset[str] | None = None) -> None:
-        """Train only the submodel of the named tensors: parts without any are skipped (see :func:`~.blocks.hold`)."""
+        """Restrict the model to the submodel of the named tensors.
+
+        Parts without any are skipped (:func:`~.blocks.hold`).
+        """
         if names == self.live.keys():
             names = None
         if names != self.submodel:
@@ -134,7 +137,7 @@ class Workspace:
         tree.load(self.model, source, self.submodel)
 
     def read(self) -> Tree:
-        """Copy the present weights of the model or submodel out, as contiguous tensors on the CPU."""
+        """Return a copy of the present weights of the model or submodel, as contiguous tensors on the CPU."""
         return {
             name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, t in self.live.items()
@@ -142,17 +145,19 @@ class Workspace:
         }
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
-        """Logits [n, C] with these parameters, float32 in any precision; runs the skeleton itself if they are its own.
+        """Return logits [n, C] with these parameters, as float32 in any precision.
+
+        If the parameters are the skeleton's own, it runs directly.
 
         Args:
-            options: keywords of a built model's forward pass, which then returns what it says.
+            options: keywords of an extended model's forward pass, which then defines the result.
         """
         with self._casting():
             outputs = self._pass(params, x, options)
         return outputs if self.precision == "float32" else _float32(outputs)
 
     def _casting(self) -> AbstractContextManager[object]:
-        """Within it every module computes in the precision of the passes of training."""
+        """Return a context in which every module computes in the training precision."""
         return nullcontext() if self.precision == "float32" else torch.autocast(self.device.type, torch.bfloat16)
 
     def _pass(self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Any:
@@ -163,12 +168,12 @@ class Workspace:
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     def frozen(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
-        """Within :meth:`trains`, outputs [n, ...] of the first layers that do not train, from :mod:`~.prefix`'s cache.
+        """Return outputs [n, ...] of the frozen first layers from :mod:`~.prefix`'s cache, within :meth:`trains`.
 
-        Their precision is that of :meth:`forward`. None where there are no such layers, or nothing is gained.
+        Their precision is that of :meth:`forward`. The result is None without such layers or without a gain.
 
         Args:
-            samples, x: the client's own tensor of samples [n, *shape], and the same as :meth:`place` gives it.
+            samples, x: the client's own tensor of samples [n, *shape], and the result of :meth:`place` for it.
         """
         where = cut(self.model) if self.keep_frozen else None
         if where is None:
@@ -178,17 +183,17 @@ class Workspace:
             return self._outputs.of(client, where, samples, x)
 
     def go_on(self, x: Tensor, outputs: Tensor) -> None:
-        """From now on start the model's forward pass over this ``x`` from the frozen layers' outputs."""
+        """Start later forward passes over this ``x`` from the frozen layers' outputs."""
         self._ahead = (x, outputs)
 
     def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits [n, C] under a whole tree, in evaluation mode without gradients, also during training."""
+        """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training."""
         with self.mode(training=False), torch.no_grad():
             return torch.func.functional_call(self.model, dict(params), (x,))
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        """Training or evaluation mode within the block; afterwards each module's own mode is restored."""
+        """Set training or evaluation mode within the block. Afterwards each module's own mode is restored."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.train(training)
         try:
@@ -199,9 +204,9 @@ class Workspace:
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
-        """Training mode in which exactly these tensors get gradients; yields the trained parameters, sorted."""
+        """Set training mode with gradients for exactly these tensors, and yield the trained parameters, sorted."""
         flags = {name: param.requires_grad for name, param in self.params.items()}
-        chosen = {name for name in names if flags.get(name)}  # what the model's author froze stays frozen
+        chosen = {name for name in names if flags.get(name)}  # parameters that the model's author froze stay frozen
         try:
             self.model.train()
             for module, own in self.norms:
@@ -218,7 +223,7 @@ class Workspace:
 
 
 def _float32(output: Any) -> Any:
-    """What a model puts out, with bfloat16 tensors as float32, also within tuples, lists and dictionaries."""
+    """Return a model's output with bfloat16 tensors as float32, also within tuples, lists and dictionaries."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype == torch.bfloat16 else output
     if isinstance(output, Mapping):

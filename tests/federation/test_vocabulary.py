@@ -131,13 +131,13 @@ def test_sites_of_other_vocabularies_do_not_fit_together(folder: Path) -> None:
     [
         (None, "name one that all agreed on: vocabulary = "),
         ("gone.txt", "there is no vocabulary .*gone.txt"),
-        ("hashed:many", "hashed:N takes a number of buckets from 2"),
-        ("hashed:1", "hashed:N takes a number of buckets from 2"),
-        ("Late\n", "line 1: 'Late' is no single word in lower case"),
+        ("hashed:many", "hashed:N must have N from 2"),
+        ("hashed:1", "hashed:N must have N from 2"),
+        ("Late\n", "line 1: .*got 'Late'"),
         ("late\nvery late\n", "line 2: 'very late' is no single word"),
-        ("late\ncrew\nlate\n", "line 3: 'late' stands in line 1 already"),
-        ("\n", "line 1: '' is no single word"),
-        ("", "has 0 words"),
+        ("late\ncrew\nlate\n", "line 3: .*got 'late', .*line 1 already"),
+        ("\n", "line 1: .*got ''"),
+        ("", "got 0"),
     ],
 )
 def test_a_vocabulary_that_cannot_be_is_refused(folder: Path, words: str | None, says: str) -> None:

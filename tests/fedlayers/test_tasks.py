@@ -72,7 +72,7 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
         assert load(path, task=REGRESSION).task == REGRESSION
     with pytest.raises(UsageError, match=r"not a whole number.*--task regression"):
         from_clients(numbers())
-    with pytest.raises(UsageError, match="not a finite float32"):
+    with pytest.raises(UsageError, match="must be finite float32"):
         from_clients({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)
     with pytest.raises(UsageError, match=r"'heart' has classes, .*: it is no regression"):
         load("heart", task=REGRESSION)
@@ -131,7 +131,7 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     data = federation()
     for name, partitioning in PARTITIONS.members().items():
         if partitioning.by_class:
-            with pytest.raises(UsageError, match=f"partition '{name}' deals samples by their classes.*iid"):
+            with pytest.raises(UsageError, match=r"' must have classes.*iid"):
                 load(table, task=REGRESSION, partition=name)
     task = runner.assemble(RunConfig(**SLOW), data=data)
     for name, metric in METRICS.members().items():

@@ -40,24 +40,24 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        ("rounds", "three", "rounds must be int or none, not 'three'"),
-        ("rounds", 2.5, "rounds must be int or none, not 2.5"),
-        ("rounds", True, "rounds must be int or none, not True"),
-        ("seed", None, "seed must be int, not None"),
-        ("seed", "0", "seed must be int, not '0'"),
-        ("lr", "fast", "lr must be float or none, not 'fast'"),
-        ("lr", False, "lr must be float or none, not False"),
-        ("participation", None, "participation must be float, not None"),
-        ("keep_optimizer", 1, "keep_optimizer must be bool or none, not 1"),
-        ("amsgrad", "yes", "amsgrad must be bool or none, not 'yes'"),
-        ("dataset", 7, "dataset must be str, not 7"),
-        ("dataset", Path("heart"), "dataset must be str, not PosixPath"),
-        ("options", "mu=1", "options must be dict, not 'mu=1'"),
-        ("loss_options", [1], "loss_options must be dict or none, not list$"),
-        ("workers", 1.0, "workers must be int, not 1.0"),
-        ("lr", math.nan, "lr must be finite, not nan"),
-        ("threshold", math.inf, "threshold must be finite, not inf"),
-        ("alpha", math.nan, "alpha must be finite, not nan"),
+        ("rounds", "three", "rounds must be int or none; got 'three'"),
+        ("rounds", 2.5, "rounds must be int or none; got 2.5"),
+        ("rounds", True, "rounds must be int or none; got True"),
+        ("seed", None, "seed must be int; got None"),
+        ("seed", "0", "seed must be int; got '0'"),
+        ("lr", "fast", "lr must be float or none; got 'fast'"),
+        ("lr", False, "lr must be float or none; got False"),
+        ("participation", None, "participation must be float; got None"),
+        ("keep_optimizer", 1, "keep_optimizer must be bool or none; got 1"),
+        ("amsgrad", "yes", "amsgrad must be bool or none; got 'yes'"),
+        ("dataset", 7, "dataset must be str; got 7"),
+        ("dataset", Path("heart"), "dataset must be str; got PosixPath"),
+        ("options", "mu=1", "options must be dict; got 'mu=1'"),
+        ("loss_options", [1], r"loss_options must be dict or none; got list\.$"),
+        ("workers", 1.0, "workers must be int; got 1.0"),
+        ("lr", math.nan, "lr must be finite; got nan"),
+        ("threshold", math.inf, "threshold must be finite; got inf"),
+        ("alpha", math.nan, "alpha must be finite; got nan"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, wanted: str) -> None:
@@ -70,22 +70,22 @@ def test_a_refusal_shows_nothing_of_data() -> None:
     held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
         resolved(RunConfig.from_json({"dataset": held}))
-    assert str(caught.value) == "dataset must be str, not FederatedData; fl.run takes data in memory as data="
+    assert str(caught.value) == "dataset must be str; got FederatedData. Pass data in memory as data= to fl.run."
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
-        with pytest.raises(UsageError, match=f"rounds must be int or none, not {shown}$"):
+        with pytest.raises(UsageError, match=rf"rounds must be int or none; got {shown}\.$"):
             resolved(RunConfig.from_json({"rounds": value}))
 
 
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"rounds": 0}, "rounds must be at least 1, not 0"),
-        ({"workers": -1}, "workers must be at least 0, not -1"),
-        ({"eval_every": 0}, "eval_every must be at least 1, not 0"),
-        ({"checkpoint_every": -2}, "checkpoint_every must be at least 1, not -2"),
-        ({"participation": 0.0}, "participation must be above 0 and at most 1, not 0.0"),
-        ({"participation": 1.5}, "participation must be above 0 and at most 1, not 1.5"),
-        ({"threshold": 0.0}, "threshold must be above 0, not 0.0"),
+        ({"rounds": 0}, "rounds must be at least 1; got 0"),
+        ({"workers": -1}, "workers must be at least 0; got -1"),
+        ({"eval_every": 0}, "eval_every must be at least 1; got 0"),
+        ({"checkpoint_every": -2}, "checkpoint_every must be at least 1; got -2"),
+        ({"participation": 0.0}, "participation must be above 0 and at most 1; got 0.0"),
+        ({"participation": 1.5}, "participation must be above 0 and at most 1; got 1.5"),
+        ({"threshold": 0.0}, "threshold must be above 0; got 0.0"),
         ({"epochs": -1}, "epochs must be at least 0, not -1"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"lr": 0.0}, "lr must be a number above 0, not 0.0"),
@@ -184,7 +184,7 @@ def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> N
     ("key", "value"), [("clients", 2), ("partition", "iid"), ("alpha", 3.0), ("max_samples", 17), ("label_column", "y")]
 )
 def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"{key}=.* says how a dataset is read and dealt .* leave {key} out"):
+    with pytest.raises(UsageError, match=f"{key} must be left out .*got {key}="):
         resolved(RunConfig(**{key: value}), TOY)
 
 

@@ -188,10 +188,10 @@ def test_a_stored_partition_is_used_again():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 4}, "clients=4 disagrees with the stored partition, which has 3"),
-        ({"alpha": 0.1}, "alpha=0.1 disagrees"),
-        ({"partition": "iid"}, "partition=iid disagrees"),
-        ({"splits": (0.5, 0.25, 0.25)}, "splits="),
+        ({"clients": 4}, "clients must agree .*has 3; got 4"),
+        ({"alpha": 0.1}, r"alpha must agree .*got 0.1"),
+        ({"partition": "iid"}, r"partition must agree .*got iid"),
+        ({"splits": (0.5, 0.25, 0.25)}, "splits must agree"),
         ({"max_samples": 1000}, "of 1797 samples; digits has 1000"),
     ],
 )
@@ -206,18 +206,18 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
     [
         ({"dataset": "hart"}, "did you mean 'heart'"),
         ({"dataset": "nowhere/data.npz"}, "no dataset file or folder at nowhere/data.npz"),
-        ({"dataset": "digits", "partition": "natural"}, "partitions that fit: capped_dirichlet, dirichlet"),
+        ({"dataset": "digits", "partition": "natural"}, r"natural clients .*capped_dirichlet, dirichlet"),
         ({"dataset": "digits", "partition": "dirchlet"}, "did you mean 'dirichlet'"),
         ({"dataset": "digits", "alpha": 0.5}, "alpha=0.5 has no meaning for partition 'iid'"),
         ({"dataset": "heart", "classes_per_client": 2}, "no meaning for partition 'natural'"),
         ({"dataset": "digits", "samples_per_client": 9}, "it belongs to fedpft_dirichlet, .*non_iid_1, non_iid_2"),
         ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "it belongs to non_iid_2"),
         ({"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900}, "would need"),
-        ({"dataset": "heart", "clients": 3}, "has 4 natural clients"),
-        ({"dataset": "heart", "scale": "standard"}, "heart is prepared by fixed numbers of its own: leave out scale"),
-        ({"dataset": "digits", "clients": 2000}, "at most 1797 clients"),
-        ({"dataset": "digits", "max_samples": 0}, "max_samples=0"),
-        ({"dataset": "digits", "max_samples": 1798}, "ask for 1 to 1797"),
+        ({"dataset": "heart", "clients": 3}, "clients must be 4, "),
+        ({"dataset": "heart", "scale": "standard"}, "left out for heart"),
+        ({"dataset": "digits", "clients": 2000}, "at most 1797"),
+        ({"dataset": "digits", "max_samples": 0}, r"max_samples .*got 0"),
+        ({"dataset": "digits", "max_samples": 1798}, "from 1 to 1797"),
         ({"dataset": "digits", "splits": (0.7, 0.3)}, "three positive shares"),
         ({"dataset": "digits", "label_column": "y"}, "has no columns"),
     ],
@@ -345,14 +345,14 @@ def test_an_official_test_side_is_kept(tmp_path):
 
 ONE_NAN = np.where(np.arange(90).reshape(30, 3) == 31, np.nan, 1.0)
 BAD = {
-    "nan in x": ({"x": ONE_NAN}, r"'x', row 10 .*position \[1\]: nan"),
-    "inf in float32": ({"x": np.full((30, 3), 1e39)}, r"'x', row 0 .*1e\+39 is not a finite float32"),
-    "text in x": ({"x": np.full((30, 3), "a")}, "not numeric"),
-    "flat x": ({"x": np.zeros(30)}, "holds no features"),
-    "channel-first uint8": ({"x": np.zeros((30, 3, 8, 8), np.uint8)}, "no stack of images"),
-    "int32 images": ({"x": np.zeros((30, 8, 8, 3), np.int32)}, "no stack of images"),
-    "half label": ({"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)}, r"'y', row 4 .*1\.5 is not a whole number"),
-    "text label": ({"y": np.array(["a"] * 30)}, "only one class, 'a'"),
+    "nan in x": ({"x": ONE_NAN}, r"'x', row 10 .*position \[1\]: .*got nan"),
+    "inf in float32": ({"x": np.full((30, 3), 1e39)}, r"'x', row 0 .*finite float32; got 1e\+39"),
+    "text in x": ({"x": np.full((30, 3), "a")}, "features must be numbers"),
+    "flat x": ({"x": np.zeros(30)}, "features must have shape"),
+    "channel-first uint8": ({"x": np.zeros((30, 3, 8, 8), np.uint8)}, "images must be uint8"),
+    "int32 images": ({"x": np.zeros((30, 8, 8, 3), np.int32)}, "images must be uint8"),
+    "half label": ({"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)}, r"'y', row 4 .*whole numbers; got 1\.5"),
+    "text label": ({"y": np.array(["a"] * 30)}, "at least 2 classes; got only 'a'"),
     "word among numbers": ({"y": np.array(["1", "2", "ill"] * 10)}, "'y', row 2 .*'ill' is not a number"),
     "word without a class": (
         {"y": np.array(["a", "b", "d"] * 10), "classes": np.array(["a", "b", "c"])},
@@ -360,24 +360,27 @@ BAD = {
     ),
     "blank label": ({"y": np.array(["a", "b", " "] * 10)}, "'y', row 2 .*the cell is empty"),
     "nan label": ({"y": np.where(np.arange(30) == 9, np.nan, 1)}, "'y', row 9"),
-    "one class": ({"y": np.zeros(30, int)}, "only one class"),
-    "two-column y": ({"y": np.zeros((30, 2), int)}, "one value a sample"),
-    "short y": ({"y": labels(29)}, "x has 30 rows, but y has 29"),
+    "one class": ({"y": np.zeros(30, int)}, "at least 2 classes"),
+    "two-column y": ({"y": np.zeros((30, 2), int)}, "one value for each sample"),
+    "short y": ({"y": labels(29)}, r"x and y must .*got 30 and 29"),
     "no y": ({"y": None}, "no array 'y'"),
-    "label out of names": ({"classes": np.array(["a", "b"])}, r"row 2 .*2 is outside 0\.\.1"),
-    "empty class": ({"classes": np.array(["a", "b", "c", "d"])}, "no sample of class d"),
-    "class twice": ({"classes": np.array(["a", "b", "a"])}, "more than once: a"),
-    "numbers as classes": ({"classes": np.arange(3)}, "is not text"),
+    "label out of names": ({"classes": np.array(["a", "b"])}, "row 2 .*from 0 to 1, .*got 2"),
+    "empty class": ({"classes": np.array(["a", "b", "c", "d"])}, "none of d"),
+    "class twice": ({"classes": np.array(["a", "b", "a"])}, "distinct; got more than one a"),
+    "numbers as classes": ({"classes": np.arange(3)}, "names must be text"),
     "typo": ({"clients": labels()}, "unknown array in .*did you mean 'client'"),
-    "two owners": ({"client": labels(), "domain": labels()}, "client and domain both name"),
+    "two owners": ({"client": labels(), "domain": labels()}, "got client and domain"),
     "owner out of names": ({"client": labels(), "client_names": np.array(["a", "b"])}, r"'client', row 2"),
-    "names of text": ({"client": np.array(["a", "b", "c"] * 10), "client_names": np.array(["a"])}, "no meaning"),
-    "names alone": ({"client_names": np.array(["a"])}, "without an array 'client'"),
-    "empty owner": ({"client": np.array(["a", " ", "c"] * 10)}, "row 1 .*name is empty"),
+    "names of text": (
+        {"client": np.array(["a", "b", "c"] * 10), "client_names": np.array(["a"])},
+        "names must be left out",
+    ),
+    "names alone": ({"client_names": np.array(["a"])}, "must come with an array 'client'"),
+    "empty owner": ({"client": np.array(["a", " ", "c"] * 10)}, "row 1 .*name must not be empty"),
     "float owner": ({"client": labels() + 0.5}, "'client', row 0"),
-    "no test": ({"is_train": np.ones(30, bool)}, "True throughout"),
-    "flag 2": ({"is_train": labels()}, "'is_train', row 2 .*neither 0 nor 1"),
-    "mixed forms": ({"x_test": images()}, "'x_test' does not go with 'x'"),
+    "no test": ({"is_train": np.ones(30, bool)}, "got True everywhere"),
+    "flag 2": ({"is_train": labels()}, "'is_train', row 2 .*must be 0 or 1; got"),
+    "mixed forms": ({"x_test": images()}, "'x_test' must not be together with 'x'"),
     "objects": ({"y": np.array([1, "a"] * 15, dtype=object)}, "not Python objects"),
 }
 
@@ -396,12 +399,12 @@ def test_two_sides_must_agree(tmp_path):
     sides = {"x_train": images(), "y_train": labels(), "y_test": labels()}
     with pytest.raises(UsageError, match="but x_test is uint8"):
         data.load(save(tmp_path / "a.npz", **sides, x_test=images(height=6)))
-    with pytest.raises(UsageError, match="x_test has 9 rows, but y_test has 30"):
+    with pytest.raises(UsageError, match=r"x_test and y_test must .*got 9 and 30"):
         data.load(save(tmp_path / "b.npz", **sides, x_test=images(9)))
-    with pytest.raises(UsageError, match="'client' does not go with 'x_train'"):
+    with pytest.raises(UsageError, match="'client' must not be together with 'x_train'"):
         data.load(save(tmp_path / "c.npz", **sides, x_test=images(), client=labels()))
     sides["y_test"] = np.where(np.arange(30) == 3, 7, labels())
-    with pytest.raises(UsageError, match=r"y_test row 3 .*7 is outside 0\.\.2"):
+    with pytest.raises(UsageError, match=r"y_test row 3 .*from 0 to 2, .*got 7"):
         data.load(save(tmp_path / "d.npz", **sides, x_test=images(), classes=np.array(["a", "b", "c"])))
 
 
@@ -419,7 +422,7 @@ def test_files_that_are_not_what_they_seem(tmp_path):
     with pytest.raises(UsageError, match="single array"):
         data.load(tmp_path / "one.npz")
     (tmp_path / "table.xlsx").write_text("")
-    with pytest.raises(UsageError, match=r"cannot read .*table\.xlsx"):
+    with pytest.raises(UsageError, match=r"table\.xlsx: a dataset must be"):
         data.load(tmp_path / "table.xlsx")
 
 
@@ -474,7 +477,7 @@ def test_classes_of_a_table_can_be_words(tmp_path):
     lines[3] = lines[3].rpartition(",")[0] + ",1"
     with pytest.raises(UsageError, match="column 'label', line 2: 'healthy' is not a number"):
         data.load(write(tmp_path / "t.csv", lines))
-    with pytest.raises(UsageError, match="only one class, 'ill'"):
+    with pytest.raises(UsageError, match="at least 2 classes; got only 'ill'"):
         data.load(write(tmp_path / "t.csv", [f"{line.rpartition(',')[0]},ill" for line in ROWS]))
 
 
@@ -497,10 +500,10 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
         ({3: "north,1,NA,0"}, "column 'b', line 5: 'NA' is no value"),
         ({3: 'north,1,"2,5",0'}, "column 'b', line 5: '2,5' is not a number .a decimal point"),
         ({3: "north,1,1e60,0"}, "column 'b', line 5"),
-        ({3: "north,1,1,0.5"}, "column 'label', line 5: 0.5 is not a whole number"),
+        ({3: "north,1,1,0.5"}, r"column 'label', line 5: .*whole numbers; got 0\.5"),
         ({3: "north,1,1,cat"}, "column 'label', line 5: 'cat' is not a number"),
-        ({3: "north,1,1"}, "line 5: 3 cells, but the header has 4"),
-        ({3: ",1,1,0"}, "column 'client', line 5: the client's name is empty"),
+        ({3: "north,1,1"}, "line 5: .*4 cells .*got 3"),
+        ({3: ",1,1,0"}, r"column 'client', line 5: .*must not be empty"),
         ({3: "\n\nnorth,x7,1,0"}, "column 'a', line 7"),
     ],
 )
@@ -516,7 +519,7 @@ def test_bad_cells_are_refused_by_column_and_line(tmp_path, change, message):
         ("client,a,b,lable", {}, "did you mean 'lable'"),
         ("ward,a,b,label", {"client_column": "wrd"}, "did you mean 'ward'"),
         ("client,a,a,label", {}, "'a' is there more than once"),
-        ("client,a,b,label", {"client_column": "label"}, "cannot be both"),
+        ("client,a,b,label", {"client_column": "label"}, "different columns"),
     ],
 )
 def test_bad_headers_are_refused(tmp_path, header, options, message):
@@ -530,7 +533,7 @@ def test_empty_tables_are_refused(tmp_path):
         data.load(tmp_path / "empty.csv")
     with pytest.raises(UsageError, match="no rows"):
         data.load(write(tmp_path / "head.csv", []))
-    with pytest.raises(UsageError, match="no column of features"):
+    with pytest.raises(UsageError, match="must be a column of features"):
         data.load(write(tmp_path / "bare.csv", ["0", "1"] * 5, "label"))
 
 
@@ -579,7 +582,7 @@ def test_bad_folders_are_refused_by_file(tmp_path):
         data.load(tmp_path)
     (tmp_path / "c" / "inner" / "00.png").unlink()
     draw(tmp_path / "c", 1, size=(5, 4))
-    with pytest.raises(UsageError, match=r"c/00\.png is 5x4; .*a/00\.png is 6x4"):
+    with pytest.raises(UsageError, match=r"c/00\.png: .*got 5x4, but .*a/00\.png is 6x4"):
         data.load(tmp_path)
     (tmp_path / "c" / "00.png").write_bytes((tmp_path / "a" / "00.png").read_bytes()[:-40])
     with pytest.raises(UsageError, match=r"c/00\.png"):
@@ -588,7 +591,7 @@ def test_bad_folders_are_refused_by_file(tmp_path):
     with pytest.raises(UsageError, match=r"c/00\.png"):
         data.load(tmp_path)
     Image.fromarray(np.zeros((4, 6), np.uint16)).save(tmp_path / "c" / "00.png")
-    with pytest.raises(UsageError, match=r"c/00\.png: mode .* more than 8 bits"):
+    with pytest.raises(UsageError, match=r"c/00\.png: .*at most 8 bits"):
         data.load(tmp_path)
 
 
@@ -806,8 +809,8 @@ def test_a_function_from_outside_is_a_dataset(outside, function, clients, partit
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("data_of_this_test:frame", "returned a int; it may be a Source, a pair"),
-        ("data_of_this_test:greedy", "a parameter 'token' that nothing fills"),
+        ("data_of_this_test:frame", "must return a Source, a pair .*got a int"),
+        ("data_of_this_test:greedy", "without required parameters; got 'token'"),
         ("data_of_this_test:short", "5 samples and 4 labels"),
         ("data_of_this_test:NUMBER", "is a int; name a function"),
         ("data_of_this_test:pear", "did you mean 'pair'"),

@@ -230,24 +230,24 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedra", {"depths": (4,)}, "4 is not from 1 to 3"),
-        ("depthfl", {"depths": (0,)}, "0 is not from 1 to 3"),
-        ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "5 depths are given for 4 clients"),
-        ("fedra", {"depths": (1,), "random_depths": True}, "choose one"),
+        ("fedra", {"depths": (4,)}, "depths must be from 1 to 3.*got 4"),
+        ("depthfl", {"depths": (0,)}, "depths must be from 1 to 3.*got 0"),
+        ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "depths.* 4 clients; got 5"),
+        ("fedra", {"depths": (1,), "random_depths": True}, "random_depths"),
         ("fedra", {"allocation": "covr"}, "unknown allocation 'covr': did you mean 'cover'"),
-        ("allsmall", {"depth": 4}, "depth=4 is not from 1 to 3"),
-        ("allsmall", {"depth": 0}, "depth=0 is not from 1 to 3"),
-        ("inclusivefl", {"beta": 1.5}, "beta is a share, at most 1"),
-        ("depthfl", {"ramp": 0}, "ramp=0; it must be at least 1"),
-        ("depthfl", {"exits": (3,)}, "after block 3: the model has 3"),
+        ("allsmall", {"depth": 4}, "depth must be from 1 to 3.*got 4"),
+        ("allsmall", {"depth": 0}, "depth must be from 1 to 3.*got 0"),
+        ("inclusivefl", {"beta": 1.5}, r"beta .*1\.5"),
+        ("depthfl", {"ramp": 0}, "ramp .*got 0"),
+        ("depthfl", {"exits": (3,)}, "exits must be from 1 to 2, .*got 3"),
         (
             "alllarge",
             {"lora_targets": "attn.prj"},
             "unknown layer for lora_targets 'attn.prj': did you mean 'attn.proj'",
         ),
-        ("alllarge", {"lora_targets": ()}, "lora_targets is empty"),
-        ("alllarge", {"rank": 0}, "rank of at least 1"),
-        ("alllarge", {"lora_dropout": 1}, "lora_dropout=1.0: it must be from 0"),
+        ("alllarge", {"lora_targets": ()}, "lora_targets must name a layer"),
+        ("alllarge", {"rank": 0}, "rank must be at least 1"),
+        ("alllarge", {"lora_dropout": 1}, "lora_dropout .*got 1.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, options: dict[str, Any], message: str) -> None:
@@ -258,12 +258,12 @@ def test_what_does_not_fit_is_refused(name: str, options: dict[str, Any], messag
 def test_clients_that_can_never_cover_the_model_are_refused() -> None:
     deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
     config = replace(CONFIG, algorithm="fedra", options={"allocation": "cover", "depths": (1,)})
-    with pytest.raises(UsageError, match="together hold 4 blocks and can never cover 5"):
+    with pytest.raises(UsageError, match=r"at least 5 .*got 4"):
         runner.assemble(config, data=TOY, model=deep)
 
 
 def test_a_schedule_is_not_laid_over_clients_that_hold_a_part() -> None:
-    with pytest.raises(UsageError, match="vanilla over fedra: a schedule needs clients that hold the whole model"):
+    with pytest.raises(UsageError, match=r"vanilla: base .*got fedra"):
         task("vanilla", base="fedra")
 
 
@@ -441,7 +441,7 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
 def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
     whole = made("inclusivefl").task_info
     short = replace(whole, layers=whole.layers[:-2])
-    with pytest.raises(UsageError, match=r"own_heads needs a last layer behind all blocks; blocks.1 is in one"):
+    with pytest.raises(UsageError, match=r"own_heads; got blocks\.1"):
         find("inclusivefl")(short, None, {"own_heads": True})
 
 
@@ -497,7 +497,7 @@ def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, 
 
 
 def test_an_algorithm_outside_a_task_needs_blocks() -> None:
-    with pytest.raises(UsageError, match="fedra needs a model of residual blocks"):
+    with pytest.raises(UsageError, match=r"fedra: .*residual blocks"):
         find("fedra")(TaskInfo((), frozenset(), (1,), 1, 0))
     assert paths_of_blocks(network("vit")) == ()
 

@@ -123,13 +123,13 @@ def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 0}, "alpha=0: the concentration"),
-        ({"samples_per_client": 0}, "samples_per_client=0: a whole number"),
-        ({"samples_per_client": 2.5}, "samples_per_client=2.5"),
-        ({"clients": 0}, "clients=0"),
-        ({"clients": None}, "needs a number of clients"),
+        ({"alpha": 0}, "alpha must be a positive number; got 0"),
+        ({"samples_per_client": 0}, "samples_per_client must be a whole number .*got 0"),
+        ({"samples_per_client": 2.5}, r"samples_per_client .*got 2\.5"),
+        ({"clients": 0}, r"clients .*got 0"),
+        ({"clients": None}, "clients must be given"),
         ({"samples_per_client": 6000}, "a client needs 7200 samples of its classes"),
-        ({"kind": "fedpft_pathological", "classes_per_client": 11}, "classes_per_client=11: the samples have 10"),
+        ({"kind": "fedpft_pathological", "classes_per_client": 11}, r"classes_per_client .*to 10, .*got 11"),
         ({"kind": "fedpft_pathological", "samples_per_client": 1500}, "more classes a client"),
     ],
 )

@@ -621,7 +621,7 @@ def test_weights_rise_on_oneself_and_on_clients_alike_and_fall_with_the_sign_rev
         ("fedamp", {"decay_every": 0}, "fedamp: decay_every must be above 0"),
         ("fedamp", {"start": "clod"}, "unknown start of fedamp 'clod': did you mean 'cloud'"),
         ("fedamp", {"self_weight": 1}, "unknown configuration key of fedamp 'self_weight'"),
-        ("heurfedamp", {"self_weight": 1.5}, r"self_weight must be at most 1, not 1\.5"),
+        ("heurfedamp", {"self_weight": 1.5}, r"self_weight .*1\.5"),
         ("fedfomo", {"norm": "l3"}, "unknown norm of fedfomo 'l3'"),
         ("fedfomo", {"report": "mix"}, "did you mean 'mixed'"),
         ("fedfomo", {"downloads": 0}, "downloads must be at least 1"),
@@ -634,7 +634,7 @@ def test_weights_rise_on_oneself_and_on_clients_alike_and_fall_with_the_sign_rev
         ("pfedla", {"unit": "layers"}, "did you mean 'layer'"),
         ("pfedla", {"embedding": 0}, "embedding must be at least 1"),
         ("pfedla", {"temperature": 0}, "temperature must be above 0"),
-        ("heurpfedla", {"k": 4}, "k is 4, and the model has 3 units to keep"),
+        ("heurpfedla", {"k": 4}, "k must be at most 3, .*got 4"),
     ],
 )
 def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:

@@ -50,7 +50,7 @@ def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
         with pytest.warns(UserWarning, match="turned"):
             assert from_clients({"a": (x, y)}).shape == (3, 4, 8)
         return
-    with pytest.raises(UsageError, match="silo 'a', x: float pictures must have one axis"):
+    with pytest.raises(UsageError, match="client 'a', x: float pictures must have one axis"):
         from_clients({"a": (x, y)})
 
 

@@ -177,34 +177,34 @@ def of_alpha(alpha, labels=LABELS, clients=5):
     ("call", "message"),
     [
         (of_alpha(0.001, LABELS[:100], 10), r"alpha=0\.001.*at most \d+ samples.*larger alpha, fewer clients or more"),
-        *((of_alpha(alpha), "alpha=") for alpha in (0, -1.0, math.nan, math.inf, "0.5", True)),
-        (of_alpha(1.0, clients=61), "at most 60 clients"),
-        (dealt(LABELS, 5, 40, 11, 1.0), "classes_per_client=11: the samples have 10 classes"),
-        (dealt(LABELS, 5, 3, 4, 1.0), "samples_per_client=3: a client needs at least 4"),
-        (dealt(LABELS, 5, 9, 2, 0.5), "samples_per_client=9: a client needs at least 10"),
-        (dealt(LABELS, 5, 40, 2, 1.5), r"dominance=1\.5"),
-        (dealt(LABELS, 5, 40, 2, 0), "dominance=0"),
-        (dealt(LABELS, 5, 40, 2, True), "dominance=True"),
+        *((of_alpha(alpha), r"alpha .*got") for alpha in (0, -1.0, math.nan, math.inf, "0.5", True)),
+        (of_alpha(1.0, clients=61), "at most 60 "),
+        (dealt(LABELS, 5, 40, 11, 1.0), r"classes_per_client .*to 10, .*got 11"),
+        (dealt(LABELS, 5, 3, 4, 1.0), "samples_per_client must be at least 4, .*got 3"),
+        (dealt(LABELS, 5, 9, 2, 0.5), "samples_per_client must be at least 10, .*got 9"),
+        (dealt(LABELS, 5, 40, 2, 1.5), r"dominance .*got 1\.5"),
+        (dealt(LABELS, 5, 40, 2, 0), r"dominance .*got 0"),
+        (dealt(LABELS, 5, 40, 2, True), r"dominance .*got True"),
         (dealt(LABELS, 2, 61, 1, 1.0), r"would need 61 of class \d, which has 60; ask for fewer"),
-        (lambda: general.pathological(LABELS, 5, 11, 0), "classes_per_client=11: the samples have 10 classes"),
-        (lambda: general.pathological(LABELS, 5, 0, 0), "classes_per_client=0"),
-        (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client=2\.0"),
+        (lambda: general.pathological(LABELS, 5, 11, 0), r"classes_per_client .*to 10, .*got 11"),
+        (lambda: general.pathological(LABELS, 5, 0, 0), r"classes_per_client .*got 0"),
+        (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client .*got 2\.0"),
         (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0 has 1 samples for 4 clients"),
-        (lambda: general.iid(LABELS, 601, 0), "at most 600 clients"),
-        (lambda: general.iid(LABELS, 0, 0), "clients=0"),
-        (lambda: general.iid(LABELS, 2.0, 0), r"clients=2\.0"),
+        (lambda: general.iid(LABELS, 601, 0), "at most 600 "),
+        (lambda: general.iid(LABELS, 0, 0), r"clients .*got 0"),
+        (lambda: general.iid(LABELS, 2.0, 0), r"clients .*got 2\.0"),
         (lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")), "without samples to train on: b"),
-        *((lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"client 'va' has {n} samples") for n in range(3)),
+        *((lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"client 'va' .*got {n} samples") for n in range(3)),
         (lambda: check_shares((0.8, 0.2)), "three positive shares"),
         (lambda: check_shares((0.8, 0.0, 0.2)), "three positive shares"),
         (lambda: check_shares((0.8, 0.3, 0.2)), "three positive shares"),
         (lambda: check_shares((1.2, -0.4, 0.2)), "three positive shares"),
         (lambda: check_shares((math.nan, 0.5, 0.5)), "three positive shares"),
-        (lambda: make(source(), "natural"), "no natural clients; partitions that fit: capped_dirichlet, dirichlet"),
-        (lambda: make(source(owner=OWNER), "natural", clients=2), "has 3 natural clients, and all take part"),
-        (lambda: make(source(), "iid"), "needs a number of clients"),
+        (lambda: make(source(), "natural"), "must have natural clients .*capped_dirichlet, dirichlet"),
+        (lambda: make(source(owner=OWNER), "natural", clients=2), "clients must be 3, "),
+        (lambda: make(source(), "iid"), "clients must be given"),
         (lambda: make(source(), "dirichlt", clients=3), "did you mean 'dirichlet'"),
-        (lambda: make(source(), "iid", clients=300), "client 'client_000' has 2 samples"),
+        (lambda: make(source(), "iid", clients=300), "client 'client_000' .*got 2 samples"),
         (lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2), "no sample of the official test set"),
         (lambda: Partition.from_tree({}), "not a stored partition"),
         (lambda: Partition.from_tree({"meta": torch.tensor([1, 2], dtype=torch.uint8)}), "not a stored partition"),
@@ -322,11 +322,11 @@ def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
 @pytest.mark.parametrize(
     ("fields", "given", "message"),
     [
-        ({}, {}, "has no natural clients"),
-        ({"owner": domains()}, {"clients": 4}, "3 natural owners; give a multiple of 3"),
-        ({"owner": domains()}, {"clients": 3.0}, "give a multiple of 3"),
+        ({}, {}, "must have natural clients"),
+        ({"owner": domains()}, {"clients": 4}, "multiple of 3, "),
+        ({"owner": domains()}, {"clients": 3.0}, "multiple of 3, "),
         ({"owner": domains()}, {"alpha": 0.0}, "must be a positive number"),
-        ({"owner": domains()}, {"clients": 33}, "clients of 'site 2'=11: 100 samples cannot give 10 to each"),
+        ({"owner": domains()}, {"clients": 33}, r"clients of 'site 2' must be at most 10 .*got 11"),
         (
             {"labels": np.minimum(LABELS, 9 * (1 - domains((580, 20)))), "owner": domains((580, 20))},
             {"clients": 4, "alpha": 1e-3},
@@ -429,7 +429,7 @@ def test_a_new_partition_is_one_class(own_members):
         make(source(), "iid", clients=3, start=1)
     with pytest.raises(UsageError, match="unknown option of a partition 'alfa': did you mean 'alpha'"):
         make(source(), "dirichlet", clients=3, alfa=1)
-    with pytest.raises(UsageError, match="is not a class made of"):
+    with pytest.raises(UsageError, match="must be a subclass of"):
         make(source(), "numpy:arange", clients=3)
 
 

@@ -72,8 +72,8 @@ def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp takes tables, .* not \(1, 8, 8\)"),
-        (RunConfig(dataset="heart", model="cifar_cnn"), r"takes images .* not samples of shape \(10,\)"),
+        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp: .*tables .*got shape \(1, 8, 8\)"),
+        (RunConfig(dataset="heart", model="cifar_cnn"), r"images .* got shape \(10,\)"),
         (RunConfig(model="heart_mpl"), "unknown model 'heart_mpl': did you mean 'heart_mlp'"),
         (RunConfig(algorithm="fedbaby"), "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
         (RunConfig(loss="focall"), "unknown loss 'focall': did you mean 'focal'"),
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, 
     ("model", "message"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"Sequential does not fit samples of shape \(1, 6, 6\)"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"must give logits of shape \(2, 3\) .* gives shape \(2, 10"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"must give logits of shape \(2, 3\) .* got shape \(2, 10"),
         (nn.Flatten(), "must give logits|no parameters"),
     ],
 )

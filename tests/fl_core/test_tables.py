@@ -73,10 +73,10 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
         ({"exclude_columns": ["doze"]}, r"\(exclude_columns\) 'doze': did you mean 'dose'"),
         ({"columns": ["label"]}, "column 'label' is the label and no feature"),
         ({"exclude_columns": ["client"]}, "column 'client' is the client"),
-        ({"columns": ["age"], "exclude_columns": ["one"]}, "give one of them"),
-        ({"columns": ["age", "age"]}, "names 'age' twice"),
+        ({"columns": ["age"], "exclude_columns": ["one"]}, "exclude_columns"),
+        ({"columns": ["age", "age"]}, r"columns .*got 'age' twice"),
         ({"columns": "age"}, "must be names of columns"),
-        ({"exclude_columns": ["age", "dose", "one"]}, "no column of features"),
+        ({"exclude_columns": ["age", "dose", "one"]}, "must be a column of features"),
         ({"separator": ""}, "separator must be one character"),
         ({"encoding": "utf-7000"}, "unknown encoding 'utf-7000'"),
         ({"scale": "standrad"}, "did you mean 'standard'"),
@@ -239,11 +239,11 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_p
     assert data.load(path, exclude_columns=["dose"]).shape == (2,)
     table = frame()
     table["dose"] = np.nan
-    with pytest.raises(UsageError, match=r"no training sample has a value in column dose.*drop it"):
+    with pytest.raises(UsageError, match="column dose must have a value"):
         data.load(written(path, table), impute="mean")
     x = np.where(np.arange(60) == 7, np.nan, 1.0)[:, None]
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 2)
-    with pytest.raises(UsageError, match=r"row 7 .*nan is not a finite float32; impute \(--impute"):
+    with pytest.raises(UsageError, match=r"row 7 .*got nan.*--impute"):
         data.load(tmp_path / "a.npz")
     assert (samples(data.load(tmp_path / "a.npz", impute="mean"), *SPLITS) == 1).all()
     silos = {"a": (x, np.arange(60) % 2)}
@@ -255,13 +255,13 @@ def test_images_and_texts_are_not_scaled(tmp_path: Path, how: dict[str, Any]) ->
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(9)))
     for name, holds in (("a.npz", r"samples of shape \[1, 4, 4\]"), ("t.csv", "texts")):
-        with pytest.raises(UsageError, match=f"holds {holds}: scale and impute"):
+        with pytest.raises(UsageError, match=rf"scale and impute .*{holds}"):
             data.load(tmp_path / name, **how)
 
 
 def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
     made = Preprocessing(("age", "dose"))
-    with pytest.raises(UsageError, match="rows of 2 columns"):
+    with pytest.raises(UsageError, match="rows must have 2 columns"):
         made.transform(np.zeros((3, 4)))
     with pytest.raises(UsageError, match=r"row 1 .*column 'dose': the value is missing"):
         made.transform(np.array([[1, 2], [1, np.nan]]))

@@ -121,10 +121,10 @@ def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
     ("change", "options", "message"),
     [
         ({"text": " "}, {}, "column 'text', line 3: the text is empty"),
-        ({"text": None}, {}, "line 3, column 'text': None is not text"),
-        ({"label": 0.5}, {}, "column 'label', line 3: 0.5 is not a whole number"),
+        ({"text": None}, {}, r"line 3, column 'text': .*got None"),
+        ({"label": 0.5}, {}, r"column 'label', line 3: .*got 0\.5"),
         ({"label": "cat"}, {}, "column 'label', line 3: 'cat' is not a number"),
-        ({"client": ""}, {}, "column 'client', line 3: the client's name is empty"),
+        ({"client": ""}, {}, r"column 'client', line 3: .*must not be empty"),
         ({"client": ["a"]}, {}, "line 3, column 'client'"),
         ({}, {"text_column": "txt"}, r"line 1 \(text_column\) 'txt': did you mean 'text'"),
         ({}, {"client_column": "clint"}, r"\(client_column\) 'clint': did you mean 'client'"),
@@ -147,7 +147,7 @@ def test_other_files_are_refused(tmp_path, content, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=message):
         data.files.read(path)
-    with pytest.raises(UsageError, match="cannot be both the text and the client or label"):
+    with pytest.raises(UsageError, match="must not be the client or the label; got"):
         data.load(write(tmp_path / "t.csv"), text_column="label")
     with pytest.raises(UsageError, match="has no columns to name"):
         data.load("digits", text_column="words")
@@ -200,7 +200,7 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
 
 @pytest.mark.parametrize("shape", [(9,), (3, 8, 8)])
 def test_the_model_refuses_what_is_no_text(shape):
-    with pytest.raises(UsageError, match="takes texts"):
+    with pytest.raises(UsageError, match="samples must be texts"):
         models.build("text_transformer", shape, 3)
 
 

@@ -330,11 +330,11 @@ def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
 
 def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:
     open_ended = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Softplus())
-    with pytest.raises(UsageError, match="does not end in a linear layer"):
+    with pytest.raises(UsageError, match="must end in a linear layer"):
         runner.assemble(replace(CONFIG, algorithm="fedrod"), data=TOY, model=open_ended)
     shared = nn.Linear(36, 36)
     twice = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
-    with pytest.raises(UsageError, match="more than once"):
+    with pytest.raises(UsageError, match="only once"):
         split_head(twice, models.example(TOY.shape))
 
 

@@ -210,5 +210,5 @@ def test_the_servers_variate_is_always_the_mean_of_all_clients(algorithm: str, p
 
 @pytest.mark.parametrize("value", [0, "0", 0.0])
 def test_feddyn_without_alpha_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match="feddyn: alpha must be above 0; the server divides by it"):
+    with pytest.raises(UsageError, match="feddyn: alpha must be above 0; got 0"):
         Run("feddyn", EQUAL, TRAINING, rounds=0, alpha=value)

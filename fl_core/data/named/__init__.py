@@ -1,4 +1,4 @@
-"""The datasets by name: a file here with a function under :func:`fl_core.data.dataset` is one more.
+"""The datasets by name. To add one, put a file with a function under :func:`fl_core.data.dataset` here.
 
 Training-time augmentation is not part of a dataset.
 """

@@ -23,7 +23,7 @@ CODES = ("k", "9 - k", "k + 3")
 def digits() -> Source:
     """scikit-learn's 1,797 handwritten digits, [1, 8, 8] pixels scaled to 0..1.
 
-    They are floating-point samples: an exported model takes new ones scaled alike, divided by 16.
+    They are floating-point samples. An exported model takes new ones that are scaled alike: divided by 16.
     """
     from sklearn.datasets import load_digits
 
@@ -40,7 +40,10 @@ def digits() -> Source:
     note="chosen to train well within a minute",
 )
 def large_digits() -> Source:
-    """The same digits as grey images of 28 x 28, for networks that need such: each pixel 3 x 3, a rim of 2."""
+    """The same digits as grey images of 28 x 28: each pixel 3 x 3, a rim of 2.
+
+    They are for networks that need larger images.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -62,8 +65,8 @@ def large_digits() -> Source:
 def coded_digits() -> Source:
     """The digits at 30 constructed laboratories, which write them down in three codes: k, 9 - k and k + 3.
 
-    The pictures are alike everywhere, so first layers may be shared. The labels mean something else in each code, so
-    the last layer must stay local. The data are constructed to have this clear answer; results on them are no evidence.
+    The pictures are alike everywhere, so first layers may be shared. The labels have another meaning in each code, so
+    the last layer must stay local. The data are constructed to have this clear answer. Results on them are no evidence.
     """
     plain = digits()
     owner = np.random.default_rng(0).permutation(np.arange(len(plain.x)) % LABORATORIES)

@@ -44,8 +44,8 @@ PREPARED = Preprocessing(
 def heart() -> Source:
     """Fed-Heart-Disease: 740 patients of four hospitals, 10 features, diagnosis 0..4 (PLayer-FL).
 
-    Rows with a blank in the ten columns are dropped; seven columns are standardised with fixed numbers,
-    which an exported model applies to raw patients by the columns' names.
+    Rows with a blank in the ten columns are dropped. Seven columns are standardised with fixed numbers. An exported
+    model applies them to raw patients by the columns' names.
     """
     path = Path(__file__).with_name("heart.csv")
     rows = tables.csv_rows(path)

@@ -1,6 +1,6 @@
-"""Images that torchvision can fetch: handwriting, clothes, and small photographs.
+"""Images that torchvision can download: handwriting, clothes, and small photographs.
 
-Of each the training side alone is used, for every client is tested on its own distribution.
+Only the training side is used, since every client is tested on its own distribution.
 """
 
 from __future__ import annotations

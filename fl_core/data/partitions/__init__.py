@@ -1,6 +1,6 @@
-"""Who holds which sample: ways to partition a dataset over clients, and the partition that a run stores.
+"""Ways to partition a dataset over clients, and the partition that a run stores.
 
-One file with a class under :func:`partition` is one more way (see :class:`Partitioning`); its fields are its options.
+To add one, write a file with a class under :func:`partition` (see :class:`Partitioning`). Its fields are its options.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ class Pool:
 
     Attributes:
         name: of the data, for messages.
-        labels: class indices, int64 [n]; where numbers are to be predicted all 0.
-        owner: index of each sample's natural client, int64 [n]; None = there are no natural clients.
+        labels: class indices, int64 [n], all 0 for a regression.
+        owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
-        is_train: false for samples of the official test set, bool [n]; None = there is none.
+        is_train: false for samples of the official test set, bool [n], or None without one.
     """
 
     name: str
@@ -43,21 +43,21 @@ class Pool:
 
     @classmethod
     def of(cls, source: Source) -> Pool:
-        """The pool of all samples of a source."""
+        """Return the pool of all samples of a source."""
         return cls(source.name, source.labels, source.owner, source.owner_names, source.is_train)
 
     def take(self, positions: Integers) -> Pool:
-        """The pool of these samples only, in this order."""
+        """Return the pool of these samples only, in this order."""
         owner = None if self.owner is None else self.owner[positions]
         return Pool(self.name, self.labels[positions], owner, self.owner_names)
 
 
 @dataclass(frozen=True)
 class Partitioning:
-    """A way to partition data over clients; a frozen dataclass whose fields are its options.
+    """Base of ways to partition data over clients: frozen dataclasses whose fields are their options.
 
-    A member says ``name`` and overrides :meth:`assign`. Which sample goes where is a function of the labels, the
-    options and the seed alone: the same call gives the same positions on every machine, whatever else a run does.
+    A subclass has a ``name`` and overrides :meth:`assign`. A partition depends on the labels, the options and the seed
+    alone. The same call gives the same positions on every machine.
 
     >>> from dataclasses import dataclass
     >>> import numpy as np
@@ -72,13 +72,13 @@ class Partitioning:
     [[0, 2, 4], [1, 3]]
 
     Attributes:
-        name: by which it is asked for.
+        name: registry name.
         shares: usual shares of train, validation and test.
-        natural: whether clients are the natural owners of the data, or belong to one each; their number then follows
-            from the data.
+        natural: whether clients are natural clients of the data or parts of one. Their number then follows from the
+            data.
         pools: whether both sides of an official test set are partitioned together.
-        by_class: whether it deals samples by their classes, and so not where numbers are to be predicted.
-        overlaps: whether two clients may hold the same sample, though never one's test sample for another's training.
+        by_class: whether it assigns samples by their classes, which excludes regression.
+        overlaps: whether two clients may have the same sample. No client trains on another's test sample.
     """
 
     name: ClassVar[str] = ""
@@ -89,28 +89,28 @@ class Partitioning:
     overlaps: ClassVar[bool] = False
 
     def count(self, pool: Pool, clients: int | None) -> int:
-        """The number of clients.
+        """Return the number of clients.
 
         Args:
-            clients: the number that was asked for; None = none was.
+            clients: the requested number, or None.
 
         Raises:
-            UsageError: none was and one is needed, or it does not fit the data.
+            UsageError: the number is missing but needed, or does not fit the data.
         """
         if clients is None:
-            raise UsageError(f"partition {self.name!r} needs a number of clients")
+            raise UsageError(f"clients must be given for partition {self.name!r}.")
         return clients
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
-        """The clients' names, in order."""
+        """Return the clients' names, in order."""
         return tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
 
     def fitted(self, pool: Pool, clients: int) -> Self:
-        """The same partitioning with the options filled in that follow from the data."""
+        """Return the same partitioning with the options that follow from the data."""
         return self
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        """Each client's samples, as ascending positions in the pool; no sample is with two clients.
+        """Return each client's samples, as ascending positions in the pool. No sample belongs to two clients.
 
         Raises:
             UsageError: an option or the number of clients does not fit the samples.
@@ -120,8 +120,8 @@ class Partitioning:
     def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
         """Assign the samples of the official test set to clients, as positions in ``test``.
 
-        By default each class's go to the clients in the proportions of their training samples of that class; a class
-        that no client trains on is left out.
+        By default each class is assigned in proportion to the clients' training samples of that class. A class that no
+        client trains on is left out.
 
         Args:
             parts: each client's positions in ``train``.
@@ -131,14 +131,14 @@ class Partitioning:
     def divide(
         self, pool: Pool, clients: int, shares: tuple[float, float, float], seed: int
     ) -> list[tuple[Integers, ...]]:
-        """Each client's positions in the pool for train, validation and test.
+        """Return each client's positions in the pool for train, validation and test.
 
-        By default :meth:`assign` says who has which sample, and each client's are divided at random by ``shares``.
-        Of an official test set only the training side is assigned, and :meth:`follow` says who tests on which of the
-        others; then only the ratio of the first two shares is used.
+        By default :meth:`assign` gives each client its samples, and ``shares`` splits them at random. With an official
+        test set only the training side is assigned in this way. Then :meth:`follow` assigns the test samples, and only
+        the ratio of the first two shares matters.
 
         Raises:
-            UsageError: as :meth:`assign`; or a client with too few samples to divide.
+            UsageError: as :meth:`assign`, or a client has too few samples to split.
         """
         together = pool.is_train is None or self.pools
         train = np.arange(len(pool)) if together else np.flatnonzero(np.asarray(pool.is_train))
@@ -164,13 +164,13 @@ def split_of(
     shares: tuple[float, float, float],
     seed: int,
 ) -> tuple[Integers, ...]:
-    """One client's positions for train, validation and test, drawn for its number among the clients.
+    """Draw one client's positions for train, validation and test, by its number among the clients.
 
     Args:
-        test: its samples of an official test set, of which only the others are divided; None = there is none.
+        test: its samples of an official test set, or None. Only the other samples are then split.
 
     Raises:
-        UsageError: too few samples to divide.
+        UsageError: there are too few samples to split.
     """
     shuffled = seeds.numpy_generator(seed, "split", number).permutation(positions)
     sizes = split_sizes(name, len(positions), shares if test is None else shares[:2])
@@ -179,11 +179,11 @@ def split_of(
 
 
 def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:
-    """Assign further samples to clients in the proportions in which training samples of their class were assigned.
+    """Assign more samples to clients in the proportions of their training samples of each class.
 
     Args:
         train_labels: labels of each client's training samples.
-        labels: labels of the samples to assign; a class that no client trains on is left out.
+        labels: labels of the samples to assign. A class that no client trains on is left out.
 
     Returns:
         Positions in ``labels`` for each client; a client's count is within one of its exact proportion.
@@ -205,7 +205,7 @@ def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> lis
 
 
 def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
-    """The shares of train, validation and test as three positive numbers with sum 1.
+    """Check the shares of train, validation and test, and return them as three positive numbers with sum 1.
 
     Raises:
         UsageError: they are not.
@@ -213,22 +213,23 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     shares = tuple(float(share) for share in splits)
     if len(shares) != 3 or not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
         raise UsageError(
-            f"splits={list(splits)}: three positive shares (train, validation, test) with sum 1 are needed"
+            f"splits must be three positive shares (train, validation, test) with sum 1; got {list(splits)}."
         )
     return shares
 
 
 def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
-    """Sizes of a client's splits: the later splits rounded up, from the last to the second, and at least 1 each.
+    """Return the sizes of a client's splits. The later splits are rounded up, and each has at least 1 sample.
 
-    A share is taken of what the splits after it have left over, so that 46 samples at 64/16/20 % give 28, 8, 10.
+    Sizes are computed from the last split to the second. Each share is of the samples that the later splits leave. For
+    example 46 samples at 64/16/20 % give 28, 8, 10.
 
     Raises:
-        UsageError: fewer samples than splits.
+        UsageError: there are fewer samples than splits.
     """
     if n < len(shares):
         kinds = ", ".join(SPLITS[: len(shares)])
-        raise UsageError(f"client {name!r} has {n} samples, too few for one in each of {kinds}")
+        raise UsageError(f"client {name!r} must have at least one sample in each of {kinds}; got {n} samples.")
     sizes: list[int] = []
     left = n
     for k in range(len(shares) - 1, 0, -1):
@@ -242,48 +243,51 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number (a bool is not)."""
+    """Return whether a value is a whole number (a bool is not)."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_whole(what: str, value: Any) -> None:
-    """Refuse a value that is not a whole number of at least 1.
+    """Check that a value is a whole number of at least 1.
 
     Raises:
         UsageError: names the option and its value.
     """
     if not is_whole(value) or value < 1:
-        raise UsageError(f"{what}={value!r}: a whole number from 1 is needed")
+        raise UsageError(f"{what} must be a whole number from 1; got {value!r}.")
 
 
 def check_alpha(alpha: Any) -> None:
-    """Refuse a Dirichlet concentration that is not a positive number.
+    """Check that a Dirichlet concentration is a positive number.
 
     Raises:
         UsageError: names the value.
     """
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
-        raise UsageError(f"alpha={alpha!r}: the concentration must be a positive number")
+        raise UsageError(f"alpha must be a positive number; got {alpha!r}.")
 
 
 def check_classes(classes_per_client: Any, classes: int) -> None:
-    """Refuse more classes per client than the samples have.
+    """Check that there are no more classes per client than the samples have.
 
     Raises:
         UsageError: names the value and the number of classes.
     """
     if not is_whole(classes_per_client) or not 1 <= classes_per_client <= classes:
-        raise UsageError(f"classes_per_client={classes_per_client!r}: the samples have {classes} classes")
+        raise UsageError(
+            f"classes_per_client must be a whole number from 1 to {classes}, the number of classes; "
+            f"got {classes_per_client!r}."
+        )
 
 
 def check_clients(clients: Any, samples: int, each: int = 1, what: str = "clients") -> None:
-    """Refuse so many clients that there are fewer than ``each`` samples for every one.
+    """Check that there are at least ``each`` samples for every client.
 
     Raises:
-        UsageError: names the number and the greatest that would do.
+        UsageError: names the number of clients and the largest possible one.
     """
     check_whole(what, clients)
     if clients * each > samples:
         raise UsageError(
-            f"{what}={clients}: {samples} samples cannot give {each} to each; ask for at most {samples // each} clients"
+            f"{what} must be at most {samples // each} for {samples} samples with {each} for each; got {clients}."
         )

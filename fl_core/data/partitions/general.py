@@ -1,4 +1,4 @@
-"""The field's ways to partition data: even, skewed in labels, and by natural clients."""
+"""Common ways to partition data: even, skewed in labels, and by natural clients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fl_core.data.partitions.registry import PARTITIONS, partition
 from fl_core.errors import UsageError, listing
 
 MIN_SIZE = 10
-"""Samples that every client of a Dirichlet partition has at least."""
+"""The minimum number of samples of a client in a Dirichlet partition."""
 MIN_SIZE_CAPPED = 40
-"""PFLlib's, for batches of 10: four times as many."""
+"""The same in PFLlib: four batches of 10."""
 _DRAWS = 1000
 
 
@@ -38,7 +38,7 @@ class IID(Partitioning):
 class Dirichlet(Partitioning):
     """Label skew: each class is shared out in proportions from a symmetric Dirichlet over clients.
 
-    ``alpha``: its concentration; smaller = clients differ more.
+    ``alpha`` is its concentration. With a smaller one clients differ more.
     """
 
     name = "dirichlet"
@@ -57,7 +57,7 @@ class Dirichlet(Partitioning):
 class CappedDirichlet(Partitioning):
     """Label skew by a Dirichlet, with a bound on the clients' sizes (as PFLlib's code does it).
 
-    ``alpha``: its concentration; smaller = clients differ more.
+    ``alpha`` is its concentration. With a smaller one clients differ more.
     """
 
     name = "capped_dirichlet"
@@ -74,7 +74,7 @@ class CappedDirichlet(Partitioning):
 @partition
 @dataclass(frozen=True)
 class Pathological(Partitioning):
-    """Every client holds samples of a few classes only (McMahan et al. 2017): ``classes_per_client``."""
+    """Samples of a few classes only for every client (McMahan et al. 2017): ``classes_per_client``."""
 
     name = "pathological"
     by_class = True
@@ -87,7 +87,7 @@ class Pathological(Partitioning):
 @partition
 @dataclass(frozen=True)
 class Natural(Partitioning):
-    """Feature skew: one client for each natural owner of the data; each keeps its own official test samples."""
+    """Feature skew: one client for each natural client of the data, with its own official test samples."""
 
     name = "natural"
     natural = True
@@ -96,8 +96,8 @@ class Natural(Partitioning):
         check_owners(pool)
         if clients not in (None, len(pool.owner_names)):
             raise UsageError(
-                f"clients={clients}: {pool.name} has {len(pool.owner_names)} natural clients, and all take part; "
-                f"leave the number out, or ask for another partition"
+                f"clients must be {len(pool.owner_names)}, the number of natural clients of {pool.name}; "
+                f"got {clients}. Leave it out, or use another partition."
             )
         return len(pool.owner_names)
 
@@ -115,10 +115,10 @@ class Natural(Partitioning):
 @partition
 @dataclass(frozen=True)
 class NaturalDirichlet(Partitioning):
-    """Feature and label skew: each natural owner's samples go to several clients that differ in labels as well.
+    """Feature and label skew: each natural client's samples go to several clients that differ in labels as well.
 
-    ``alpha``: concentration of the Dirichlet over an owner's clients; smaller = they differ more. An owner's official
-    test samples are shared out among its own clients.
+    ``alpha`` is the concentration of the Dirichlet over a natural client's parts. With a smaller one they differ more.
+    Its official test samples are shared out among its own parts.
     """
 
     name = "natural_dirichlet"
@@ -133,7 +133,8 @@ class NaturalDirichlet(Partitioning):
             return 5 * owners
         if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1 or clients % owners:
             raise UsageError(
-                f"clients={clients!r}: {pool.name} has {owners} natural owners; give a multiple of {owners}"
+                f"clients must be a multiple of {owners}, the number of natural clients of {pool.name}; "
+                f"got {clients!r}."
             )
         return clients
 
@@ -157,14 +158,14 @@ class NaturalDirichlet(Partitioning):
 
 
 def check_owners(pool: Pool) -> Integers:
-    """The natural client of each sample, int64 [n]; refuses data without any.
+    """Return the natural client of each sample, int64 [n], after a check that there are any.
 
     Raises:
-        UsageError: the data name none; says which partitions would fit.
+        UsageError: the data name none. The message lists other partitions.
     """
     if pool.owner is None:
         fitting = [name for name, member in PARTITIONS.members().items() if not member.natural]
-        raise UsageError(f"{pool.name} has no natural clients; partitions that fit: {listing(fitting)}")
+        raise UsageError(f"{pool.name} must have natural clients for this partition. Use one of {listing(fitting)}.")
     return pool.owner
 
 
@@ -177,10 +178,10 @@ def _concentration(alpha: Any) -> float:
 
 
 def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
-    """A random permutation cut into ``clients`` parts whose sizes differ by at most one.
+    """Cut a random permutation into ``clients`` parts whose sizes differ by at most one.
 
     Raises:
-        UsageError: fewer samples than clients.
+        UsageError: there are fewer samples than clients.
     """
     check_clients(clients, len(labels))
     order = seeds.numpy_generator(seed, "partition", "iid").permutation(len(labels))
@@ -190,10 +191,10 @@ def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
 def dirichlet(
     labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE, draws: int = _DRAWS
 ) -> list[Integers]:
-    """Each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
+    """Share out each class in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
 
-    Counts are rounded down and the last client takes what remains of a class; which samples they are is random. All
-    proportions are drawn anew, at most ``draws`` times, until every client has ``min_size`` samples.
+    Counts are rounded down, and the last client takes the rest of a class. The samples themselves are random. All
+    proportions are drawn again until every client has ``min_size`` samples, at most ``draws`` times.
 
     Raises:
         UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
@@ -226,13 +227,13 @@ def dirichlet(
 
 
 def pathological(labels: Integers, clients: int, classes_per_client: int, seed: int) -> list[Integers]:
-    """Every client holds exactly ``classes_per_client`` classes (McMahan et al. 2017, with classes for shards).
+    """Give every client exactly ``classes_per_client`` classes (McMahan et al. 2017, with classes for shards).
 
-    Numbers of clients that hold a class differ by at most one, and a class's samples are cut evenly between its
-    holders. With fewer places than classes, some classes, chosen at random, are held by nobody and left out.
+    Every class has nearly the same number of clients, to within one. Its samples are split evenly between them. If
+    there are fewer places than classes, random classes are left out.
 
     Raises:
-        UsageError: more classes a client than there are, or a class with fewer samples than holders.
+        UsageError: there are too few classes, or a class has fewer samples than clients.
     """
     check_clients(clients, len(labels))
     present, sizes = np.unique(labels, return_counts=True)
@@ -254,14 +255,14 @@ def pathological(labels: Integers, clients: int, classes_per_client: int, seed: 
 
 
 def class_holders(classes: int, clients: int, each: int, generator: np.random.Generator) -> list[list[int]]:
-    """For each class the clients that hold it: random, ``each`` classes a client, numbers of holders nearly equal.
+    """Draw the clients of each class: ``each`` classes for every client, and nearly equal numbers of clients.
 
     Returns:
         ``holders[class]``: numbers of clients, in ascending order.
     """
     holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
-        # the least held classes first, in random order: numbers of holders can never differ by more than one
+        # classes with the fewest clients first, in random order: their numbers differ by at most one
         order = np.lexsort((generator.random(classes), np.array([len(each) for each in holders])))
         for k in order[:each]:
             holders[k].append(client)
@@ -269,10 +270,10 @@ def class_holders(classes: int, clients: int, each: int, generator: np.random.Ge
 
 
 def natural(owner: Integers, names: Sequence[str]) -> list[Integers]:
-    """One client for each natural owner, in the order of ``names``.
+    """Make one client for each natural client, in the order of ``names``.
 
     Raises:
-        UsageError: an owner without samples, by name.
+        UsageError: a natural client has no samples. The message names it.
     """
     parts = [np.flatnonzero(owner == number) for number in range(len(names))]
     empty = [name for name, part in zip(names, parts, strict=True) if not len(part)]
@@ -292,18 +293,17 @@ def natural_dirichlet(
     min_size: int = MIN_SIZE,
     draws: int = _DRAWS,
 ) -> list[Integers]:
-    """Feature and label skew: every natural owner's samples go to ``each`` clients (as FedRA's 30 clients).
+    """Split every natural client's samples over ``each`` clients, for feature and label skew (as FedRA's 30 clients).
 
-    Within an owner each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over its clients, class
-    after class; a client that has an even share of the owner's samples already gets none of the next class, and p is
-    scaled up for the others. All of an owner is drawn anew, at most ``draws`` times, until each of its clients has
-    ``min_size`` samples.
+    Within a natural client each class is shared out in turn, in proportions p ~ Dirichlet(alpha, ..., alpha) over its
+    parts. A part that already has an even share of the samples gets none of the next class. Then p is scaled up for the
+    others. All parts are drawn again until each has ``min_size`` samples, at most ``draws`` times.
 
     Returns:
-        Positions of each client's samples, the clients of the first owner first.
+        Positions of each client's samples, in the order of the natural clients.
 
     Raises:
-        UsageError: ``alpha`` is not positive, an owner without samples, or one whose smallest client stays below
+        UsageError: ``alpha`` is not positive, a natural client has no samples, or its smallest part stays below
             ``min_size``.
     """
     check_alpha(alpha)
@@ -320,15 +320,15 @@ def natural_dirichlet(
 def capped_dirichlet(
     labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE_CAPPED, draws: int = _DRAWS
 ) -> list[Integers]:
-    """Label skew with a bound on sizes, as in PFLlib's code (used by Jang and Choi 2024, it seems).
+    """Partition by a Dirichlet with a bound on sizes, as in PFLlib's code (probably used by Jang and Choi 2024).
 
-    Each class is shared out in proportions p ~ Dirichlet(alpha, ..., alpha) over clients, class after class; a client
-    that has an even share of all samples already gets none of the next class, and p is scaled up for the others. All is
-    drawn anew, at most ``draws`` times, until every client has ``min_size`` samples, or half of an even share where
-    that is less.
+    Each class is shared out in turn, in proportions p ~ Dirichlet(alpha, ..., alpha) over clients. A client that
+    already has an even share of all samples gets none of the next class. Then p is scaled up for the others. All is
+    drawn again until every client has ``min_size`` samples, at most ``draws`` times. If half of an even share is less,
+    that is enough.
 
     Raises:
-        UsageError: ``alpha`` is not positive, or the smallest client stays below that.
+        UsageError: ``alpha`` is not positive, or the smallest client stays below that size.
     """
     check_alpha(alpha)
     check_clients(clients, len(labels))
@@ -348,7 +348,7 @@ def _capped(
     kind: str,
     what: str,
 ) -> list[Integers]:
-    """Proportions of a Dirichlet in which full clients get no further class, drawn until all have ``min_size``."""
+    """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
     best = 0
     for _ in range(draws):
         parts = _capped_once(labels, clients, alpha, generator)
@@ -368,7 +368,7 @@ def _capped_once(labels: Integers, clients: int, alpha: float, generator: np.ran
         order = generator.permutation(np.flatnonzero(labels == k))
         wanting = np.array([len(part) * clients < len(labels) for part in parts])
         shares = generator.dirichlet(np.full(clients, alpha)) * wanting
-        if not 0 < shares.sum() < math.inf:  # an extreme alpha can put all of a class on a client that is full
+        if not 0 < shares.sum() < math.inf:  # an extreme alpha can give a whole class to a full client
             shares = wanting.astype(float)
         cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(np.int64)
         parts = [np.concatenate(pair) for pair in zip(parts, np.split(order, cuts), strict=True)]

@@ -1,4 +1,4 @@
-"""Partition a source over clients: which sample belongs to whom, and to which split."""
+"""Partitioning of a source over clients: the client and the split of each sample."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def make(
 
     Args:
         kind: a name of :data:`PARTITIONS`, or ``package.module:Class``.
-        clients: number of clients; for ``natural`` None or exactly the number of natural clients; for
-            ``natural_dirichlet`` a multiple of that, by default five times.
+        clients: number of clients. For ``natural`` it is None or the number of natural clients. For
+            ``natural_dirichlet`` it is a multiple of that, by default five times.
         seed: of every draw.
-        splits: shares of train, validation and test; None = the kind's own, usually 0.64, 0.16, 0.20.
-        options: the kind's own, such as ``alpha``; None = its default.
+        splits: shares of train, validation and test. None means the kind's own, usually 0.64, 0.16, 0.20.
+        options: the kind's own, such as ``alpha``. None means its default.
 
     Raises:
-        UsageError: an unknown kind or option, a value out of range, or a client with too few samples to divide.
+        UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.
     """
     partitioning_class = PARTITIONS[kind]
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -51,8 +51,7 @@ def make(
     if partitioning_class.by_class and not source.classes:
         free = listing(name for name, member in PARTITIONS.members().items() if not member.by_class)
         raise UsageError(
-            f"partition {kind!r} deals samples by their classes, and {source.name} has numbers to predict; without "
-            f"classes there are: {free}"
+            f"partition {kind!r} must have classes; got numbers to predict in {source.name}. Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = Pool.of(source)
@@ -68,12 +67,12 @@ def make(
 
 
 def options_of(partitioning: type[Partitioning]) -> tuple[str, ...]:
-    """Names of a partitioning's own options."""
+    """Return the names of a partitioning's own options."""
     return tuple(option.name for option in fields(partitioning))
 
 
 def _plain(partitioning: Partitioning) -> dict[str, float | int]:
-    """The options in types that JSON can hold."""
+    """Return the options in types that JSON can store."""
     values: dict[str, Any] = asdict(partitioning)
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 

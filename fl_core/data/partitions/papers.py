@@ -33,9 +33,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _PFedLA(Partitioning):
-    """Base of pFedLA's two partitions: equally many samples per client, from both sides of an official split together.
+    """Base of pFedLA's two partitions: clients of equal size, from both sides of an official split together.
 
-    It tests on 30 %; a fifth of the rest is for validation.
+    The test share is 30 %. A fifth of the rest is for validation.
     """
 
     shares = (0.56, 0.14, 0.30)
@@ -45,7 +45,7 @@ class _PFedLA(Partitioning):
     samples_per_client: int | None = None
 
     def usual_classes(self, classes: int) -> int:
-        """The number of classes per client that the paper uses for this many classes."""
+        """Return the paper's number of classes per client for this many classes."""
         raise NotImplementedError
 
     def fitted(self, pool: Pool, clients: int) -> Self:
@@ -56,7 +56,7 @@ class _PFedLA(Partitioning):
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
     def dominated(self, pool: Pool, clients: int, dominance: float, seed: int) -> list[Integers]:
-        """Each client's samples, of which the share ``dominance`` comes from its few classes."""
+        """Return each client's samples, with the share ``dominance`` from its few classes."""
         options = self.fitted(pool, clients)
         few, samples = options.classes_per_client, options.samples_per_client
         assert few is not None
@@ -69,8 +69,8 @@ class _PFedLA(Partitioning):
 class NonIID1(_PFedLA):
     """pFedLA's non-IID_1: equally many samples a client, of a few classes only.
 
-    ``classes_per_client``: default 4, and 12 of 100 classes or more. ``samples_per_client``: default a hundredth of
-    all, at most 700, and so the same for 10 and 100 clients.
+    - ``classes_per_client``: 4 by default, and 12 for 100 classes or more.
+    - ``samples_per_client``: by default a hundredth of all, at most 700. It is the same for 10 and 100 clients.
     """
 
     name = "non_iid_1"
@@ -87,8 +87,9 @@ class NonIID1(_PFedLA):
 class NonIID2(_PFedLA):
     """pFedLA's non-IID_2: equally many samples a client, most of a few classes, the rest even over all others.
 
-    ``classes_per_client``: default 2, and 6 of 100 classes or more. ``dominance``: share of their samples, which the
-    paper leaves open. ``samples_per_client``: as in ``non_iid_1``.
+    - ``classes_per_client``: 2 by default, and 6 for 100 classes or more.
+    - ``dominance``: their share of the samples. The paper does not state it.
+    - ``samples_per_client``: as in ``non_iid_1``.
     """
 
     name = "non_iid_2"
@@ -107,24 +108,27 @@ class NonIID2(_PFedLA):
 def dominated(
     labels: Integers, clients: int, samples: int, classes_per_client: int, dominance: float, seed: int
 ) -> list[Integers]:
-    """Every client holds ``samples`` samples, of which its own few classes make up the share ``dominance``.
+    """Give every client ``samples`` samples, with the share ``dominance`` from its own few classes.
 
-    pFedLA (Ma et al. 2022): with dominance 1 a client has ``classes_per_client`` classes and no others (non-IID_1);
-    below it the other classes share the rest evenly (non-IID_2). Own classes are random, and equally many clients
-    have each, to within one. Within its own classes, and within the others, a client's counts differ by at most one.
+    This is pFedLA's partition (Ma et al. 2022). With dominance 1 a client has ``classes_per_client`` classes only
+    (non-IID_1). Below 1 the other classes share the rest evenly (non-IID_2). The own classes are random. Each class is
+    the own class of nearly the same number of clients, to within one. A client's counts differ by at most one within
+    its own classes, and within the others.
 
     Raises:
-        UsageError: more classes a client than there are, a dominance outside 0 to 1, fewer samples than classes to
-            hold, or more than a class has.
+        UsageError: there are too few classes, samples for its classes, or samples of a class, or dominance is outside 0
+            to 1.
     """
     check_clients(clients, len(labels))
     present, sizes = np.unique(labels, return_counts=True)
     check_classes(classes_per_client, len(present))
     if isinstance(dominance, bool) or not isinstance(dominance, numbers.Real) or not 0 < float(dominance) <= 1:
-        raise UsageError(f"dominance={dominance!r}: the share of a client's own classes must be above 0 and at most 1")
+        raise UsageError(f"dominance must be above 0 and at most 1; got {dominance!r}.")
     held = classes_per_client if dominance == 1 else len(present)
     if not is_whole(samples) or samples < held:
-        raise UsageError(f"samples_per_client={samples!r}: a client needs at least {held}, one of each class it holds")
+        raise UsageError(
+            f"samples_per_client must be at least {held}, one for each of the client's classes; got {samples!r}."
+        )
     generator = seeds.numpy_generator(seed, "partition", "dominated")
     holders = class_holders(len(present), clients, classes_per_client, generator)
     own = np.array([[client in each for each in holders] for client in range(clients)])
@@ -136,12 +140,12 @@ def dominated(
     for client, among, n in groups:
         counts[client, among] = n // max(among.sum(), 1)
     even, left = counts.copy(), sizes - counts.sum(0)
-    for client, among, n in groups:  # what even counts leave over: one more of the classes of which most is left
+    for client, among, n in groups:  # the remainder of even counts: one more of the classes with most samples left
         order = np.lexsort((generator.random(len(present)), -left, ~among))
         more = order[: n - counts[client, among].sum()]
         counts[client, more] += 1
         left[more] -= 1
-    for client, among, _ in groups:  # where a class then lacks samples, whoever can takes another instead
+    for client, among, _ in groups:  # if a class then lacks samples, clients that can take another one instead
         for lacking in np.flatnonzero(among & (left < 0) & (counts[client] > even[client])):
             spare = np.flatnonzero(among & (left > 0) & (counts[client] == even[client]))[:1]
             if len(spare) and left[lacking] < 0:
@@ -168,11 +172,11 @@ def dominated(
 
 @dataclass(frozen=True)
 class _FedPFT(Partitioning):
-    """Base of FedPFT's two partitions: equally many samples per client, one label distribution in all its splits.
+    """Base of FedPFT's two partitions: clients of equal size, with one label distribution in all their splits.
 
-    Each client draws from the whole pool, so that clients may share samples. Test samples come from the official test
-    side, or else from one that is set apart first, and nobody trains on those. The paper trains on 500 samples a
-    client and tests on 100; as many are for validation.
+    Each client draws from the whole pool, so clients may share samples. Test samples come from the official test side,
+    or otherwise from a part that is set aside first. Nobody trains on them. The paper has 500 training samples a client
+    and 100 test samples. The validation split has as many.
     """
 
     shares = (5 / 7, 1 / 7, 1 / 7)
@@ -181,7 +185,7 @@ class _FedPFT(Partitioning):
     samples_per_client: int = 500
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
-        """Each client's shares of the classes, [clients, classes]; a row sums to 1."""
+        """Return each client's shares of the classes, [clients, classes]. A row sums to 1."""
         raise NotImplementedError
 
     def divide(
@@ -206,8 +210,8 @@ class _FedPFT(Partitioning):
 class FedPFTDirichlet(_FedPFT):
     """FedPFT's: equally many samples a client, of a label distribution from a Dirichlet over classes.
 
-    ``samples_per_client``: to train on; the other splits are as large as their shares ask for beside them. ``alpha``:
-    concentration of the Dirichlet; smaller = clients differ more.
+    - ``samples_per_client``: for training. The other splits follow from their shares.
+    - ``alpha``: concentration of the Dirichlet. With a smaller one clients differ more.
     """
 
     name = "fedpft_dirichlet"
@@ -226,7 +230,8 @@ class FedPFTDirichlet(_FedPFT):
 class FedPFTPathological(_FedPFT):
     """FedPFT's: equally many samples a client, even over a few random classes.
 
-    ``samples_per_client``: as in ``fedpft_dirichlet``. ``classes_per_client``: default a fifth of all.
+    - ``samples_per_client``: as in ``fedpft_dirichlet``.
+    - ``classes_per_client``: a fifth of all by default.
     """
 
     name = "fedpft_pathological"
@@ -242,10 +247,10 @@ class FedPFTPathological(_FedPFT):
 
 
 def label_shares(classes: int, clients: int, alpha: float, seed: int) -> Floats:
-    """Each client's label distribution [clients, classes], q ~ Dirichlet(alpha, ..., alpha) over classes.
+    """Draw each client's label distribution [clients, classes], q ~ Dirichlet(alpha, ..., alpha) over classes.
 
-    FedPFT (Wu et al. 2025, appendix B): the concentration is over classes for every client, unlike
-    :func:`fl_core.data.partitions.general.dirichlet`, where it is over clients for every class.
+    This is FedPFT's (Wu et al. 2025, appendix B). The Dirichlet is over classes for every client. In
+    :func:`fl_core.data.partitions.general.dirichlet` it is over clients for every class.
 
     Raises:
         UsageError: ``alpha`` is not a positive number.
@@ -256,10 +261,10 @@ def label_shares(classes: int, clients: int, alpha: float, seed: int) -> Floats:
 
 
 def few_shares(classes: int, clients: int, few: int, seed: int) -> Floats:
-    """Label distributions [clients, classes] that are even over ``few`` random classes a client and 0 elsewhere.
+    """Draw label distributions [clients, classes], even over ``few`` random classes of each client.
 
     Raises:
-        UsageError: more classes a client than there are, or fewer than one.
+        UsageError: ``few`` is below 1 or above the number of classes.
     """
     check_classes(few, classes)
     generator = seeds.numpy_generator(seed, "partition", "few classes")
@@ -272,11 +277,11 @@ def few_shares(classes: int, clients: int, few: int, seed: int) -> Floats:
 def by_shares(
     labels: Integers, classes: Sequence[int], shares: Floats, sizes: Sequence[int], seed: int, purpose: str
 ) -> list[list[Integers]]:
-    """Draw disjoint samples for every client: ``drawn[client][k]`` holds exactly ``sizes[k]`` positions, ascending.
+    """Draw disjoint samples for every client: ``drawn[client][k]`` has exactly ``sizes[k]`` ascending positions.
 
-    Counts of classes are the largest-remainder rounding of size x share. Where a client would need more of a class
-    than the pool has, its other classes take what is missing, in proportion to their shares. No position is twice
-    with a client; two clients draw independently.
+    Class counts are size x share, rounded by the largest remainders. If the pool has too few samples of a class, the
+    client's other classes fill the gap in proportion to their shares. A client never has a position twice. Clients draw
+    independently of each other.
 
     Args:
         labels: of the pool. classes: the label of each column of ``shares``.
@@ -309,7 +314,7 @@ def by_shares(
 
 
 def _counts(shares: Floats, size: int, most: Integers) -> Integers | None:
-    """Whole numbers near ``size x shares`` that sum to ``size``, none above ``most``; None if there are none."""
+    """Return whole numbers near ``size x shares`` with sum ``size`` and none above ``most``, or None if impossible."""
     counts = np.zeros(len(shares), dtype=np.int64)
     while counts.sum() < size:
         open_ = (shares > 0) & (counts < most)

@@ -1,4 +1,4 @@
-"""The ways to partition a dataset by name, known without importing them."""
+"""The registry of ways to partition a dataset, known by name without importing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Member = TypeVar("Member", bound="type[Partitioning]")
 
 def _adopt(member: Any, name: str) -> type[Partitioning]:
     if not (isinstance(member, type) and hasattr(member, "assign")):
-        raise UsageError(f"partition {name!r} is not a class made of fl_core.data.partitions.Partitioning")
+        raise UsageError(f"partition {name!r} must be a subclass of fl_core.data.partitions.Partitioning.")
     return member
 
 
@@ -23,13 +23,13 @@ PARTITIONS: Registry[type[Partitioning]] = Registry("partition", "fl_core.data.p
 
 
 def partition(partitioning: Member) -> Member:
-    """Class decorator: make a way to partition data known under its ``name``.
+    """Register a way to partition data under its ``name``, as a class decorator.
 
-    The class is a frozen dataclass made of :class:`~fl_core.data.partitions.base.Partitioning`, the first line of whose
-    docstring is its line in lists.
+    The class is a frozen dataclass and a subclass of :class:`~fl_core.data.partitions.base.Partitioning`. The first
+    line of its docstring describes it in lists.
 
     Raises:
-        UsageError: another one has that name.
+        UsageError: another partitioning has that name.
     """
     PARTITIONS.add(partitioning.name, partitioning, partitioning)
     return partitioning

@@ -1,4 +1,4 @@
-"""A partition as a run stores it: the client and the split of every sample."""
+"""A stored partition of a run: the client and the split of every sample."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ META = {"kind": str, "params": dict, "seed": int, "names": [str], "n_samples": C
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which sample of a source belongs to which client and split.
+    """A partition of a source: the client and the split of each sample.
 
     Attributes:
-        kind: the partitioning's name, or its place, ``package.module:Class``.
-        params: number of clients, the options of the kind, and ``splits``; plain numbers and lists.
-        seed: the seed it was drawn with.
-        indices: ``indices[client][split]``, ascending int64 positions in the source; no sample is there twice, except
-            that clients of a kind that ``overlaps`` may share samples, though never one's test sample with another's
-            training.
+        kind: the partitioning's name, or ``package.module:Class``.
+        params: number of clients, the options of the kind, and ``splits``, as plain numbers and lists.
+        seed: of its draws.
+        indices: ``indices[client][split]``, ascending int64 positions in the source. No sample occurs twice. Only
+            clients of a kind that ``overlaps`` may share samples, and no client trains on another's test sample.
         n_samples: size of the source.
         source_digest: :attr:`Source.digest` of the source.
     """
@@ -46,12 +45,12 @@ class Partition:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Client names, in order."""
+        """Return the clients' names, in order."""
         return tuple(self.indices)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the clients' names and indices."""
+        """Return the SHA-256 over the clients' names and indices."""
         sha = hashlib.sha256()
         for name, splits in self.indices.items():
             for split in SPLITS:
@@ -60,7 +59,10 @@ class Partition:
         return sha.hexdigest()
 
     def to_tree(self) -> Tree:
-        """The partition as tensors: int64 indices in ``<client number>/<split>``, other data as UTF-8 in ``meta``."""
+        """Return the partition as tensors.
+
+        Indices are int64 in ``<client number>/<split>``. Other data are UTF-8 in ``meta``.
+        """
         meta = {
             "kind": self.kind,
             "params": self.params,
@@ -76,10 +78,10 @@ class Partition:
 
     @classmethod
     def from_tree(cls, tree: Tree) -> Partition:
-        """The partition that :meth:`to_tree` was called on.
+        """Return the partition from the tensors of :meth:`to_tree`.
 
         Raises:
-            UsageError: the tree is no stored partition.
+            UsageError: the tensors are not a stored partition.
         """
         try:
             meta = parsed_json(tree["meta"].cpu().numpy().tobytes())
@@ -96,14 +98,14 @@ class Partition:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether clients may share samples; assumed of a partitioning from outside, which is not imported here."""
+        """Return whether clients may share samples. A partitioning from outside is not imported, so this is assumed."""
         return self.kind not in PARTITIONS.inside or PARTITIONS[self.kind].overlaps
 
     def check(self, source: Source) -> None:
-        """Refuse a source that this partition was not made for.
+        """Check that this partition was made for a source.
 
         Raises:
-            UsageError: another number of samples, other samples, or indices that overlap or lie outside.
+            UsageError: the samples differ in number or content, or indices overlap or are out of range.
         """
         if self.n_samples != len(source):
             raise UsageError(f"the stored partition is of {self.n_samples} samples; {source.name} has {len(source)}")
@@ -116,7 +118,7 @@ class Partition:
         if every.size and (every.min() < 0 or every.max() >= len(source)):
             raise UsageError(f"the stored partition has indices outside 0..{len(source) - 1}")
         groups = [np.concatenate([part[split] for split in SPLITS]) for part in self.indices.values()]
-        if self._overlaps:  # clients may share a sample, but none that one of them tests on
+        if self._overlaps:  # clients may share a sample unless one of them tests on it
             tested, others = (
                 np.unique(np.concatenate([part[split] for part in self.indices.values() for split in splits]))
                 for splits in (("test",), ("train", "validation"))
