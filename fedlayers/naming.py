@@ -1,4 +1,4 @@
-"""Makes ``diagnostics`` importable under two names with the same modules: ``fedlayers.diagnostics`` and bare."""
+"""Two names for one package: ``fedlayers.diagnostics`` and ``diagnostics``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _SameModules(MetaPathFinder, Loader):
-    """An import hook that gives ``bare.x`` as the very module ``full.x``, so that each class exists only once."""
+    """An import hook that returns the module ``full.x`` for ``bare.x``, so that each class exists once."""
 
     def __init__(self, bare: str, full: str) -> None:
         self.bare, self.full = bare, full
@@ -32,7 +32,7 @@ class _SameModules(MetaPathFinder, Loader):
 
 
 def by_bare_name(bare: str) -> None:
-    """Make a top-level name stand for a subpackage of this one, and its modules for that subpackage's modules.
+    """Make a subpackage and its modules importable under a top-level name.
 
     >>> import diagnostics.report
     >>> import fedlayers.diagnostics.report

@@ -1,4 +1,4 @@
-"""Whole runs side by side in processes of this machine, one thread each."""
+"""Whole runs in parallel processes of this machine, with one thread each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fl_core.errors import RunError
 from fl_core.interrupts import held_back
 
 PERIOD = 1.0
-"""Seconds after which is looked whether anything else is to be done."""
+"""Seconds between checks for other work."""
 
 
 class Process(NamedTuple):
-    """A process with this end of its pipe."""
+    """A process with the parent's end of its pipe."""
 
     link: Connection
     process: Any
 
 
 class Local(WorkerPool[Process]):
-    """Processes, started when the first works come, which end with this process however it ends."""
+    """A pool of processes. They start with the first jobs, and end when this process ends."""
 
     def __init__(self, count: int) -> None:
         self.side_by_side = count
@@ -89,7 +89,7 @@ def _started() -> Process:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let processes that are started within compute with one thread."""
+    """Give one thread to processes that start within the block."""
     earlier = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -101,7 +101,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _ended(process: Process) -> int | None:
-    """End a process, whatever it does; a run directory is sound whenever its writer dies. Returns its exit code."""
+    """Kill a process and return its exit code. A run directory stays valid whenever its writer dies."""
     process.link.close()
     process.process.join(timeout=0.1)  # whose end was met at the pipe has a code of its own
     process.process.kill()
@@ -110,7 +110,7 @@ def _ended(process: Process) -> int | None:
 
 
 def _serve(link: Connection) -> None:
-    """A process's main loop: carries out what comes until the link closes, and never outlives the parent."""
+    """Run jobs until the link closes. The process never outlives its parent."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
