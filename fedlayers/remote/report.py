@@ -1,4 +1,4 @@
-"""``report.html`` of a federation's run: what left each site, by kind, and what came of it."""
+"""``report.html`` of a federation's run: its scores, and the bytes that left each site."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ KINDS = {
     "finetune": "fine-tuning",
     "measure": "measurements",
 }
-"""The requests that a site has answered, in words."""
+"""The names of requests in the report."""
 NEVER = "Bytes of all its replies. No sample, no label and no layer that stays local is among them."
 
 
 def add_left(page: Page, path: Path | str, caption: str) -> None:
-    """Add the table of a run's bytes, as its ``left.jsonl`` has them.
+    """Add the table of a run's traffic from its ``left.jsonl``.
 
     Raises:
-        UsageError: the run is no federation's.
+        UsageError: the run is not a federation's.
     """
     found = left(path).rename(columns=KINDS).rename_axis("site")
     page.table(found, caption, dict.fromkeys(map(str, found.columns), ",.0f"))
 
 
 def write(path: Path | str) -> Path:
-    """Write the report of a finished run into its directory; the file.
+    """Write the report of a finished run into its directory. Return the file.
 
     Raises:
-        UsageError: the run is no federation's, or has not been evaluated at its end.
+        UsageError: the run is not a federation's, or has no scores at its end.
     """
     run = Run(path)
     result = Comparison(run.rows()[1])
