@@ -91,7 +91,7 @@ class TimeoutPolicy:
     fl_core.errors.UsageError: at least 1 client must reply, not 0
 
     Attributes:
-        least: minimum number of replies to wait for, whatever the time.
+        min_replies: minimum number of replies to wait for, whatever the time.
         timeout: seconds until the server continues without the others; None = wait for all, for ever.
     """
 

@@ -1,4 +1,4 @@
-"""The report page of a study: the outcome first, then what it rests on."""
+"""The report page of a study: the outcome first, then its evidence."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def write_page(
     lead: summary.Headline,
     command: str,
 ) -> Path:
-    """Write the report page, and its pictures as PNG beside it.
+    """Write the report page, and its pictures as PNG next to it.
 
     Args:
-        described: what a rule makes of the diagnosis: the decision itself where there is no race.
+        described: the plan that a rule makes of the diagnosis; the decision itself if there is no race.
         decisions: the last layer that each seed's own PLayer-FL run shares.
         lead: the outcome.
     """
@@ -91,7 +91,7 @@ def write_page(
 
 
 def _add_race(page: Page, out: Path, choice: Choice) -> None:
-    """The section on how sure the decision is: the candidates, their differences, and what the race has cost."""
+    """Add the section on the certainty of the decision: the candidates, their differences, and the cost of the race."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
     page.text(
@@ -129,7 +129,7 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
 
 
 def _add_worth(page: Page, out: Path, result: Comparison, config: RunConfig, chosen: str) -> None:
-    """The section on test scores."""
+    """Add the section on test scores."""
     page.text("## What it is worth")
     seeds = result.scores["seed"].nunique()
     page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
@@ -148,7 +148,7 @@ def _add_description(
     decisions: Mapping[int, str],
     is_decision: bool,
 ) -> None:
-    """The section on what one local epoch shows of the layers, and what a rule makes of that."""
+    """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
     page.text(
         f"## What one local epoch shows of the layers\n\nEvery client trains all layers for {_epochs(config)} from the "
         "same start. " + ("" if is_decision else "This describes the layers; the decision does not rest on it.")
@@ -200,7 +200,7 @@ _COMPARISON_CAPTIONS = {
 
 
 def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
-    """For each choice the keys (seeds, thresholds) that lead to it."""
+    """Return for each choice the keys (seeds, thresholds) that lead to it."""
     keys: dict[str, list[Any]] = {}
     for key, choice in choices.items():
         keys.setdefault(choice, []).append(key)
@@ -208,10 +208,10 @@ def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
 
 
 def verdict(result: Comparison, reference: str = "playerfl", without: Collection[str] = ()) -> str:
-    """What the scores show of the algorithms, in words: paired differences from the reference, and Friedman's test.
+    """Describe the differences between algorithms: paired by seed from the reference, and Friedman's test.
 
     Args:
-        reference: an algorithm of the comparison; where it is not there, the one with the best score.
+        reference: an algorithm of the comparison; if it is missing, the one with the best score.
         without: algorithms that are shown elsewhere.
     """
     if reference not in set(result.table["algorithm"]):
