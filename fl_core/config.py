@@ -41,127 +41,128 @@ class RunConfig:
     """
 
     dataset: str = "heart"
-    """Registered name, package.module:function, your file, or folder."""
+    """Dataset, package.module:function, or your file or folder."""
     model: str | None = None
-    """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
+    """Name of a model, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
-    """Registered name, or package.module:Class."""
+    """Name of an algorithm, or package.module:Class."""
     plan: str | None = None
-    """Path of a plan, auto to measure and decide first, or, of run alone, choose to race first; without it the
-    algorithm's own default."""
+    """The shared layers: path of a plan, auto to measure first, or choose to race first (run only). Default: the
+    algorithm's own."""
     rule: str = "sensitivity_ratio"
-    """How auto and PLayer-FL decide: registered name, or package.module:function."""
+    """Rule by which auto and PLayer-FL decide: a name, or package.module:function."""
     threshold: float = 1.2
-    """Of the rule: layers before the first jump above it are shared."""
+    """Threshold of the rule: layers before the first jump above it are shared."""
     rounds: int | None = None
     """Communication rounds."""
     seed: int = 0
-    """Of all that is drawn: split, initial model, clients, batches."""
+    """Seed of all random draws: split, initial model, clients, batches."""
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
     """natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's:
     fedpft_dirichlet, fedpft_pathological."""
     alpha: float | None = None
-    """Concentration of a Dirichlet partition; the smaller, the less alike the clients."""
+    """Concentration of a Dirichlet partition; small values make clients differ."""
     classes_per_client: int | None = None
-    """Of the pathological ones and non_iid_1; dominant ones of non_iid_2."""
+    """Classes per client (pathological, non_iid_1); dominant ones (non_iid_2)."""
     samples_per_client: int | None = None
-    """Of non_iid_1 and non_iid_2, default a hundredth, at most 700; training ones of FedPFT's, default 500."""
+    """Samples per client: of non_iid_1 and non_iid_2, default a hundredth, at most 700; for training of FedPFT's,
+    default 500."""
     dominance: float | None = None
     """Share of the dominant classes in non_iid_2; default 0.5."""
     max_samples: int | None = None
-    """Size of the pool that is dealt."""
+    """Number of samples to partition among clients."""
     task: str = CLASSIFICATION
-    """Of your own data: classification, or regression."""
+    """Task of your own data: classification or regression."""
     participation: float = 1.0
-    """Fraction of the clients in a round; at least one takes part."""
+    """Fraction of clients that take part in a round, at least one."""
     client_weights: str = "samples"
-    """Of clients in a mean: samples (of training) or uniform."""
+    """Weights of clients in a mean: samples or uniform."""
     client_dropout: float = 0.0
-    """Probability with which a client's reply is lost in a round."""
+    """Probability that a client's reply is lost in a round."""
     dropout_trace: str | None = None
-    """A .csv with columns round (from 1) and client: whose replies are lost."""
+    """A .csv of lost replies, with columns round (from 1) and client."""
     epochs: int | None = None
-    """Local epochs a round."""
+    """Local epochs per round."""
     batch_size: int | None = None
-    """Samples a batch."""
+    """Samples per batch."""
     lr: float | None = None
     """Local learning rate."""
     optimizer: str | None = None
-    """sgd, adam or adamw."""
+    """Optimizer: sgd, adam or adamw."""
     momentum: float | None = None
-    """Of sgd."""
+    """Momentum of sgd."""
     weight_decay: float | None = None
-    """Coupled for sgd and adam, decoupled for adamw."""
+    """Weight decay, coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
-    """Of adam and adamw."""
+    """Use the AMSGrad variant of adam or adamw."""
     max_grad_norm: float | None = None
-    """Scale a step's gradient down to this norm where it is longer."""
+    """Maximum norm of a step's gradient; a longer one is scaled down."""
     keep_optimizer: bool | None = None
-    """Keep each client's optimiser state between rounds; default for adam, adamw."""
+    """Keep clients' optimizer states between rounds; default for adam, adamw."""
     loss: str | None = None
-    """cross_entropy, focal, player_focal or bce (one output); of numbers mse, mae or huber."""
+    """cross_entropy, focal, player_focal or bce (one output); for numbers mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Of the loss; what is not given is the dataset's own, if the loss is."""
     class_weights: str = "none"
-    """In the loss: none, balanced, or W,W,... one a class."""
+    """Class weights in the loss: none, balanced, or W,W,..."""
     batchnorm: str = "global"
-    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
+    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or removed (drop)."""
     layer_granularity: str = "block"
-    """A layer: module, or block (with normalisations and groups)."""
+    """Layer: module, or block (with normalisations and groups)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
-    """Weights to start from: a run's directory, or a file."""
+    """Initial weights: a run directory or a file."""
     workers: int = 0
-    """Worker processes; the results are the same bits with any number."""
+    """Worker processes. Results have the same bits with any number."""
     device: str = "cpu"
-    """Where clients train."""
+    """Device for training, such as cpu or cuda."""
     recompute_frozen: bool = False
-    """Compute frozen first layers in every step, not once."""
+    """Compute frozen first layers in every step instead of once."""
     stack: str = "auto"
     """Train clients together: on, off or auto."""
     memory_format: str = "auto"
-    """auto, contiguous, or channels_last."""
+    """Memory format of tensors: auto, contiguous or channels_last."""
     precision: str = "float32"
-    """float32, or bf16: the model's passes in local training; all else stays float32."""
+    """float32, or bf16 for passes of local training."""
     eval_every: int | None = None
-    """Rounds between evaluations of all clients; default a twentieth, or what costs a tenth of the time."""
+    """Rounds between evaluations; default a twentieth of the rounds, or more if that costs over a tenth of the time."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default a twentieth of the rounds."""
     on_divergence: str = "note"
-    """note or stop (with exit code 1) once a client's loss is 20 times that of the start and that of guessing."""
+    """note or stop (exit code 1) if a client's loss is 20 times that of the start and of guessing."""
     local_scores: bool = False
-    """Score trained local models in every round."""
+    """Score locally trained models in every round."""
     local_models: int = 100
     """Locally trained models that a checkpoint keeps for diagnoses: those of the first so many clients of the round."""
     data_root: str | None = None
-    """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
+    """Folder of the datasets' files; default: the environment variable FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
     positive: str | None = None
-    """Of two classes, the one whose AUROC and AUPRC are scored; default the second."""
+    """Class of two whose AUROC and AUPRC are scored; default the second."""
     client_column: str = CLIENT_COLUMN
-    """Of your own file."""
+    """Column of clients in your own file."""
     label_column: str = LABEL_COLUMN
-    """Of your own file."""
+    """Column of labels in your own file."""
     text_column: str = TEXT_COLUMN
-    """Of your own file of texts."""
+    """Column of texts in your own file."""
     columns: list[str] | None = None
-    """Feature columns of your own table to read; default all."""
+    """Feature columns to read from your own table; default all."""
     exclude_columns: list[str] | None = None
-    """Feature columns of your own table that are not read."""
+    """Feature columns of your own table to leave out."""
     separator: str = SEPARATOR
-    """Of your own .csv file: one character, or tab."""
+    """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
-    """Of your own .csv or .jsonl file, such as latin-1."""
+    """Encoding of your own .csv or .jsonl file, such as latin-1."""
     scale: str = choices.SCALES[0]
-    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust."""
+    """Scaling of a table's columns, fitted on all clients' training samples: none, standard, minmax or robust."""
     impute: str = choices.IMPUTES[0]
-    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none refuses them."""
+    """Fill missing numbers of a table with the training samples' mean, median or most_frequent; none refuses them."""
 
     @property
     def training(self) -> Training:

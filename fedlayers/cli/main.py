@@ -1,6 +1,6 @@
-"""The program ``fedlayers COMMAND``: finds and runs the command, and reports whatever ends it in one line.
+"""The program ``fedlayers COMMAND``: finds and runs the command, and reports an error in one line.
 
-Nothing heavy is imported before a command needs it: what only asks, or is mistaken, is answered at once.
+Heavy modules are imported only when a command needs them, so help and wrong flags are answered at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMANDS = {
     "federate": "federation",
     "list": "listings",
 }
-"""The module of each command, which is a class of the command's name there."""
+"""The module of each command. The command is a class of its name there."""
 MENDED_BY = {
     "ENOSPC EDQUOT EFBIG": "make room there",
     "EMFILE ENFILE": "allow more open files (ulimit -n 4096)",
@@ -44,7 +44,7 @@ MENDED_BY = {
     "EROFS": "make that file system writable",
     "EXDEV": "keep that folder on one file system",
 }
-"""What mends an error of the operating system, by the names of its numbers."""
+"""The remedy for an error of the operating system, by the names of its number."""
 KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
 CHECKED = {
     **{
@@ -53,12 +53,12 @@ CHECKED = {
     },
     "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
 }
-"""Of each command the flags whose names are looked up before the parser is made, which takes longer."""
+"""Flags whose names are checked before the parser is made, which takes longer; by command."""
 ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 2 for a usage error, 1 for a failure, 128 + N after signal N, and one line says why."""
+    """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
     try:
         try:
             with interrupts.ending():
@@ -98,7 +98,7 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _way_out(error: Exception, command: Command) -> str:
-    """What the user can do after an error outside the run: mend what failed, and continue what was begun."""
+    """Return what the user can do after an error of the system: the remedy, and how to continue the work."""
     import errno
 
     from fedlayers.cli.base import Command
@@ -112,7 +112,7 @@ def _way_out(error: Exception, command: Command) -> str:
 
 
 def overview() -> str:
-    """All commands with a line of description each, read from their sources."""
+    """Return the list of commands with one line each, read from their sources."""
     from fl_core.source_scan import Sources
 
     sources = Sources("fedlayers.cli")
@@ -126,10 +126,10 @@ def overview() -> str:
 
 
 def command_class(name: str) -> type[Command]:
-    """The class of the command with this name.
+    """Return the class of the command with this name.
 
     Raises:
-        UsageError: there is none, with the nearest.
+        UsageError: an unknown name; suggests the nearest.
     """
     from importlib import import_module
 
@@ -138,11 +138,7 @@ def command_class(name: str) -> type[Command]:
 
 
 def check_names(words: Sequence[str]) -> None:
-    """Refuse an unknown algorithm, dataset, partition, model, rule or metric before the parser of all flags is made.
-
-    Raises:
-        UsageError: unknown, with the nearest name.
-    """
+    """Check names of members, such as algorithms, before the parser of all flags is made."""
     from itertools import takewhile
 
     given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
@@ -159,7 +155,7 @@ def check_names(words: Sequence[str]) -> None:
 
 
 def parsed(words: Sequence[str]) -> Command:
-    """The command with its flags parsed; help ends the program.
+    """Return the command with its flags parsed. Help ends the program.
 
     Raises:
         UsageError: an unknown command, or flags that do not parse.
@@ -185,7 +181,7 @@ def parsed(words: Sequence[str]) -> Command:
 
 
 class _Notes:
-    """Shows each warning only once, on one line."""
+    """A handler that shows each warning once, on one line."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()

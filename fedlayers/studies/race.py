@@ -93,7 +93,7 @@ def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out
 def race_end(config: RunConfig, share: float = SHARE) -> int:
     """Return the round after which a race is judged: the first evaluated one at or after this share of all rounds.
 
-    At least three evaluated rounds come before it, if the run has three.
+    It is at least the third evaluated round, if the run has three.
 
     Raises:
         UsageError: a share below a half, while rankings still change, or above 1.
