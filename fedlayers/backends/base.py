@@ -209,7 +209,7 @@ class WorkerPool(Backend, Generic[H]):
                         often = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
                         yield Result(work, error=WorkerError(f"{often}; if memory ran out, train fewer at a time"))
                         continue
-                    warnings.warn(f"{event.lost} is lost: {work.name} goes on elsewhere", stacklevel=2)
+                    warnings.warn(f"{event.lost} is lost: {work.name} continues elsewhere", stacklevel=2)
                     again.append(work)
 
     @abstractmethod

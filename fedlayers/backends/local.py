@@ -120,7 +120,7 @@ def _serve(link: Connection) -> None:
         except (EOFError, ConnectionResetError):
             return
         except Exception as error:  # whatever a module of the user's raises that is imported for it
-            answer = Answer(None, RunError(f"a process cannot begin: {type(error).__name__}: {error}"), [])
+            answer = Answer(None, RunError(f"a process cannot start: {type(error).__name__}: {error}"), [])
         else:
             answer = answered(work)
         try:

@@ -240,8 +240,8 @@ def check_output(path: Path, result: str) -> None:
     _no_run(path, path.parent)
     if path.exists() and not (path.is_file() and path.stat().st_size == 0) and result not in _contents(path):
         raise UsageError(
-            f"--out {path} is there already and stays as it is, for it is no earlier {RESULTS[result]}: choose another "
-            "file, or remove it first"
+            f"--out {path} must be a new file or an earlier {RESULTS[result]}; it is another file. "
+            "Choose another name, or remove it."
         )
 
 
@@ -282,4 +282,4 @@ def check_folder(path: Path) -> None:
 
 def _no_run(path: Path, folder: Path) -> None:
     if (folder / "config.json").exists() and (folder / "lock").exists():
-        raise UsageError(f"--out {path}: {folder} holds a run, whose files stay as they are; choose another folder")
+        raise UsageError(f"--out {path}: {folder} is a run directory, which is not changed; choose another folder")

@@ -53,7 +53,7 @@ class Export(Command):
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
         made = export(self.dir, self.out, code=self.allow_code, **asked)  # type: ignore[arg-type]
-        print(f"{made.path}, {made.path.stat().st_size:,} bytes; what it needs to be used: {made.path}.json")
+        print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -158,7 +158,7 @@ class Diagnose(Command):
             left = ", ".join(f"{name} {n:,}" for name, n in report.header["left"].items())
             print(f"\nbytes that left the sites: {left}")
         if nulls:
-            print(f"\nalso measured, for select to compare: {'; '.join(NULLS[name].title for name in nulls)}")
+            print(f"\nnulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
         print(f"\nrows: {self.out}")
 
     @property

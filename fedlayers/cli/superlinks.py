@@ -60,12 +60,12 @@ class Sites:
         if not self.superlink:
             for field in dataclasses.fields(self):
                 if getattr(self, field.name) != field.default:
-                    raise UsageError(f"--{field.name} is of a federation over sites: name its --superlink HOST:PORT")
+                    raise UsageError(f"--{field.name} is for a federation over sites: also give --superlink HOST:PORT")
             return False
         _ = self.patience
         for flag in (*changed(config, AT_SITES), *without):
-            way = "; [data] of each site's file says it" if flag in READING else ""
-            raise UsageError(f"--{flag.replace('_', '-')} cannot be said over sites (--superlink): leave it out{way}")
+            way = "; each site sets it in [data] of its file" if flag in READING else ""
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink): leave it out{way}")
         return True
 
     @contextmanager

@@ -301,7 +301,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
         width, present = facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
         if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
-            raise PacketError(f"site {site!r} told no means and sums of squares of {width} features")
+            raise PacketError(f"site {site!r} sent no means and sums of squares of {width} features")
         numbers = (tuple(map(float, told[key])) for key in ("mean", "squares"))
         found[site] = Moments(told["count"], tuple(present), *numbers)
     all_sites = reduce(Moments.with_, (found[name] for name in line.names))

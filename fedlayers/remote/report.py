@@ -25,7 +25,7 @@ KINDS = {
     "measure": "measurements",
 }
 """The names of requests in the report."""
-NEVER = "Bytes of all its replies. No sample, no label and no layer that stays local is among them."
+NEVER = "Bytes of all replies. They contain no sample, no label and no local layer."
 
 
 def add_left(page: Page, path: Path | str, caption: str) -> None:
@@ -56,15 +56,17 @@ def write(path: Path | str) -> Path:
     page = Page(f"A federation of {len(sites)} sites", lead)
     page.text(f"## What left each site\n\n{NEVER}")
     add_left(page, path, f"{length}.")
-    page.text("## What it comes to")
+    page.text("## Scores")
     table = result.clients.pivot(index="client", columns="metric", values="value").loc[sites]
     names = [name for name in table.columns if name in result.table]
     shown = table[names].rename(columns=partial(label_of, positive=result.positive)).rename_axis("site")
-    page.table(shown, "Test samples of each site, the last round.", dict.fromkeys(map(str, shown.columns), ".3f"))
+    page.table(
+        shown, "Scores on each site's test samples after the last round.", dict.fromkeys(map(str, shown.columns), ".3f")
+    )
     page.write(run.path / REPORT)
     return run.path / REPORT
 
 
 def _shared(plan: LayerPlan) -> str:
     head = listing(layer.name for layer in plan.head)
-    return f"Layers that were shared: {listing(plan.shared) or 'none'}; that stayed at each site: {head or 'none'}."
+    return f"Shared layers: {listing(plan.shared) or 'none'}. Layers that stayed at each site: {head or 'none'}."

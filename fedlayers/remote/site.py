@@ -108,8 +108,8 @@ class Site:
         self.policy.check_algorithm(name, options)
         if self.privacy.on and (find(name).keeps_server_pair or find(name).base_algorithm(options).keeps_server_pair):
             raise UsageError(
-                f"the site adds noise to what it sends, and {name!r} keeps at a client what must equal what left: "
-                "it takes part in algorithms without such a pair, as fedavg and fedprox are"
+                f"the site adds noise to its messages, but in {name!r} a client's copy must equal what it sent. "
+                "Use an algorithm without such a pair, such as fedavg or fedprox."
             )
 
     def _answer(self, request: bytes) -> bytes:

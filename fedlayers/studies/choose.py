@@ -112,8 +112,8 @@ class Choice:
         )
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         legend = (
-            f"Validation samples, the last evaluated rounds up to round {self.until}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}; score = z({word}) - z(loss) over the arms, higher = better."
+            f"Validation samples, last evaluated rounds up to round {self.until}, {seeds} "
+            f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss) over the arms; higher is better."
         )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
@@ -127,7 +127,9 @@ class Choice:
         """
         other = self.personalised
         if other is None:
-            raise UsageError("there is nothing beside the race: choose with personalise=True (--with-finetuning)")
+            raise UsageError(
+                "the race has no alternative to compare with: call choose with with_finetuning=True (--with-finetuning)"
+            )
         seed = self.standing.judged["seed"].iloc[0]
         best = other.table.set_index("arm").loc[other.best.name]
         ways = [
@@ -146,7 +148,7 @@ class Choice:
         )
         own = store.Run(self.run).config["seed"]  # another one where the winner failed with the first
         of = f"seed {seed}" if own == seed else f"seed {own} for the race and {seed} for FedAvg"
-        legend = f"Validation samples of {of}, at the end of each; first_K: the first K layers stay FedAvg's."
+        legend = f"Validation samples of {of}, at the end of each. first_K: the first K layers stay FedAvg's."
         return f"{shown.to_string(index=False)}\n\n{legend}"
 
     @property
@@ -267,7 +269,9 @@ def choose(
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
             finishing = [run, *(entry for entry in leading.values() if entry != run)]
-            tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
+            tell(
+                f"continuing to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}"
+            )
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))

@@ -35,11 +35,11 @@ BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
 BEST = "@best_val"
 """The suffix of a model's name if it is each client's best on its validation split."""
-MOMENTS = {False: "after the last round", True: "at each client's evaluated round of lowest validation loss"}
+MOMENTS = {False: "after the last round", True: "in each client's round with the lowest validation loss"}
 LEGEND = (
-    "Test split {moment}, combined over clients by training samples; mean ± half the 95 % interval over "
-    "seeds.\nfairness: variance over clients of {score}, lower is fairer. incentive: clients whose {score} is {better} "
-    "both local's\nand fedavg's. rank: by {score}, mean over seeds, 1 is best."
+    "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over seeds.\n"
+    "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
+    "both local's and fedavg's. rank: by {score}, mean over seeds, 1 is best."
 )
 
 
@@ -325,7 +325,7 @@ def compare(
     if score:
         check_score(score, kind)
     if baselines and kind == REGRESSION:
-        raise UsageError("the baselines are classifiers, and numbers are to be predicted: leave them out")
+        raise UsageError("the baselines are classifiers; leave them out for a regression")
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)

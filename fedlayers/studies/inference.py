@@ -18,11 +18,11 @@ DECIDED, LEVEL_ARMS, DISAGREE = "decided", "no significant difference", "score a
 NOTHING_LEARNED, ALL_DIVERGED, ONE_RACE = "nothing learned", "all diverged", "one race"
 VERDICTS = {
     DECIDED: "every arm but the leader is significantly worse than another",
-    LEVEL_ARMS: "several arms are left, without a significant difference between them",
-    DISAGREE: "another arm is significantly higher, and the leader leads by its loss",
-    NOTHING_LEARNED: "no arm is shown to do better than guessing, so that no difference says which layers to share",
+    LEVEL_ARMS: "several arms without a significant difference",
+    DISAGREE: "another arm scores significantly higher, but the leader has the better loss",
+    NOTHING_LEARNED: "no arm is shown to beat guessing, so no difference says which layers to share",
     ALL_DIVERGED: "every arm diverged with some seed",
-    ONE_RACE: "one seed, which supports no statement of uncertainty",
+    ONE_RACE: "one seed, so no uncertainty is known",
 }
 
 

@@ -44,11 +44,11 @@ REFERENCES = ("share nothing", "all but the last layer", "share every layer", RA
 SPLITS = ("validation", "test", "held_out")
 DRAWS = 2000
 LEGEND = (
-    "regret: what the rule's cut loses on held-out samples against the cut with the best mean over the runs; below 0\n"
-    "where it did better. cross-fitted: against the cut that is best over the other runs. random: a random cut's\n"
-    "regret in the same runs, the mean over the cuts that a rule can choose. Held-out samples: the test split, and\n"
-    "what the federation left over of its dataset; no choice has seen them. best in validation: each run's best cut\n"
-    "by validation samples, after all have been trained."
+    "regret: loss of the rule's cut on held-out samples against the best cut, the one with the best mean over the\n"
+    "runs; below 0 if the rule's was better. cross-fitted: against the best cut of the other runs. random: the mean\n"
+    "regret of all cuts that a rule can choose, in the same runs. Held-out samples: the test split, and unused\n"
+    "samples of the dataset; no choice has seen them. best in validation: each run's best cut by validation samples,\n"
+    "after all cuts were trained."
 )
 
 
@@ -183,8 +183,8 @@ class Regret:
         if runs < 2:
             return "one run: no interval"
         if runs < RANGE_BELOW:
-            return f"in brackets the least and the greatest of {runs} runs, which are too few for an interval"
-        few = f" (of fewer than {RANGE_BELOW} decisions their range)"
+            return f"in brackets the least and the greatest of {runs} runs, too few for an interval"
+        few = f" (for fewer than {RANGE_BELOW} decisions their range)"
         return f"in brackets 95 % intervals by a bootstrap over {runs} runs{few}"
 
     def text(self) -> str:
@@ -205,11 +205,11 @@ class Regret:
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [f"{line.rule} does not decide with seed {line.seed}: {line.status}" for line in failed.itertuples()]
         what = self.score + of_class(self.score, str(next(iter(self.scores.get("positive", ())), "")))
-        head = f"{what} of every cut; best mean over runs on held-out samples: cut {self.best}\nlayers: {layers}"
+        head = f"{what} of every cut; best mean on held-out samples: cut {self.best}\nlayers: {layers}"
         if "held_out_samples" in self.scores:
             sizes = self.scores["held_out_samples"]
             least, most = int(sizes.min()), int(sizes.max())
-            head += f"\nheld-out samples a run: {least:,}" + (f" to {most:,}" if most > least else "")
+            head += f"\nheld-out samples per run: {least:,}" + (f" to {most:,}" if most > least else "")
         return "\n\n".join([head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."])
 
 

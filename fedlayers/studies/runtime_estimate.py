@@ -54,7 +54,7 @@ class Cost:
     def beside(self, measured: Cost) -> str:
         """Return the estimated and the measured cost in one line."""
         return (
-            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, "
+            f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
             f"{sized(self.n_bytes)} / {sized(measured.n_bytes)} sent and received, "
             f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
         )

@@ -100,9 +100,9 @@ def study(
         RunError: there is no decision, or a run failed; the same call resumes from there.
     """
     if config.plan is not None:
-        raise UsageError("a study decides on its own plan; compare takes one")
+        raise UsageError("a study decides on its own plan; leave --plan out, or use compare")
     if LOSSES[str(resolved(config).loss)].task == REGRESSION:
-        raise UsageError("a study reports on classes, and numbers are to be predicted: choose and compare do that")
+        raise UsageError("a study needs classes, and this is a regression. Use choose and compare.")
     out = Path(out)
     check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)
@@ -167,7 +167,7 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
         found = summary.lead(summary.of_rule(do, table, seeds), table, seeds)
     else:
         found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
-        absent = f"{RULED}, which obeys the rule in every seed, is not among what was compared."
+        absent = f"{RULED}, which obeys the rule in every seed, was not compared."
         found = found._replace(answers=(*found.answers, absent))
     return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
 

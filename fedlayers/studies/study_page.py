@@ -27,13 +27,13 @@ from fl_core.records.files import write_atomically
 from fl_core.task import Task
 
 CAPTIONS = {
-    "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly the layer is pulled.",
+    "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly it is trained.",
     "hessian_trace": "Trace of the loss's Hessian in each layer, per parameter: how sharply the loss curves there.",
     "cka": "How differently the clients' models represent the same samples; 0 is the same representation.",
     "federation_sensitivity": "Federation sensitivity of the layers up to each one, relative to the first; the "
     "rule reads the jumps of the combined line.",
 }
-NULL_CAPTION = " Grey: the same on nulls."
+NULL_CAPTION = " Grey: the same measurement on nulls (shuffled or untrained)."
 
 
 def write_page(
@@ -59,15 +59,21 @@ def write_page(
     page.text("\n".join(f"- {line}" for line in lead.answers))
     if lead.gains:
         whose = "the rule decides" if choice is None else "the race chooses"
-        page.text(f"What {whose} in each seed, on that seed's test samples:")
+        page.text(f"The layers that {whose} in each seed, on that seed's test samples:")
         page.text("\n".join(f"- {gain}" for gain in lead.gains))
         page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
     chosen = described.why.rule if choice is None else "race"
     if choice is not None:
         _add_race(page, out, choice)
     _add_worth(page, out, result, config, "playerfl" if choice is None else "choose")
-    page.text("## The data\n\nEach client's training samples by class.")
-    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Who holds what.")
+    page.text("## The data")
+    _add(
+        page,
+        out,
+        "partition",
+        figure_of(plots.partition(task.data.class_counts())),
+        "Training samples of each client by class.",
+    )
     _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
 
     seeds = sorted(result.scores["seed"].unique())
@@ -80,10 +86,10 @@ def write_page(
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
         + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
-        "beside this page: " + "`race/` (what raced), " * (choice is not None) + "`rows.jsonl` (the measurement), "
+        "next to this page: " + "`race/` (the candidates), " * (choice is not None) + "`rows.jsonl` (the measurement), "
         "`plan.json`, `comparison/` (all runs, their rows and table)",
     )
-    page.text("## How it was made")
+    page.text("## Settings")
     page.text("\n".join(f"- {line}" for line in facts))
     path = out / "report.html"
     page.write(path)
@@ -123,14 +129,14 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
     if len(choice.of_seed) > 1:
         page.table(
             pd.DataFrame([(arm, listing(map(str, of))) for arm, of in leaders.items()], columns=["arm", "seeds"]),
-            "What each seed's own race would choose; these runs are `choose` below.",
+            "The choice of each seed's own race. These runs are `choose` below.",
         )
     page.text(f"{choice.cost.beside(choice.measured)}.")
 
 
 def _add_worth(page: Page, out: Path, result: Comparison, config: RunConfig, chosen: str) -> None:
     """Add the section on test scores."""
-    page.text("## What it is worth")
+    page.text("## Test scores")
     seeds = result.scores["seed"].nunique()
     page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
     for name, figure in of_comparison(result).items():
@@ -151,7 +157,7 @@ def _add_description(
     """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
     page.text(
         f"## What one local epoch shows of the layers\n\nEvery client trains all layers for {_epochs(config)} from the "
-        "same start. " + ("" if is_decision else "This describes the layers; the decision does not rest on it.")
+        "same start. " + ("" if is_decision else "This describes the layers. It is not the basis of the decision.")
     )
     table = pd.concat([report.frame, report.nulls], ignore_index=True) if len(report.nulls) else report.frame
     for name, draw in album(table).items():
@@ -164,21 +170,21 @@ def _add_description(
     missing = report.frame[report.frame["status"] != "ok"]
     if len(missing):
         page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
-    page.text(f"### {'The decision' if is_decision else 'What a rule would make of it'}")
+    page.text(f"### {'The decision' if is_decision else 'The plan of a rule'}")
     if described.why.detail.get("null"):
         page.text(_as_list(in_words(described.why.detail["null"], described.why.variant, full=True)))
-    caption = "Federated and local layers, and where each client would cut."
+    caption = "Federated and local layers, and the cut of each client."
     _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
     others = [(layer, listing(grouped)) for layer, grouped in _inverted(described.why.alternatives).items()]
     page.table(
         pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
-        "What the same measurement would decide under other thresholds and rules.",
+        "Decisions of other thresholds and rules from the same measurement.",
     )
     if decisions:
         by_layer = [(last, listing(map(str, of))) for last, of in _inverted(decisions).items()]
         page.table(
             pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
-            "What each seed's own PLayer-FL run decided, with its own splits, initial weights and batches.",
+            "The decision of each seed's own PLayer-FL run, with its own splits, initial weights and batches.",
         )
 
 
@@ -195,7 +201,7 @@ _COMPARISON_CAPTIONS = {
     "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
     "interval over seeds.",
     "clients": "The same score client by client.",
-    "learning": "Macro-F1 over the rounds; an algorithm that adapts to the clients only at the end has one point.",
+    "learning": "Macro-F1 over the rounds. An algorithm that adapts to the clients at the end has one point.",
 }
 
 
@@ -221,9 +227,9 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     for line in differences[~differences["algorithm"].isin(list(without))].itertuples():
         points = f"{100 * line.value:+.1f} points"
         if pd.isna(line.low):
-            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed supports no interval")
+            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed gives no interval")
             continue
-        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "not told apart from"
+        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "no significant difference from"
         parts.append(
             f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
         )
@@ -235,7 +241,7 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     )
     head = f"Differences from `{reference}`, paired by seed, each with its own 95 % interval:"
     text = "\n\n".join([head, "\n".join(parts)]) + "\n\n" if parts else ""
-    return f"{text}{friedman} Seeds share the data, so this speaks of this dataset only."
+    return f"{text}{friedman} Seeds share the data, so this holds for this dataset only."
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:

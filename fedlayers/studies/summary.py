@@ -100,7 +100,7 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Headline:
         lines.append(f"On test samples there is no significant difference from {AGAINST['majority']}.")
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"differences paired over {seeds} seeds; the 95 % intervals hold together (Student's t, Bonferroni)"
-    how = together if seeds > 1 else "one seed supports no interval"
+    how = together if seeds > 1 else "one seed gives no interval"
     return Headline(head, (*answers, *lines), tuple(_gain(line) for line in table.itertuples()), how, codes)
 
 
@@ -112,7 +112,7 @@ def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:
     """
     better = [code for name, code in _by_score(table).items() if name != "majority"]
     split = "" if not better else NO if NO in better else OPEN if OPEN in better else YES
-    basis = "A rule decided that from one local epoch. It says nothing of its uncertainty."
+    basis = "A rule decided this from one local epoch. It gives no uncertainty."
     alone = "One seed, so no uncertainty can be given."
     return Answers(f"{do[0].upper()}{do[1:]}.", (basis, alone) if seeds < 2 else (basis,), split, "", OPEN)
 

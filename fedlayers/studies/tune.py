@@ -76,9 +76,9 @@ class Tuning:
         failed = self.table["failed"].astype(bool).groupby(self.table["algorithm"], sort=False).sum()
         notes = [f"{count} of {name}'s trials failed: see trials.csv" for name, count in failed.items() if count]
         legend = (
-            f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples, mean over clients "
-            f"by training samples, the last {WINDOW} evaluated rounds (what is fine-tuned at the end has one), seeds "
-            f"{listing(map(str, self.tuned.seeds))}; test samples were not read."
+            f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples of seeds "
+            f"{listing(map(str, self.tuned.seeds))}: mean over clients, weighted by training samples, and over the "
+            f"last {WINDOW} evaluated rounds (a model fine-tuned at the end has one). Test samples were not read."
         )
         return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
 
@@ -174,7 +174,7 @@ def tune(
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)
             if count < trials:
-                tell(f"{name} has {count} different settings, which are all tried")
+                tell(f"{name} has {count} different settings; all are tried")
         failed = run_entries(entries, None, place, tell)
     table = _table(tried, score, failed)
     write_atomically(out / "trials.csv", csv_bytes(table))

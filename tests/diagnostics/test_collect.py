@@ -267,5 +267,5 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here: Path, capsys: pytest
     before = {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")}
     main(["plot", "run", "--metrics", "macro_f1", "--out", "drawn"])
     assert {path.name for path in (here / "drawn").iterdir()} == {"macro_f1.png", "macro_f1_clients.png"}
-    assert "holds a run" in refused(capsys, "plot", "run", "--out", "run")
+    assert "is a run directory" in refused(capsys, "plot", "run", "--out", "run")
     assert {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")} == before

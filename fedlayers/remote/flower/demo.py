@@ -78,7 +78,7 @@ class Demo:
     def _clear(self) -> None:
         there = {path.name for path in self.out.iterdir()} if self.out.is_dir() else set()
         if there and not {"keys", "sites"} <= there:
-            raise UsageError(f"{self.out} holds something else: name another folder")
+            raise UsageError(f"{self.out} has other contents: name another folder")
         for part in PARTS:
             shutil.rmtree(self.out / part, ignore_errors=True)
         (self.out / "sites").mkdir(parents=True)
@@ -122,7 +122,7 @@ class Demo:
             f"- a superlink and {len(HOSPITALS)} sites as processes on this machine, over TLS, with one key a site\n"
             f"- {rounds} rounds; the same bits as `fedlayers run --stack off`\n"
             f"- fedlayers {__version__}\n"
-            "- beside this page: `keys/`, `sites/` (what each hospital has), `runs/`, the processes' logs"
+            "- next to this page: `keys/`, `sites/` (what each hospital has), `runs/`, the processes' logs"
         )
         page.write(self.out / "report.html")
         return self.out / "report.html"
