@@ -27,7 +27,9 @@ class Keys(Command):
 
     DIR/server stays at the server. Give DIR/sites/NAME to the site NAME, in a way that nobody else reads. A site can
     also make its own key (--own). It sends only NAME.pub, which belongs into DIR/server/sites. Keys are never
-    overwritten. Next: fedlayers superlink at the server, fedlayers site at each site.
+    overwritten.
+
+    Next: fedlayers superlink at the server, fedlayers site at each site.
 
     Examples:
         fedlayers keys keys --host fed.example.org --sites cleveland hungary
@@ -134,7 +136,9 @@ class Federate(Command):
     The data are the sites': a dataset that all have, or tables of their own. Classes and columns come from the sites.
     The command waits for all sites and for each answer. With --min-sites and --timeout it continues without missing
     sites. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples. --resume
-    continues an interrupted federation, with the same final bits. Next: fedlayers verify DIR, fedlayers plot DIR.
+    continues an interrupted federation, with the same final bits.
+
+    Next: fedlayers verify DIR, fedlayers plot DIR.
 
     Examples:
         fedlayers federate --algorithm playerfl --out runs/playerfl

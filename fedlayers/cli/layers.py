@@ -37,7 +37,9 @@ class Diagnose(Command):
     The models are those of a run, or of a dataset after each client's first local training (one epoch by default). A
     null (--null) is the same measurement where there is nothing to find, such as on shuffled labels. fedlayers select
     compares with it. With --superlink the sites of a federation train and measure, and send only numbers. Metrics and
-    nulls that compare clients are then not available. Next: fedlayers select ROWS, fedlayers plot ROWS.
+    nulls that compare clients are then not available.
+
+    Next: fedlayers select ROWS, fedlayers plot ROWS.
 
     Examples:
         fedlayers diagnose runs/playerfl --round last --model local

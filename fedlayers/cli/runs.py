@@ -27,7 +27,9 @@ class Run(Command):
 
     A plan says which layers clients share. The other layers stay local. With --plan auto, a measurement decides before
     the run. With --plan choose, a race decides: a few candidates are trained first, and validation samples pick one.
-    The race is stored in DIR-race. Next: fedlayers diagnose DIR, fedlayers plot DIR, fedlayers export DIR.
+    The race is stored in DIR-race.
+
+    Next: fedlayers diagnose DIR, fedlayers plot DIR, fedlayers export DIR.
 
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl

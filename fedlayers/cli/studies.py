@@ -146,8 +146,9 @@ class Tune(SeveralAlgorithms):
     """Search the learning rate and the algorithms' own keys, alike for all.
 
     Every algorithm tries the same number of settings. Validation samples judge them. The estimated cost is printed
-    first. --workers trains runs side by side. After a stop the same command continues. Next: fedlayers compare --tuned
-    OUT/tuned.json.
+    first. --workers trains runs side by side. After a stop the same command continues.
+
+    Next: fedlayers compare --tuned OUT/tuned.json.
 
     Examples:
         fedlayers tune --algorithms fedavg fedprox --search lr=1e-4..1e-1:log mu=0.01,0.1,1 --trials 8
@@ -199,7 +200,9 @@ class Choose(OneAlgorithm):
     the same data, start and batches, and validation samples judge them. Three or more seeds show how certain the
     decision is. The winner is trained to the end. A shorter race (--race-fraction 0.6) with fewer arms costs less and
     chose worse in our tests. With --superlink the arms train over a federation's sites. Sites send the messages of
-    these runs and their scores. Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
+    these runs and their scores.
+
+    Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --with-finetuning --out out/choose
