@@ -28,7 +28,7 @@ class _SameModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own  # importing puts the alias there, by which relative imports would go astray
+        module.__spec__ = self._own  # importing sets the alias here, which would break relative imports
 
 
 def by_bare_name(bare: str) -> None:

@@ -90,7 +90,10 @@ def run(
         config = replace(config, stack="off")
     if config.plan == CHOOSE:
         if data is not None or own_model is not None:
-            raise UsageError("plan=choose races what a configuration names; not data or a model of your own")
+            raise UsageError(
+                "plan=choose must have data and a model by name; got one in memory. "
+                "Save data to a file, or choose the plan first."
+            )
         config, own_plan = _raced(config, out, progress)
     return runner.run(
         config,

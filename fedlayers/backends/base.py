@@ -322,7 +322,7 @@ def carry_out(
     told = [""]
 
     def watch(words: str) -> None:
-        if told[-1] != words:  # a bar that is no terminal's has a line for each
+        if told[-1] != words:  # without a terminal each bar takes a line
             told[:] = [words]
             bar.set_postfix_str(words)
 

@@ -48,7 +48,7 @@ class Cluster(WorkerPool[int]):
         self._ray, self._ours = connected(address)
         self.side_by_side = self._cpus()
         self._begun = 0
-        self._items: dict[int, Any] = {}  # what comes of a work, by its handle
+        self._items: dict[int, Any] = {}  # the results of a job, by its handle
         self._held: dict[int, ExitStack] = {}
         self._nodes: dict[int, Hello] = {}
 
@@ -82,7 +82,7 @@ class Cluster(WorkerPool[int]):
         errors = self._ray.exceptions
         try:
             item = self._ray.get(next(self._items[handle]))
-        except errors.RayTaskError as error:  # it could not begin, for what is on that node
+        except errors.RayTaskError as error:  # it could not start on that node
             cause = f"{type(error.cause).__name__}: {_first(error.cause)}"
             words = f"{self._name(handle)} cannot train: {cause}; each node needs fedlayers {__version__}"
             yield Event(handle, Answer(None, RunError(words), []))
@@ -171,8 +171,8 @@ def reachable(address: str) -> Any:
 
 
 def _imported() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would tell its makers of every use
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a notice on what tasks without GPUs see of them
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no notice on tasks without GPUs
     try:
         import ray
         import ray.exceptions

@@ -78,7 +78,7 @@ class Local(WorkerPool[Process]):
 
 
 def _started() -> Process:
-    resource_tracker.ensure_running()  # else the first process's start would do so, and let interrupts through
+    resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
     with held_back(), _one_thread():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
@@ -103,7 +103,7 @@ def _one_thread() -> Iterator[None]:
 def _ended(process: Process) -> int | None:
     """Kill a process and return its exit code. A run directory stays valid whenever its writer dies."""
     process.link.close()
-    process.process.join(timeout=0.1)  # whose end was met at the pipe has a code of its own
+    process.process.join(timeout=0.1)  # a process that ended by itself has its own code
     process.process.kill()
     process.process.join()
     return process.process.exitcode

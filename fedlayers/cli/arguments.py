@@ -106,7 +106,7 @@ def flags(without: Collection[str] = ()) -> Any:
         fields: list[Any] = [(name, _flag(name, hints[name]), defaults[name]) for name in names if name not in without]
         if fields:
             group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, frozen=True, kw_only=True)
-            group_class.__doc__ = ABOUT.get(group, " ")  # a blank, lest the help show the constructor's signature
+            group_class.__doc__ = ABOUT.get(group, " ")  # a blank, or help would show the constructor's signature
             groups[group] = Annotated[group_class, OmitArgPrefixes]
 
     def config(**filled: Any) -> RunConfig:

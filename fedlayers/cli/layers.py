@@ -101,7 +101,7 @@ class Diagnose(Command):
         elif self.allow_code:
             raise UsageError("--allow-code is for a run directory; with --dataset name the model with --model")
         if self.null_draws is not None and not self.null:
-            raise UsageError("--null-draws is of nulls, and none is measured: name one, such as --null labels")
+            raise UsageError("--null-draws needs a null: name one, such as --null labels")
         config = configured(self.config, (), self.model_option, self.loss_option)
         if self.dir is None:
             config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
@@ -127,7 +127,7 @@ class Diagnose(Command):
             for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
         }
         if self.measure_batch < 1:
-            raise UsageError(f"--measure-batch {self.measure_batch}; at least 1 sample is needed")
+            raise UsageError(f"--measure-batch must be at least 1; got {self.measure_batch}")
         how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
         if self.dir is not None:

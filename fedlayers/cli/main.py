@@ -193,7 +193,7 @@ class _Notes:
             line, bars = f"fedlayers: note: {text}", sys.modules.get("tqdm")
             if bars is None:
                 print(line, file=sys.stderr)
-            else:  # on a line of its own, above the bar of a run that goes on
+            else:  # on a line of its own, above the progress bar
                 bars.tqdm.write(line, file=sys.stderr)
 
 

@@ -42,7 +42,7 @@ class Plot(Command):
     def main(self, line: str) -> None:
         arguments.check_folder(self.out)
         if not 20 <= self.dpi <= 1200:
-            raise UsageError(f"--dpi {self.dpi}: it must be between 20 and 1200")
+            raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}")
 
         from fedlayers.diagnostics import plots
         from fedlayers.diagnostics.pictures.collect import album, figure_of

@@ -44,7 +44,7 @@ class ManyRuns(Command):
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
         """Return the configuration and the seeds of the command line, after checks of names and numbers."""
         if self.seeds < 1:
-            raise UsageError("--seeds: there must be at least one seed")
+            raise UsageError(f"--seeds must be at least 1; got {self.seeds}")
         if self.backend:
             check_backend(self.backend)
         config = configured(self.config, options, self.model_option, self.loss_option)
@@ -230,7 +230,7 @@ class Choose(OneAlgorithm):
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
         if self.with_finetuning and self.no_final_run:
-            raise UsageError("--with-finetuning is held against the winner's end: leave --no-final-run out")
+            raise UsageError("--with-finetuning is compared with the winner's complete run: leave --no-final-run out")
         over = self.federation.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose
@@ -262,7 +262,7 @@ class Choose(OneAlgorithm):
 
 def _say(line: str) -> None:
     bars = sys.modules.get("tqdm")
-    (print if bars is None else bars.tqdm.write)(line)  # on a line of its own, above a bar that goes on
+    (print if bars is None else bars.tqdm.write)(line)  # on a line of its own, above the progress bar
     sys.stdout.flush()
 
 

@@ -168,7 +168,7 @@ class Policy:
             UsageError: names it.
         """
         for key, name in code_of(config.to_json()).items():
-            if key != "dataset":  # whose name is all that is taken of it
+            if key != "dataset":  # only its name is used
                 self._check(name, "code", self.code)
         check_stored("the site's policy", str(config.model), config.model_options, self.code)
 

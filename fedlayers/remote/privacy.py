@@ -197,7 +197,7 @@ def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
 
 def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
-    if not math.isfinite(norm):  # by a NaN nothing would be scaled down
+    if not math.isfinite(norm):  # a NaN would scale nothing down
         raise NonFiniteError("the norm of what would leave is not finite: it cannot be clipped, and nothing is sent")
     step = clip * noise / SPREAD
     scale = min(1.0, clip / norm if norm else 1.0) * (1 - 2**-32)  # the norm itself may be rounded down

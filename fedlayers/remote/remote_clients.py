@@ -140,7 +140,7 @@ class RpcClient:
             stamps[site] = {"session": self.session, "seq": self._seq}
             asked[site] = encode(Packet({**packet.head, **stamps[site]}, packet.trees))
         for site, data in self.link.ask(asked, timeout):
-            if site not in stamps:  # nobody asked, or it has answered
+            if site not in stamps:  # not asked, or answered already
                 continue
             if data is None:
                 del stamps[site]
@@ -149,7 +149,7 @@ class RpcClient:
             self.tally.add(site, kinds[site], len(data))
             packet = self._read(site, data, most)
             if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
-                continue  # an answer to what was asked before
+                continue  # an answer to an earlier request
             del stamps[site]
             check_granted(site, packet)
             yield site, packet

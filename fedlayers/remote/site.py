@@ -82,13 +82,13 @@ class Site:
             with self.policy.limited(self._idle):
                 return self._answer(request)
         except LimitError as error:
-            self._joined.clear()  # what was interrupted is read again when it is asked for
+            self._joined.clear()  # interrupted runs are read again when needed
             return _reason("refused", error)
         except NonFiniteError as error:
             return _reason("failed", error, nonfinite=True)
         except (PacketError, UsageError) as error:
             return _reason("refused", error)
-        except Exception as error:  # a site outlives whatever a request leads to; the server is told
+        except Exception as error:  # a site survives any error of a request, and reports it
             return _reason("failed", error)
 
     def check_samples(self) -> None:
@@ -228,7 +228,7 @@ class _Joined:
         self._algorithms: dict[str, Algorithm] = {}
         self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
         self.write_answer("join")
-        self._tuned: tuple[str, str, int] | None = None  # of which of them, after how many rounds, it has a tuned model
+        self._tuned: tuple[str, str, int] | None = None  # the version and round of its tuned model
 
     def _check_model(self, asked: Mapping[str, Any]) -> None:
         layers = [layer.name for layer in self.task.layers]

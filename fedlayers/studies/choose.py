@@ -245,11 +245,13 @@ def choose(
     """
     out = Path(out)
     if with_finetuning and not complete:
-        raise UsageError("the winner's end is what personalisation is held against: complete it")
+        raise UsageError(
+            "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
+        )
     if config.plan is not None:
-        raise UsageError("choose makes its plans itself; name a plan among the arms instead")
+        raise UsageError("choose makes its own plans; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
-        raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
+        raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}")
     over = None if link is None else _over(link, patience, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
@@ -326,7 +328,7 @@ def _planned(
 ) -> _Race:
     """Make every run's task, so that errors are found before any training."""
     config = _obeying(config)
-    if over is not None:  # whose data may be a file that is not here, so that their defaults are those of their shape
+    if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
         config = replace(config, rounds=over.task(config).config.rounds)
     config = watched(config)
     made = _maker(over)

@@ -97,7 +97,7 @@ class Comparison:
         self.friedman = statistics.friedman(blocks)
         try:
             ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
-        except UsageError as error:  # the other columns say what they can
+        except UsageError as error:  # the other columns are still valid
             ranks, self.unranked = pd.Series(dtype=float), str(error)
         self.table = self._table(ranks)
 
@@ -370,7 +370,7 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
     if seed not in dealt:
         try:
             data = runner.assemble(replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)).data
-        except UsageError:  # data that cannot be dealt so are not what the plan was measured on
+        except UsageError:  # the plan was not measured on data of this partition
             return
         measured = data.digest, data.partition
     else:

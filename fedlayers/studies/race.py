@@ -105,7 +105,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
     """
     if not LEAST <= share <= 1:
         raise UsageError(
-            f"a race takes from {LEAST:g} to all (1) of the rounds, not {share:g}: rankings change until then"
+            f"the share of rounds must be from {LEAST:g} to 1; got {share:g}. Before that, rankings change."
         )
     filled = config if config.rounds and config.eval_every else resolved(config)
     rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
@@ -122,8 +122,8 @@ def check_end(arm: Arm, task: Task, until: int) -> None:
     algorithm, rounds = task.algorithm(task.plan), int(task.config.rounds or 1)
     if algorithm.finetuning(rounds, 0) and not algorithm.finetuning(until, 0):
         raise UsageError(
-            f"arm {arm.name!r} fine-tunes after round {rounds}, and a race to round {until} would judge it untuned: "
-            "race all rounds (share 1), or leave it out"
+            f"arm {arm.name!r} fine-tunes after round {rounds}; a race to round {until} would judge it before. "
+            "Race all rounds (share 1), or leave it out."
         )
 
 
@@ -184,7 +184,7 @@ def standing(
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
         raise UsageError("no arm has an evaluated round to judge by")
-    if not TABLE[main].share:  # what has no lower end is at the round's lowest
+    if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
         rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
     rounds[main] = rounds[main].fillna(0.0)
     finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest

@@ -257,7 +257,7 @@ def regret(
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)
     if config.plan is not None:
-        raise UsageError("regret makes every plan itself; leave the plan out")
+        raise UsageError("regret makes its own plans; leave the plan out")
     if not find(config.algorithm).uses_plan:
         obey = sorted(name for name, kind in registry().items() if kind.uses_plan)
         raise UsageError(f"{config.algorithm} takes no plan; these do: {listing(obey)}")
@@ -302,7 +302,7 @@ def _parsed(text: str) -> tuple[str, str | None]:
     if not joint:
         deciding(rule)
     if equals and joint:
-        raise UsageError(f"rule {rule!r} reads several metrics; it is named alone")
+        raise UsageError(f"rule {rule!r} reads several metrics; give it without a metric")
     return rule, (METRICS[metric].name if equals else None)
 
 

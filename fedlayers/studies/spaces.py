@@ -104,7 +104,7 @@ def spaces(
         UsageError: nothing to search, a key that no algorithm has, or one that is also fixed.
     """
     if not over:
-        raise UsageError("nothing to search: say over what, such as lr=1e-4..1e-1:log")
+        raise UsageError("nothing to search: name keys, such as lr=1e-4..1e-1:log")
     own = {name: _own_keys(name, (options or {}).get(name, {})) for name in algorithms}
     found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for said, text in over.items():

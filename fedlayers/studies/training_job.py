@@ -97,7 +97,7 @@ class TrainingJob:
                 until=self.until,
             )
         elif not self.over:
-            code = allowed_by(self.config)  # what the very command names
+            code = allowed_by(self.config)  # the code that the command names
             runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
 
     def with_weights(self) -> TrainingJob:

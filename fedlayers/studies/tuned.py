@@ -56,7 +56,7 @@ class Tuned:
         except FileNotFoundError as error:
             raise UsageError(f"there is no file {path}") from error
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not what tune has written: {error}") from error
+            raise UsageError(f"{path} is not a file of fedlayers tune: {error}") from error
         names = cls.__dataclass_fields__.keys()
         known = isinstance(found, dict) and check_version(path, found.pop("format", None), FORMAT)
         if (
@@ -64,7 +64,7 @@ class Tuned:
             or found.keys() != names
             or not all(isinstance(found[key], dict) for key in ("settings", "options"))
         ):
-            raise UsageError(f"{path} is not what tune has written")
+            raise UsageError(f"{path} is not a file of fedlayers tune")
         return cls(**{**found, "seeds": tuple(found["seeds"])})
 
     def applied(

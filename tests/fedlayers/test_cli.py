@@ -226,7 +226,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("list metric", "unknown listing 'metric': did you mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "did you mean 'fedavg'?"),
         ("compare --algorithms local local", "the algorithm local is named twice"),
-        ("compare --algorithms local --seeds 0", "at least one seed"),
+        ("compare --algorithms local --seeds 0", "--seeds must be at least 1"),
         ("compare --algorithms", "at least one algorithm"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
         ("compare --algorithms fedprox --option fedprx.mu=1", "did you mean 'fedprox'?"),
@@ -236,7 +236,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("tune --algorithms fedper --search lr=0.1 --plan choose", "only run takes choose, to decide by a race"),
         ("compare --algorithms local fedavg --plan auto", "none of local, fedavg takes a plan"),
         ("study --algorithms playrfl", "did you mean 'playerfl'?"),
-        ("study --seeds 0", "at least one seed"),
+        ("study --seeds 0", "--seeds must be at least 1"),
         ("study --rule larges_jump", "did you mean 'largest_jump'?"),
     ],
 )

@@ -105,7 +105,7 @@ def check_reachable(place: str, ca: Path) -> float:
     if "date" not in reply.headers:
         return 0.0
     passed = now() - parsedate_to_datetime(reply.headers["date"]) - reply.elapsed / 2
-    return passed.total_seconds() - 0.5  # it was told in whole seconds, rounded down
+    return passed.total_seconds() - 0.5  # the time comes in whole seconds, rounded down
 
 
 def clock_error(ahead: float) -> str:
@@ -114,7 +114,7 @@ def clock_error(ahead: float) -> str:
     >>> clock_error(60.2), clock_error(-60.2)
     ("this machine's clock is 60 s ahead of the superlink's", '')
     """
-    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE - 1:  # what the superlink tells has whole seconds
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE - 1:  # the superlink's time has whole seconds
         return ""
     return f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the superlink's"
 
