@@ -58,7 +58,7 @@ def write_page(
     page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", f"**{lead.head}**")
     page.text("\n".join(f"- {line}" for line in lead.answers))
     if lead.gains:
-        whose = "the rule decides" if choice is None else "the race chooses"
+        whose = "the rule selects" if choice is None else "the race chooses"
         page.text(f"The layers that {whose} in each seed, on that seed's test samples:")
         page.text("\n".join(f"- {gain}" for gain in lead.gains))
         page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
@@ -67,13 +67,7 @@ def write_page(
         _add_race(page, out, choice)
     _add_worth(page, out, result, config, "playerfl" if choice is None else "choose")
     page.text("## The data")
-    _add(
-        page,
-        out,
-        "partition",
-        figure_of(plots.partition(task.data.class_counts())),
-        "Training samples of each client by class.",
-    )
+    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Training samples by class.")
     _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
 
     seeds = sorted(result.scores["seed"].unique())
