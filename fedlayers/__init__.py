@@ -1,6 +1,6 @@
-"""Which layers of a network should be federated, and which should stay local? ``import fedlayers as fl``.
+"""The public interface: ``import fedlayers as fl``. Find out which layers to federate and which to keep local.
 
-Everything that a user needs has its name here; a name is imported when it is first used.
+Each name is imported when it is first used.
 
 >>> import fedlayers as fl
 >>> engine = fl.run(dataset="heart", algorithm="fedavg", rounds=1, progress=False)

@@ -1,10 +1,10 @@
-"""The program ``fedlayers``, also as ``python -m fedlayers``: Ctrl-C ends it with one line from its first import on."""
+"""The program ``fedlayers``, also ``python -m fedlayers``. Ctrl-C ends it with one line, even during its imports."""
 
 from fl_core.interrupts import ending
 
 
 def main() -> None:
-    """Run the command line on the program's arguments."""
+    """Run the command line with the program's arguments."""
     with ending():
         from fedlayers.cli.main import main as command
 

@@ -1,4 +1,6 @@
-"""Lists all named things (algorithms, metrics, rules, datasets, models) from sources, importing nothing heavy.
+"""Lists of all named things: algorithms, metrics, rules, datasets and models.
+
+They are read from source files, so nothing heavy is imported.
 
 >>> from fedlayers import catalogue
 >>> catalogue.entries("algorithm")["fedprox"].facts["paper"]
@@ -29,11 +31,13 @@ HOMES = {
     "model": ("fl_core.models", "model"),
     "logger": ("fl_core.loggers", "logger"),
 }
-"""Of each kind the package whose files hold the members, and the decorator that makes one."""
+"""The package of each kind, and the decorator that registers a member."""
 
 
 def entries(kind: str) -> dict[str, Entry]:
-    """All members of a kind by name: the packages' own, those of installed packages, and those made in this process.
+    """Return all members of a kind by name.
+
+    They come from this package, from other installed packages, and from this process.
 
     Args:
         kind: one of :data:`HOMES`.
@@ -42,12 +46,12 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 def own_entries(kind: str) -> dict[str, Entry]:
-    """The members of a kind that are in this project's own files, by name."""
+    """Return the members of a kind in this project's own files, by name."""
     return _registry(kind).inside
 
 
 def _registry(kind: str) -> Registry[object]:
-    """The registry of a kind: the one with this process's members if its package is loaded, else a read-only one."""
+    """Return the registry of a kind. It is read-only if the kind's package is not loaded."""
     return Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
 
 
@@ -56,23 +60,23 @@ def _no_member(made: object, name: str) -> object:
 
 
 def check(kind: str, name: str) -> str:
-    """Return the name if it is a member's or the place of one, ``package.module:attribute``; else refuse it.
+    """Return the name of a known member, or a place ``package.module:attribute``.
 
     Raises:
-        UsageError: unknown, with the nearest name.
+        UsageError: the name is unknown; suggests the nearest.
     """
     registry = _registry(kind)
     return name if is_outside(name) or name in registry else check_known(kind, name, registry.names())
 
 
 def check_value(kind: str, name: str) -> str:
-    """Return the name if a run's configuration may have it under that kind's key; else refuse it.
+    """Return the name if a run's configuration may have it as a value.
 
-    Beside members these are a model of a library, such as ``timm:resnet18``, the path of your own data, and of the
-    rules those alone that can decide during a run.
+    Besides members, a model may be a library's, such as ``timm:resnet18``. A dataset may be a path. A rule must be able
+    to decide during a run.
 
     Raises:
-        UsageError: unknown, with the nearest name.
+        UsageError: the name is unknown; suggests the nearest.
     """
     if kind == "rule":
         return check_deciding(name)
@@ -86,10 +90,10 @@ def check_value(kind: str, name: str) -> str:
 
 
 def check_names(config: RunConfig) -> None:
-    """Refuse a configuration that names an algorithm, a model, a partition or a dataset that does not exist.
+    """Check that the algorithm, model, partition and dataset of a configuration exist.
 
     Raises:
-        UsageError: unknown, with the nearest name.
+        UsageError: a name is unknown; suggests the nearest.
     """
     for kind in ("algorithm", "model", "partition", "dataset"):
         name = getattr(config, kind)
@@ -98,17 +102,17 @@ def check_names(config: RunConfig) -> None:
 
 
 def check_deciding(rule: str) -> str:
-    """Return the rule's name if it can decide during a run, from one curve and a threshold; else refuse it.
+    """Return the rule's name if it can decide during a run, from one curve and a threshold.
 
     Raises:
-        UsageError: it cannot, with the nearest that can.
+        UsageError: it cannot; suggests the nearest rule that can.
     """
     deciding = [name for name, entry in entries("rule").items() if entry.facts.get("reads", "curve") == "curve"]
     return rule if is_outside(rule) else check_known("rule that decides by itself", rule, deciding)
 
 
 def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Entries grouped by the subject of their module, in the order of modules and names."""
+    """Group entries by the subject of their module, sorted by module and name."""
     grouped: dict[str, list[Entry]] = {}
     for entry in sorted(members, key=lambda each: (each.module, each.name)):
         grouped.setdefault(entry.family or entry.module, []).append(entry)

@@ -1,6 +1,6 @@
-"""``make federation``: from nothing to four hospitals that train together, on this machine, with a report.
+"""``make federation``: four hospitals train together on this machine, with a report.
 
-Superlink and sites are real processes on 127.0.0.1, with TLS and keys; each site reads only its own hospital's samples.
+Superlink and sites are real processes on 127.0.0.1, with TLS and keys. Each site reads only its own hospital's samples.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Demo:
-    """What is run, and where: below ``out`` appear keys, sites, runs and the report."""
+    """A demonstration below ``out``: keys, sites, runs and the report."""
 
     out: Path
     rounds: int = 10
 
     def run(self, say: Say = print) -> Path:
-        """Run it all; the report.
+        """Run all steps. Return the report.
 
         Raises:
-            UsageError: ``out`` holds something else. RunError: a process failed; its log says why.
+            UsageError: ``out`` has other contents. RunError: a process failed; its log has the reason.
         """
         self._clear()
         began = time.monotonic()
@@ -80,7 +80,7 @@ class Demo:
     def _clear(self) -> None:
         there = {path.name for path in self.out.iterdir()} if self.out.is_dir() else set()
         if there and not {"keys", "sites"} <= there:
-            raise UsageError(f"{self.out} holds something else: name another folder")
+            raise UsageError(f"{self.out} has other contents: name another folder")
         for part in PARTS:
             shutil.rmtree(self.out / part, ignore_errors=True)
         (self.out / "sites").mkdir(parents=True)
@@ -124,7 +124,7 @@ class Demo:
             f"- a superlink and {len(HOSPITALS)} sites as processes on this machine, over TLS, with one key a site\n"
             f"- {rounds} rounds; the same bits as `fedlayers run --stack off`\n"
             f"- fedlayers {__version__}\n"
-            "- beside this page: `keys/`, `sites/` (what each hospital has), `runs/`, the processes' logs"
+            "- next to this page: `keys/`, `sites/` (what each hospital has), `runs/`, the processes' logs"
         )
         page.write(self.out / "report.html")
         return self.out / "report.html"
@@ -136,13 +136,13 @@ class Demo:
 
 
 def write(file: Path, text: str) -> Path:
-    """Write a small file; its path."""
+    """Write a small file and return its path."""
     file.write_text(text)
     return file
 
 
 def main(words: Sequence[str]) -> None:
-    """``python -m fedlayers.demo [OUT [ROUNDS]]``."""
+    """Run ``python -m fedlayers.demo [OUT [ROUNDS]]``."""
     demo = Demo(Path(words[0] if words else "out/federation"), *map(int, words[1:]))
     with interrupts.ending(lambda: "all processes are stopped"):
         try:

@@ -1,6 +1,6 @@
 """``python -m fedlayers.lists``: writes the pages' lists of algorithms, metrics, rules, datasets and models.
 
-A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``; all else on a page stays.
+A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``. The rest of a page stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def algorithms() -> str:
-    """The table of algorithms, a row per family; in bold those that obey a plan."""
+    """Return the table of algorithms, one row per family. Names in bold obey a plan."""
     families = catalogue.families(_ours("algorithm"))
     rows = []
     for family, members in families.items():
@@ -29,7 +29,7 @@ def algorithms() -> str:
 
 
 def metrics() -> str:
-    """The table of metrics: what each says of a layer, and how it is computed."""
+    """Return the table of metrics, with their meaning and how they are computed."""
     return _table(
         ("metric", "what it says of a layer", "its value", "how"),
         (
@@ -40,13 +40,13 @@ def metrics() -> str:
 
 
 def rules() -> str:
-    """The table of rules."""
+    """Return the table of rules."""
     rows = ((f"`{each.name}`", str(each.facts.get("summary", each.summary))) for each in _ours("rule"))
     return _table(("rule", "what it decides"), rows)
 
 
 def datasets() -> str:
-    """The table of datasets: what each is, and its default clients and model."""
+    """Return the table of datasets, with their default clients and models."""
     from fl_core import data
 
     rows, recipes = [], data.datasets()
@@ -58,7 +58,7 @@ def datasets() -> str:
 
 
 def models() -> str:
-    """The table of models."""
+    """Return the table of models."""
     ours = catalogue.own_entries("model")
     summaries = {name: line for name, line in describe().items() if name in ours or ":" in name}
     return _table(("model", "what it is"), ((f"`{name}`", summary) for name, summary in summaries.items()))
@@ -74,14 +74,14 @@ LISTS: dict[str, Callable[[], str]] = {
 
 
 def updated(text: str) -> str:
-    """A page's text with its lists regenerated.
+    """Return a page's text with its lists written again.
 
     >>> page = "Rules:\\n<!-- list:rules -->\\nan old list\\n<!-- end -->\\nThe end."
     >>> print(updated(page).splitlines()[2])
     | rule | what it decides |
 
     Raises:
-        UsageError: a list of something else, or a page without any.
+        UsageError: an unknown kind of list, or a page without lists.
     """
     if not BLOCK.search(text):
         raise UsageError("there is no <!-- list:KIND --> ... <!-- end --> in this page")
@@ -89,7 +89,7 @@ def updated(text: str) -> str:
 
 
 def _ours(kind: str) -> list[Entry]:
-    """The members of a kind in this project: other installed packages do not belong in the README."""
+    """Return this project's members of a kind. Other installed packages do not belong in the pages."""
     return list(catalogue.own_entries(kind).values())
 
 
@@ -103,7 +103,7 @@ def _cell(text: str) -> str:
 
 
 def main(*paths: Path) -> None:
-    """Write the lists of some pages, or of all pages of ``docs``."""
+    """Write the lists of the given pages, by default all pages of ``docs``."""
     for path in paths or sorted(Path("docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if paths or BLOCK.search(text):

@@ -1,4 +1,4 @@
-"""``fl.run`` and ``fl.resume``: runs that can use the diagnostics to decide on their plan."""
+"""``fl.run`` and ``fl.resume``: runs that can use diagnostics to choose their plan."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fl_core.plan_selection import Instruments
 
 CHOOSE = "choose"
-"""The plan of a run whose layers are chosen by a race beforehand."""
+"""The value of ``plan`` for which a race chooses the layers before the run."""
 RACE = "-race"
-"""What the folder of that race has behind the run's name."""
+"""The suffix of that race's folder, after the run's name."""
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
     backend: str = "",
     **keys: Any,
 ) -> Engine:
-    """Train one algorithm on one federation to the end; returns the run's last state and its rows.
+    """Train one algorithm on one federation. Return the engine, with its last state and its rows.
 
     >>> import fedlayers as fl
     >>> engine = fl.run(dataset="heart", algorithm="playerfl", rounds=2, progress=False)
@@ -52,24 +52,23 @@ def run(
     LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio t=1.2)
 
     Args:
-        config: what the run is; keys of :class:`fl_core.config.RunConfig` may be given by name, in its place or to
-            change it: ``fl.run(dataset="digits", clients=3, lr=0.1)``.
-        out: the run directory, new or empty; None keeps nothing on disk.
-        data: your own, as :func:`fl.from_clients <fl_core.data.silos.from_clients>` makes them, in place of a
-            dataset's name.
+        config: the run's configuration. Keys of :class:`fl_core.config.RunConfig` can also be given by name, alone or
+            to change it: ``fl.run(dataset="digits", clients=3, lr=0.1)``.
+        out: the run directory, new or empty. None keeps nothing on disk.
+        data: your own data from :func:`fl.from_clients <fl_core.data.silos.from_clients>`, instead of a dataset's name.
         model: a registered name, ``package.module:callable``, or your own module, which is copied.
-        plan: which layers are shared: a plan, the path of one, ``auto`` to measure and decide first, or ``choose`` to
-            decide by a race beforehand (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed).
-        instruments: what measures and decides in mid-run; the diagnostics' by default.
-        command: what was typed, for the record.
-        progress: show a bar over the rounds.
-        log: where else its rows go, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
-            class made of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
-        backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster's nodes
-            (:mod:`fedlayers.backends.actors`); the bits are those of ``stack="off"``.
+        plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first. ``choose`` runs a
+            race first (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed).
+        instruments: how the run measures and decides; by default the diagnostics.
+        command: the command line, for the record.
+        progress: show a progress bar.
+        log: where else rows are sent, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
+            subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
+        backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
+            the same bits as ``stack="off"``.
 
     Raises:
-        UsageError: anything unknown or not fitting, before anything is written.
+        UsageError: an unknown name or an invalid value, before anything is written.
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fl_core import runner
@@ -92,7 +91,10 @@ def run(
         config = replace(config, stack="off")
     if config.plan == CHOOSE:
         if data is not None or own_model is not None:
-            raise UsageError("plan=choose races what a configuration names; not data or a model of your own")
+            raise UsageError(
+                "plan=choose must have data and a model by name; got one in memory. "
+                "Save data to a file, or choose the plan first."
+            )
         config, own_plan = _raced(config, out, progress)
     return runner.run(
         config,
@@ -117,9 +119,9 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
 
 
 def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
-    """The configuration without its ``plan=choose``, and the plan of the winner of a race, made beside the run.
+    """Return the configuration without ``plan=choose``, and the plan that a race chose.
 
-    The race is kept in ``out`` with :data:`RACE` behind its name, from where a race that was stopped goes on.
+    The race is stored in ``out`` plus :data:`RACE`. A stopped race resumes from there.
     """
     from fedlayers.studies.choose import choose
     from fl_core.algorithms.base import find
@@ -127,7 +129,9 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
 
     config = replace(config, plan=None)
     if not find(config.algorithm).uses_plan:
-        raise UsageError(f"{config.algorithm} takes no plan, so there is none to choose: name one that does, as fedper")
+        raise UsageError(
+            f"{config.algorithm} takes no plan, so none can be chosen. Use another algorithm, such as fedper."
+        )
     tell = _say if progress else _keep_quiet
     with TemporaryDirectory() as temporary:
         if out is not None:
@@ -147,7 +151,7 @@ def _keep_quiet(line: str) -> None:
 
 
 def resume(out: Path | str, *, instruments: Instruments | None = None, backend: str = "", **options: Any) -> Engine:
-    """Continue an interrupted run, to exactly the bits of an undisturbed one.
+    """Continue an interrupted run. The result has the same bits as an uninterrupted one.
 
     >>> import fedlayers as fl, tempfile
     >>> folder = tempfile.mkdtemp() + "/run"
@@ -156,12 +160,12 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
     1
 
     Args:
-        backend: as of :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
+        backend: as for :func:`run`.
+        options: ``data``, ``model``, ``allow_code``, ``progress`` and ``log``, as for :func:`fl_core.runner.resume`.
 
     Raises:
-        UsageError: no run there, or its own data, model or code not given again.
-        BusyError: it is running. CorruptError: what is stored is damaged.
+        UsageError: there is no run, or its own data, model or code are missing from the call.
+        BusyError: the run is in progress. CorruptError: stored files are damaged.
     """
     from fl_core import runner
     from fl_core.records.store import Run

@@ -32,9 +32,9 @@ class DataConfig:
     """What data there are, and which client has which."""
 
     dataset: str = "heart"
-    """Registered name, package.module:function, your file, or folder."""
+    """Dataset, package.module:function, or your file or folder."""
     data_root: str | None = None
-    """Folder with the named datasets' files; default: the environment's FEDLAYERS_DATA_ROOT."""
+    """Folder of the datasets' files; default: the environment variable FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Let torchvision fetch missing files."""
     clients: int | None = None
@@ -43,37 +43,38 @@ class DataConfig:
     """natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's:
     fedpft_dirichlet, fedpft_pathological."""
     alpha: float | None = None
-    """Concentration of a Dirichlet partition; with a smaller one clients differ more."""
+    """Concentration of a Dirichlet partition; small values make clients differ."""
     classes_per_client: int | None = None
-    """For the pathological partitions and non_iid_1; for non_iid_2 the dominant ones."""
+    """Classes per client (pathological, non_iid_1); dominant ones (non_iid_2)."""
     samples_per_client: int | None = None
-    """For non_iid_1 and non_iid_2, default a hundredth, at most 700; training samples for FedPFT's, default 500."""
+    """Samples per client: of non_iid_1 and non_iid_2, default a hundredth, at most 700; for training of FedPFT's,
+    default 500."""
     dominance: float | None = None
     """Share of the dominant classes in non_iid_2; default 0.5."""
     max_samples: int | None = None
-    """Size of the pool that is partitioned."""
+    """Number of samples to partition among clients."""
     task: str = CLASSIFICATION
-    """Task of your own data: classification, or regression."""
+    """Task of your own data: classification or regression."""
     positive: str | None = None
-    """The positive one of two classes, for AUROC and AUPRC; default the second."""
+    """Class of two whose AUROC and AUPRC are scored; default the second."""
     client_column: str = CLIENT_COLUMN
-    """Column of the client in your own file."""
+    """Column of clients in your own file."""
     label_column: str = LABEL_COLUMN
-    """Column of the label in your own file."""
+    """Column of labels in your own file."""
     text_column: str = TEXT_COLUMN
-    """Column of the text in your own file."""
+    """Column of texts in your own file."""
     columns: list[str] | None = None
-    """Feature columns of your own table to read; default all."""
+    """Feature columns to read from your own table; default all."""
     exclude_columns: list[str] | None = None
-    """Feature columns of your own table not to read."""
+    """Feature columns of your own table to leave out."""
     separator: str = SEPARATOR
     """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
     """Encoding of your own .csv or .jsonl file, such as latin-1."""
     scale: str = choices.SCALES[0]
-    """Scale a table's columns, fitted on the training samples of all clients: none, standard, minmax or robust."""
+    """Scaling of a table's columns, fitted on all clients' training samples: none, standard, minmax or robust."""
     impute: str = choices.IMPUTES[0]
-    """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none forbids them."""
+    """Fill missing numbers of a table with the training samples' mean, median or most_frequent; none refuses them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +82,15 @@ class ModelConfig:
     """The model and its layers."""
 
     model: str | None = None
-    """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
+    """Name of a model, timm:NAME, torchvision:NAME or package.module:callable."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
-    """Weights to start from: a run's directory, or a file."""
+    """Initial weights: a run directory or a file."""
     batchnorm: str = "global"
-    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or none (drop)."""
+    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or removed (drop)."""
     layer_granularity: str = "block"
-    """Definition of a layer: module, or block (with normalisations and groups)."""
+    """Layer: module, or block (with normalisations and groups)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,31 +98,31 @@ class TrainingConfig:
     """Local training of a client in a round."""
 
     epochs: int | None = None
-    """Local epochs a round."""
+    """Local epochs per round."""
     batch_size: int | None = None
-    """Samples a batch."""
+    """Samples per batch."""
     lr: float | None = None
     """Local learning rate."""
     optimizer: str | None = None
-    """sgd, adam or adamw."""
+    """Optimizer: sgd, adam or adamw."""
     momentum: float | None = None
     """Momentum of sgd."""
     weight_decay: float | None = None
-    """Coupled for sgd and adam, decoupled for adamw."""
+    """Weight decay, coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
-    """Use AMSGrad in adam and adamw."""
+    """Use the AMSGrad variant of adam or adamw."""
     max_grad_norm: float | None = None
-    """Scale a step's gradient down to this norm if it is longer."""
+    """Maximum norm of a step's gradient; a longer one is scaled down."""
     keep_optimizer: bool | None = None
-    """Keep each client's optimiser state between rounds; default for adam, adamw."""
+    """Keep clients' optimizer states between rounds; default for adam, adamw."""
     loss: str | None = None
-    """cross_entropy, focal, player_focal or bce (one output); for regression mse, mae or huber."""
+    """cross_entropy, focal, player_focal or bce (one output); for numbers mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
-    """Weights of classes in the loss: none, balanced, or W,W,... with one for each class."""
+    """Class weights in the loss: none, balanced, or W,W,..."""
     precision: str = "float32"
-    """float32, or bf16 for the model's passes in local training; everything else stays float32."""
+    """float32, or bf16 for passes of local training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,26 +130,26 @@ class FederationConfig:
     """The algorithm, its plan, and who takes part in a round."""
 
     algorithm: str = "fedavg"
-    """Registered name, or package.module:Class."""
+    """Name of an algorithm, or package.module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     plan: str | None = None
-    """Path of a plan, auto to measure and choose one first, or, in run alone, choose to race first; default: the
+    """The shared layers: path of a plan, auto to measure first, or choose to race first (run only). Default: the
     algorithm's own."""
     rule: str = "sensitivity_ratio"
-    """Rule by which auto and PLayer-FL choose a plan: registered name, or package.module:function."""
+    """Rule by which auto and PLayer-FL decide: a name, or package.module:function."""
     threshold: float = 1.2
     """Threshold of the rule: layers before the first jump above it are shared."""
     rounds: int | None = None
     """Communication rounds."""
     participation: float = 1.0
-    """Fraction of the clients in a round; at least one takes part."""
+    """Fraction of clients that take part in a round, at least one."""
     client_weights: str = "samples"
-    """Weights of clients in a mean: samples (of training) or uniform."""
+    """Weights of clients in a mean: samples or uniform."""
     client_dropout: float = 0.0
-    """Probability with which a client's reply is lost in a round."""
+    """Probability that a client's reply is lost in a round."""
     dropout_trace: str | None = None
-    """A .csv file of lost replies, with columns round (from 1) and client."""
+    """A .csv of lost replies, with columns round (from 1) and client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,21 +159,21 @@ class ExecutionConfig:
     seed: int = 0
     """Seed of all random draws: split, initial model, clients, batches."""
     workers: int = 0
-    """Number of worker processes. It does not change the results."""
+    """Worker processes. Results have the same bits with any number."""
     device: str = "cpu"
-    """Device on which clients train."""
+    """Device for training, such as cpu or cuda."""
     stack: str = "auto"
     """Train clients together: on, off or auto."""
     memory_format: str = "auto"
-    """auto, contiguous, or channels_last."""
+    """Memory format of tensors: auto, contiguous or channels_last."""
     recompute_frozen: bool = False
     """Compute frozen first layers in every step instead of once."""
     eval_every: int | None = None
-    """Rounds between evaluations of all clients; default a twentieth, or more if they take over a tenth of the time."""
+    """Rounds between evaluations; default a twentieth of the rounds, or more if that costs over a tenth of the time."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default a twentieth of the rounds."""
     on_divergence: str = "note"
-    """note or stop (with exit code 1), once a client's loss exceeds 20 times both the initial and the guessing loss."""
+    """note or stop (exit code 1) if a client's loss is 20 times that of the start and of guessing."""
     local_scores: bool = False
     """Score locally trained models in every round."""
     local_models: int = 100

@@ -1,1 +1,1 @@
-"""Where whole runs are trained: in this process, in processes beside each other, or on the nodes of a cluster."""
+"""Backends that train whole runs: this process, a pool of processes, or the nodes of a cluster."""

@@ -1,4 +1,4 @@
-"""The clients of one run on the nodes of a Ray cluster: for models so large that a round is worth several machines."""
+"""Clients of one run on the nodes of a Ray cluster, for models so large that a round needs several machines."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from fl_core.execution.client_runner import ClientRunner, Job, JobResult
 from fl_core.execution.executors import MakesExecutor, answer_of
 
 AHEAD = 4
-"""Jobs for each actor that are begun before the result of the oldest has come."""
+"""Number of jobs that each actor may have queued."""
 
 
 class Actors:
-    """One actor for each free CPU (each GPU, where the run is on one) of a cluster, but no more than there are clients.
+    """A pool of actors on a Ray cluster, each of which trains clients.
 
-    Each gets the model and all clients' data once, and then a client's message and state with each job. Results are the
-    same bits as in one process. An actor that is lost with its node is noted, and its client is trained by another.
+    There is one actor per free CPU, or per free GPU for a run on GPUs, and at most one per client. Each receives the
+    model and all clients' data once, then a client's message and state with each job. Results have the same bits as in
+    one process. If a node is lost, its client is trained by another actor.
 
     Args:
-        client_runner: what each of them is a copy of.
-        address: of the cluster, HOST:PORT; empty for this machine's.
+        client_runner: the runner that each actor copies.
+        address: the cluster, HOST:PORT; empty for this machine's.
 
     Raises:
         UsageError: Ray is not installed, no cluster answers, or a node has another version of this package.
-        RunError: an actor cannot begin, for what its node lacks. WorkerError: every actor is lost.
+        RunError: an actor cannot start, since its node lacks something. WorkerError: all actors are lost.
     """
 
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
@@ -68,13 +69,13 @@ class Actors:
         return names
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm in every actor; each does what it is sent in order."""
+        """Load an algorithm in every actor. Each actor works through its queue in order."""
         packed = self._ray.put(pickle.dumps(algorithm))
         for actor in self._actors:
             actor.use.remote(packed)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in the jobs' order; a free actor takes the next job."""
+        """Yield results in the order of the jobs. A free actor takes the next job."""
         queue, again = enumerate(jobs), deque[tuple[int, Job]]()
         idle, busy = deque(self._actors), dict[Any, tuple[Any, int, Job]]()
         done: dict[int, tuple[str, Any]] = {}
@@ -127,14 +128,14 @@ class Actors:
 
 
 class _Actor:
-    """What trains clients on a node, one at a time and in one thread."""
+    """A worker on a node that trains one client at a time, in one thread."""
 
     def __init__(self, packed: bytes) -> None:
         torch.set_num_threads(1)
         self._client_runner = ClientRunner(**pickle.loads(packed))
 
     def hello(self) -> tuple[str, str]:
-        """The node's name, and its version of this package."""
+        """Return the node's name and its version of this package."""
         return socket.gethostname(), __version__
 
     def use(self, packed: bytes) -> None:
@@ -142,18 +143,20 @@ class _Actor:
         self._client_runner.use(pickle.loads(packed))
 
     def run(self, packed: bytes) -> bytes:
-        """Run a job; the answer as a process sends it."""
+        """Run a job and return its packed answer."""
         return pickle.dumps(answer_of(self._client_runner, pickle.loads(packed)))
 
 
 def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor | None:
-    """What trains the clients of one run at a place: ``ray`` or ``ray:HOST:PORT``; None where no place is named.
+    """Return a maker of the executor that trains one run's clients; None without a backend name.
 
     Args:
-        stacked: the run's clients are trained together in one process. workers: so many processes were asked for.
+        place: ``ray`` or ``ray:HOST:PORT``.
+        stacked: whether the clients are trained together in one process.
+        workers: the number of processes that the configuration asks for.
 
     Raises:
-        UsageError: another place, one beside workers or a stack, Ray is not installed, or nobody answers there.
+        UsageError: an unknown name, a name together with workers or a stack, Ray is missing, or no cluster answers.
     """
     if not place:
         return None

@@ -1,7 +1,7 @@
-"""The one interface by which studies and figures have many runs trained, wherever that is: works go in, results come.
+"""The interface of backends: studies and figures submit jobs and receive results.
 
-A place is named ``local:N`` (processes of this machine) or ``ray`` (:mod:`fedlayers.backends.cluster`); without a name
-it is this process. The bits of results are the same everywhere.
+A backend is named ``local:N`` (processes of this machine) or ``ray`` (:mod:`fedlayers.backends.cluster`). Without a
+name it is this process. Results have the same bits on every backend.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from fl_core.records.sync import FileBatch, Sent
 
 TRIES = 5
-"""How often a work is begun whose process or node is lost each time."""
+"""How often a job is started if its process or node is lost each time."""
 
 
 class Job(Protocol):
-    """What is done as a whole in one place: it can be sent there, and begun again where another was lost.
+    """A unit of work that runs in one place. It can be sent elsewhere, and restarted if that place is lost.
 
     Attributes:
-        name: for messages.
-        path: the folder that it writes to; what is there already it goes on from.
+        name: its name in messages.
+        path: its output folder. It resumes from the files there.
     """
 
     @property
@@ -40,33 +40,33 @@ class Job(Protocol):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it needs."""
+        """Return the number of GPUs that it needs."""
 
     def carry_out(self) -> Any:
-        """Do it, in whichever process; what is returned crosses back."""
+        """Do the work in the current process. Its value is sent back."""
 
     def sent_to(self, path: Path | None) -> Self:
-        """The same for another machine; with a folder there, writing to that one."""
+        """Return the same job for another machine, with its folder there if one is given."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep other writers from its folder while it is done elsewhere.
+        """Keep other writers out of its folder while it runs elsewhere.
 
         Raises:
-            BusyError: one is writing there.
+            BusyError: another process writes there.
         """
 
     def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
-        """What of its folder it goes on from, to be carried to another machine."""
+        """Yield the files that another machine needs to resume the job."""
 
     def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
-        """What has come about in its folder on that machine and has not been sent; asked again and again."""
+        """Yield new files from its folder on the other machine. Called repeatedly."""
 
     def accept(self, parcel: FileBatch) -> None:
-        """Write to its folder what came from elsewhere."""
+        """Write files from another machine to its folder."""
 
 
 class Result(NamedTuple):
-    """What came of a work: its value, or the exception that ended it."""
+    """The outcome of a job: its value, or the exception that ended it."""
 
     work: Any
     value: Any = None
@@ -74,20 +74,20 @@ class Result(NamedTuple):
 
 
 Results = Generator[Result, None, None]
-"""To be closed: what is still carried out then ends."""
+"""A generator of results. Close it to end the jobs that still run."""
 Watch = Callable[[str], None]
 
 
 def nobody(words: str) -> None:
-    """Hear nothing of what is going on."""
+    """Ignore progress messages."""
 
 
 class Backend(ABC):
-    """Where works are carried out; the order of results is that in which they come.
+    """A place that runs jobs. Results come in order of completion.
 
     Attributes:
-        side_by_side: how many works are carried out at a time.
-    here: whether they see this machine's files.
+        side_by_side: the number of jobs that run at a time.
+        here: whether jobs see this machine's files.
     """
 
     side_by_side = 1
@@ -95,18 +95,18 @@ class Backend(ABC):
 
     @abstractmethod
     def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
-        """Carry out all works.
+        """Run all jobs.
 
         Args:
-            watch: hears in a few words what is going on.
+            watch: is called with short progress messages.
         """
 
     def close(self) -> None:  # noqa: B027  (a place may have nothing to end)
-        """End every process that was started, at once."""
+        """End all processes of this backend at once."""
 
 
 class InProcessBackend(Backend):
-    """Train one run after another in this process."""
+    """The current process, which runs one job after another."""
 
     def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
         for work in works:
@@ -121,7 +121,7 @@ class InProcessBackend(Backend):
 
 
 class Answer(NamedTuple):
-    """What a process elsewhere tells: its value or the exception, and the warnings on the way."""
+    """A process's answer: a value or an exception, and the warnings."""
 
     value: Any
     error: Exception | None
@@ -129,7 +129,7 @@ class Answer(NamedTuple):
 
 
 def answered(work: Job) -> Answer:
-    """Carry out a work for another process."""
+    """Run a job for another process."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -141,7 +141,7 @@ def answered(work: Job) -> Answer:
 
 
 def portable(error: Exception) -> Exception:
-    """An exception as it crosses between processes: the foreseen ones as they are, others told in words."""
+    """Return an exception that can be sent to another process. Unexpected ones become text."""
     if isinstance(error, (UsageError, RunError, OSError)):
         return error
     told = RunError(f"{type(error).__name__}: {error} (--debug shows where)")
@@ -150,11 +150,11 @@ def portable(error: Exception) -> Exception:
 
 
 class Event(NamedTuple):
-    """What came from a process or node: an answer, files, or (neither) that it is lost.
+    """A report of a process or node: an answer, files, or (neither) its loss.
 
     Attributes:
-        handle: what :meth:`Pool.begin` gave for the work.
-        lost: what is lost, in words.
+        handle: the job's handle from :meth:`WorkerPool.begin`.
+        lost: a description of what is lost.
     """
 
     handle: Any
@@ -167,10 +167,10 @@ H = TypeVar("H")
 
 
 class WorkerPool(Backend, Generic[H]):
-    """Processes or nodes: a free one takes the next work, and the work of a lost one is begun again.
+    """A pool of processes or nodes. A free one takes the next job; a lost job is started again.
 
     Raises:
-        WorkerError: as a result's error, where a work was lost :data:`TRIES` times.
+        WorkerError: as a result's error, if a job was lost :data:`TRIES` times.
     """
 
     def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
@@ -207,34 +207,34 @@ class WorkerPool(Backend, Generic[H]):
                         often = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
                         yield Result(work, error=WorkerError(f"{often}; if memory ran out, train fewer at a time"))
                         continue
-                    warnings.warn(f"{event.lost} is lost: {work.name} goes on elsewhere", stacklevel=2)
+                    warnings.warn(f"{event.lost} is lost: {work.name} continues elsewhere", stacklevel=2)
                     again.append(work)
 
     @abstractmethod
     def has_room(self, running: int) -> bool:
-        """Whether one more work may be begun beside so many."""
+        """Return whether one more job can start while ``running`` jobs run."""
 
     @abstractmethod
     def begin(self, work: Job) -> H:
-        """Have a work carried out.
+        """Start a job.
 
         Raises:
-            RunError: it cannot be begun.
+            RunError: it cannot be started.
         """
 
     @abstractmethod
     def events(self, running: dict[H, Job]) -> Sequence[Event]:
-        """Wait a little for what comes of the works that are carried out; perhaps nothing has."""
+        """Wait briefly for events of the running jobs. The list may be empty."""
 
     @abstractmethod
     def words(self, running: dict[H, Job]) -> str:
-        """What is going on, in a few words."""
+        """Describe the running jobs in a few words."""
 
     def end(self, handle: H) -> None:
-        """Hear that nothing more comes of a work."""
+        """Release a job that sends nothing more."""
 
     def stop(self, running: dict[H, Job]) -> None:
-        """End works whose results nobody takes."""
+        """End jobs whose results are not needed."""
 
 
 def carry_out(
@@ -246,19 +246,19 @@ def carry_out(
     what: str = "runs",
     progress: bool = True,
 ) -> None:
-    """Have all works carried out, with one progress line.
+    """Run all jobs, with one progress line.
 
     Args:
-        works: are taken one by one, each when there is room for it.
-        done: hears each result, and how many there are by then; what it raises ends the others.
-        total: how many there are, and ``what`` they are, for the progress line.
+        works: an iterable; a job is taken when there is room for it.
+        done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
+        total: the number of jobs. ``what`` is their name in the progress line.
     """
     from tqdm.auto import tqdm
 
     told = [""]
 
     def watch(words: str) -> None:
-        if told[-1] != words:  # a bar that is no terminal's has a line for each
+        if told[-1] != words:  # without a terminal each bar takes a line
             told[:] = [words]
             bar.set_postfix_str(words)
 

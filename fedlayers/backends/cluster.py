@@ -1,7 +1,7 @@
-"""Whole runs on the nodes of a Ray cluster, which need not share a file system; the only place that imports Ray.
+"""Whole runs on the nodes of a Ray cluster. Only this module imports Ray.
 
-A run that is begun sends its files back after every checkpoint, and goes on from there on another node if its own is
-lost. Data are named and not sent.
+The nodes need no common file system. A run sends its files back after every checkpoint. If its node is lost, it resumes
+from there on another. Data are loaded by name on each node.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from fl_core.records.sync import FileBatch, Sent
 
 PERIOD = 1.0
-"""Seconds between looks at what has come about, at a node and here."""
+"""Seconds between checks for new files and events."""
 REACHED = 10.0
-"""Seconds within which a cluster's address answers."""
+"""Seconds to wait for an answer from the cluster's address."""
 AHEAD = 4
-"""How many parcels a node has ready that this machine has not taken."""
+"""Number of file batches that a node may have ready."""
 
 
 class Hello(tuple[str, str, str]):
-    """What a node says first: its name, its id in the cluster, and its version of this package."""
+    """A node's first message: its name, its id in the cluster, and its version of this package."""
 
 
 class Cluster(WorkerPool[int]):
-    """The cluster at an address, or the one that this machine belongs to, or one that is started here.
+    """A pool of jobs on a Ray cluster: at an address, of this machine, or started here.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
@@ -48,7 +48,7 @@ class Cluster(WorkerPool[int]):
         self._ray, self._ours = connected(address)
         self.side_by_side = self._cpus()
         self._begun = 0
-        self._items: dict[int, Any] = {}  # what comes of a work, by its handle
+        self._items: dict[int, Any] = {}  # the results of a job, by its handle
         self._held: dict[int, ExitStack] = {}
         self._nodes: dict[int, Hello] = {}
 
@@ -82,7 +82,7 @@ class Cluster(WorkerPool[int]):
         errors = self._ray.exceptions
         try:
             item = self._ray.get(next(self._items[handle]))
-        except errors.RayTaskError as error:  # it could not begin, for what is on that node
+        except errors.RayTaskError as error:  # it could not start on that node
             cause = f"{type(error.cause).__name__}: {_first(error.cause)}"
             words = f"{self._name(handle)} cannot train: {cause}; each node needs fedlayers {__version__}"
             yield Event(handle, Answer(None, RunError(words), []))
@@ -121,7 +121,7 @@ class Cluster(WorkerPool[int]):
 
 
 def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello | FileBatch | Answer]:
-    """Carry out a work in a folder of this node, and tell what comes of it: files as they are written, and the end."""
+    """Run a job in a temporary folder of this node. Yield its files while it runs, then its answer."""
     import ray
 
     yield Hello((socket.gethostname(), ray.get_runtime_context().get_node_id(), __version__))
@@ -142,7 +142,7 @@ def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello 
 
 
 def connected(address: str) -> tuple[Any, bool]:
-    """Ray's module, connected to a cluster, and whether it was not so before: then it is ours to end.
+    """Connect to a cluster. Return Ray's module, and whether this call connected it and must end it.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
@@ -159,10 +159,10 @@ def connected(address: str) -> tuple[Any, bool]:
 
 
 def reachable(address: str) -> Any:
-    """Ray's module; where an address is given, somebody listens there.
+    """Return Ray's module after a check that the address, if any, answers.
 
     Raises:
-        UsageError: Ray is not installed, or nobody does.
+        UsageError: Ray is not installed, or the address does not answer.
     """
     ray = _imported()
     if address:
@@ -171,8 +171,8 @@ def reachable(address: str) -> Any:
 
 
 def _imported() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would tell its makers of every use
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a notice on what tasks without GPUs see of them
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no notice on tasks without GPUs
     try:
         import ray
         import ray.exceptions
@@ -182,7 +182,7 @@ def _imported() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Refuse an address at which nobody listens, which Ray would ask for much longer."""
+    """Check that an address answers. Ray itself would try for much longer."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):

@@ -1,4 +1,4 @@
-"""Whole runs side by side in processes of this machine, one thread each."""
+"""Whole runs in parallel processes of this machine, with one thread each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fl_core.errors import RunError
 from fl_core.interrupts import held_back
 
 PERIOD = 1.0
-"""Seconds after which is looked whether anything else is to be done."""
+"""Seconds between checks for other work."""
 
 
 class Process(NamedTuple):
-    """A process with this end of its pipe."""
+    """A process with the parent's end of its pipe."""
 
     link: Connection
     process: Any
 
 
 class Local(WorkerPool[Process]):
-    """Processes, started when the first works come, which end with this process however it ends."""
+    """A pool of processes. They start with the first jobs, and end when this process ends."""
 
     def __init__(self, count: int) -> None:
         self.side_by_side = count
@@ -78,7 +78,7 @@ class Local(WorkerPool[Process]):
 
 
 def _started() -> Process:
-    resource_tracker.ensure_running()  # else the first process's start would do so, and let interrupts through
+    resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
     with held_back(), _one_thread():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
@@ -89,7 +89,7 @@ def _started() -> Process:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let processes that are started within compute with one thread."""
+    """Give one thread to processes that start within the block."""
     earlier = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -101,16 +101,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def _ended(process: Process) -> int | None:
-    """End a process, whatever it does; a run directory is sound whenever its writer dies. Returns its exit code."""
+    """Kill a process and return its exit code. A run directory stays valid whenever its writer dies."""
     process.link.close()
-    process.process.join(timeout=0.1)  # whose end was met at the pipe has a code of its own
+    process.process.join(timeout=0.1)  # a process that ended by itself has its own code
     process.process.kill()
     process.process.join()
     return process.process.exitcode
 
 
 def _serve(link: Connection) -> None:
-    """A process's main loop: carries out what comes until the link closes, and never outlives the parent."""
+    """Run jobs until the link closes. The process never outlives its parent."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
@@ -120,7 +120,7 @@ def _serve(link: Connection) -> None:
         except (EOFError, ConnectionResetError):
             return
         except Exception as error:  # whatever a module of the user's raises that is imported for it
-            answer = Answer(None, RunError(f"a process cannot begin: {type(error).__name__}: {error}"), [])
+            answer = Answer(None, RunError(f"a process cannot start: {type(error).__name__}: {error}"), [])
         else:
             answer = answered(work)
         try:

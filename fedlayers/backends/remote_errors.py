@@ -1,4 +1,4 @@
-"""What differs on another machine than the one that asked for a work."""
+"""Errors of jobs that run on another machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fl_core.errors import RunError, UsageError
 
 @contextmanager
 def remote_errors(is_away: bool = True) -> Iterator[None]:
-    """Within the block data are this machine's, and what is missing on it is told with its name.
+    """Use this machine's data within the block, and add its name to errors.
 
     Raises:
-        UsageError, RunError: in place of those, and of OSError, within.
+        UsageError, RunError: instead of such errors, and of OSError, within the block.
     """
     if not is_away:
         yield

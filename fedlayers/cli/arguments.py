@@ -45,37 +45,38 @@ MARKERS = (DisallowNone, FlagCreatePairsOff)
 
 
 def hint(default: str) -> str:
-    """The default of a flag, as help shows it; empty where the help text says it already."""
+    """Return a flag's default as help shows it; empty if the help text has it already."""
     return "" if default in ("None", "False", "", "''") else f"(default: {default})"
 
 
 def option(help: str, metavar: str | None = None, name: str | None = None) -> Any:
-    """A flag with its help text."""
+    """Make a flag with its help text."""
     return arg(help=help, metavar=metavar, name=name, help_behavior_hint=hint)
 
 
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("A key of the algorithm, as often as needed: --option mu=0.1.", "KEY=VALUE", "option"),
+    option("A key of the algorithm, such as --option mu=0.1. Repeatable.", "KEY=VALUE", "option"),
 ]
 SetEach = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An algorithm's own configuration: --option fedprox.mu=0.1.", "ALGORITHM.KEY=VALUE", "option"),
+    option("A key of one algorithm, such as --option fedprox.mu=0.1. Repeatable.", "ALGORITHM.KEY=VALUE", "option"),
 ]
 SetMetric = Annotated[
     UseAppendAction[tuple[str, ...]],
     option(
-        "Option of a metric that is measured: --metrics hessian_spectrum --option hessian_spectrum.density=50.",
+        "A key of a metric, such as --option hessian_spectrum.density=50. Repeatable.",
         "METRIC.KEY=VALUE",
         "option",
     ),
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("Option of the model: --model-option sizes=64,32.", "KEY=VALUE", "model-option"),
+    option("A key of the model, such as --model-option sizes=64,32.", "KEY=VALUE", "model-option"),
 ]
 SetLoss = Annotated[
-    UseAppendAction[tuple[str, ...]], option("Option of the loss: --loss-option gamma=2.", "KEY=VALUE", "loss-option")
+    UseAppendAction[tuple[str, ...]],
+    option("A key of the loss, such as --loss-option gamma=2.", "KEY=VALUE", "loss-option"),
 ]
 
 
@@ -112,7 +113,7 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
                 fields.append((key.name, Suppress[flag] if hidden else flag, key.default))
         if fields:
             group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, frozen=True, kw_only=True)
-            group_class.__doc__ = ABOUT.get(group, " ")  # a blank, lest the help show the constructor's signature
+            group_class.__doc__ = ABOUT.get(group, " ")  # a blank, or help would show the constructor's signature
             groups[group] = Annotated[group_class, OmitArgPrefixes]
 
     def config(**filled: Any) -> RunConfig:
@@ -161,16 +162,16 @@ SWITCH = PrimitiveConstructorSpec(
     is_instance=lambda value: value is None or isinstance(value, bool),
     str_from_instance=lambda value: [] if value is None else [str(value)],
 )
-"""A flag that says yes by itself, and yes or no by the word after it."""
+"""A flag that means yes alone, and yes or no by the word after it."""
 
 
 def configured(
     config: RunConfig, options: Sequence[str], model_options: Sequence[str], loss_options: Sequence[str]
 ) -> RunConfig:
-    """The configuration with the ``--option`` arguments filled in, its names and choices checked.
+    """Return the configuration with the ``--option`` arguments filled in, after checks of names and choices.
 
     Raises:
-        UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide in mid-run.
+        UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide during a run.
     """
     check(config)
     catalogue.check_names(config)
@@ -187,16 +188,16 @@ def configured(
 
 
 def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse ``key=value`` arguments; a value is JSON if it parses as JSON, a list if it has commas.
+    """Parse ``key=value`` arguments. A value is JSON if it parses as JSON, and a list if it has commas.
 
     Raises:
-        UsageError: an argument without ``=``, or a key that was given twice.
+        UsageError: an argument without ``=``, or a repeated key.
     """
     return {key: _value(value) for key, value in texts(flag, arguments).items()}
 
 
 def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
-    """Parse ``key=value`` arguments, values as they are written; errors as of :func:`pairs`."""
+    """Parse ``key=value`` arguments, with values as text. For errors see :func:`pairs`."""
     values: dict[str, str] = {}
     for item in arguments:
         key, equals, value = item.partition("=")
@@ -218,7 +219,7 @@ def _value(text: str) -> Any:
 
 
 def by_algorithm(arguments: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse a comparison's ``--option algorithm.key=value`` arguments, by algorithm; errors as of :func:`by_name`."""
+    """Parse a comparison's ``--option algorithm.key=value`` arguments, by algorithm. For errors see :func:`by_name`."""
     return by_name(arguments, "algorithm", algorithms, "of this comparison")
 
 
@@ -226,7 +227,7 @@ def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) 
     """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
 
     Raises:
-        UsageError: a key that names none of ``names``.
+        UsageError: a key that begins with none of ``names``.
     """
     elsewhere = catalogue.entries(kind)
     options: dict[str, dict[str, Any]] = {}
@@ -245,11 +246,10 @@ def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) 
 
 
 def check_output(path: Path, result: str) -> None:
-    """Refuse, before any work, an output file that cannot be written or that is no earlier result.
+    """Refuse, before any work, an output file that cannot be written or that is not an earlier result.
 
-    An empty file is filled, an earlier plan makes room for a plan (``result``: ``plan``), the rows of an earlier
-    diagnosis for those of another (``rows``); everything else stays: a part of a run, the rows of a figure, any other
-    file.
+    An empty file may be filled. A plan may replace a plan (``result``: ``plan``), and a diagnosis the rows of another
+    (``rows``). All other files stay: parts of a run, rows of a figure, anything else.
 
     Raises:
         UsageError: names the path.
@@ -261,19 +261,19 @@ def check_output(path: Path, result: str) -> None:
     _no_run(path, path.parent)
     if path.exists() and not (path.is_file() and path.stat().st_size == 0) and result not in _contents(path):
         raise UsageError(
-            f"--out {path} is there already and stays as it is, for it is no earlier {RESULTS[result]}: choose another "
-            "file, or remove it first"
+            f"--out {path} must be a new file or an earlier {RESULTS[result]}; it is another file. "
+            "Choose another name, or remove it."
         )
 
 
 def note_replaced(path: Path) -> None:
-    """Warn which earlier result is about to be overwritten."""
+    """Warn which earlier result is about to be replaced."""
     for what in _contents(path).values():
         warnings.warn(f"{path} is replaced; it was {what}", stacklevel=2)
 
 
 def _contents(path: Path) -> dict[str, str]:
-    """Describe the result of this package that a file holds: a plan, or the rows of a diagnosis."""
+    """Describe the result of this package in a file: a plan, or the rows of a diagnosis."""
     from fl_core import rows
     from fl_core.plan import LayerPlan
 
@@ -291,7 +291,7 @@ def _contents(path: Path) -> dict[str, str]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse, before any work, an output folder that cannot be made or that holds a run.
+    """Refuse, before any work, an output folder that cannot be made or that is a run.
 
     Raises:
         UsageError: names the path.
@@ -303,4 +303,4 @@ def check_folder(path: Path) -> None:
 
 def _no_run(path: Path, folder: Path) -> None:
     if (folder / "config.json").exists() and (folder / "lock").exists():
-        raise UsageError(f"--out {path}: {folder} holds a run, whose files stay as they are; choose another folder")
+        raise UsageError(f"--out {path}: {folder} is a run directory, which is not changed; choose another folder")

@@ -15,9 +15,8 @@ RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
 ModelCode = Annotated[
     tuple[str, ...],
     option(
-        "Of a run whose model, algorithm, dataset or rule is code: its package.module:name again, since that code is "
-        "imported and called. Also KEY=VALUE of its model options that are not sizes or rates, such as "
-        "pretrained=true.",
+        "Allow a run's own code, by its package.module:name: it is imported and called. Also allow KEY=VALUE, a model "
+        "option that is not a size or a rate, such as pretrained=true.",
         "NAME [NAME ...]",
     ),
 ]
@@ -25,12 +24,12 @@ ModelCode = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its fields are its flags, its docstring is its help."""
+    """A command. Its fields are its flags, its docstring is its help."""
 
-    debug: Annotated[bool, option("Show the whole traceback of an error.")] = False
+    debug: Annotated[bool, option("Show the full traceback of an error.")] = False
 
     def main(self, line: str) -> None:
-        """Run the command; ``line`` is the command as it was typed.
+        """Run the command. ``line`` is the command as it was typed.
 
         Raises:
             UsageError, RunError: with the reason.
@@ -38,7 +37,7 @@ class Command:
         raise NotImplementedError
 
     def interrupted(self) -> str:
-        """What to tell the user after Ctrl-C: how to continue what was begun."""
+        """Return what to print after Ctrl-C: how to continue the work."""
         return "nothing was written"
 
 

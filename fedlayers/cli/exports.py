@@ -12,13 +12,18 @@ from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command, ModelCode, RunDirectory
 from fl_core.errors import UsageError, check_known
 
-WEIGHTS = Annotated[Positional[Path], option("What export wrote.", "FILE")]
+WEIGHTS = Annotated[Positional[Path], option("A file of weights from export.", "FILE")]
 HEADER = "sample,predicted"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export(Command):
-    """Write one model of a run to a file of weights, with a JSON file beside it.
+    """Write one model of a run to a file of weights, with a JSON file next to it.
+
+    The personal model is the one with which a client predicts: shared layers under its own local layers. The JSON file
+    describes how to use the weights.
+
+    Next: fedlayers predict.
 
     Examples:
         fedlayers export runs/fedper --client va --out va.safetensors
@@ -27,14 +32,16 @@ class Export(Command):
     """
 
     dir: RunDirectory
-    model: Annotated[str, option("personal, global or local.")] = "personal"
-    client: Annotated[str | None, option("Whose; not needed where all have the same.", "NAME")] = None
+    model: Annotated[
+        str, option("personal (with which a client predicts), global (the server's), or local (after its training).")
+    ] = "personal"
+    client: Annotated[str | None, option("The client; not needed if all have the same model.", "NAME")] = None
     round: Annotated[str, option("A round with a checkpoint, or last.")] = "last"
     format: Annotated[
         str | None,
-        option("safetensors; for other programs, onnx or torch_export. By default that of --out's suffix.", "NAME"),
+        option("safetensors; for other programs onnx or torch_export. Default: by the suffix of --out.", "NAME"),
     ] = None
-    out: Annotated[Path, option("The file of weights, new.", "FILE")]
+    out: Annotated[Path, option("The new file of weights.", "FILE")]
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
@@ -46,15 +53,15 @@ class Export(Command):
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
         made = export(self.dir, self.out, code=self.allow_code, **asked)  # type: ignore[arg-type]
-        print(f"{made.path}, {made.path.stat().st_size:,} bytes; what it needs to be used: {made.path}.json")
+        print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Let an exported model label new samples: a line each, with a score for each class.
+    """Let an exported model label new samples: one line each, with a score for each class.
 
-    New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels. In the table
-    of predictions the column sample is each one's number, from 0 in any file; of a folder's images the path there.
+    New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels. The column
+    sample of the table counts from 0. For a folder of images it is the path in the folder.
 
     Examples:
         fedlayers predict va.safetensors --data new_patients.csv --out predictions.csv
@@ -80,7 +87,7 @@ class Predict(Command):
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuse an output file that is there and no earlier table of predictions, or that cannot be written.
+    """Refuse an output file that cannot be written, or that is not an earlier table of predictions.
 
     Raises:
         UsageError: names the path.

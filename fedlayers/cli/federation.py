@@ -23,11 +23,13 @@ from fl_core.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(Command):
-    """Make the keys of a federation: its authority, the server's certificate and a key for each site.
+    """Make the keys of a federation: for its authority, its server and each site.
 
-    DIR/server stays at the server. DIR/sites/NAME goes to the site NAME, by a way that nobody else reads. A site that
-    makes its key itself (--own) keeps it and sends only NAME.pub, which belongs into DIR/server/sites.
-    Keys are never overwritten.
+    DIR/server stays at the server. Give DIR/sites/NAME to the site NAME, in a way that nobody else reads. A site can
+    also make its own key (--own). It sends only NAME.pub, which belongs into DIR/server/sites. Keys are never
+    overwritten.
+
+    Next: fedlayers federation superlink at the server, fedlayers federation site at each site.
 
     Examples:
         fedlayers federation keys keys --host fed.example.org --sites cleveland hungary
@@ -35,12 +37,12 @@ class Keys(Command):
         fedlayers federation keys mykey --own basel
     """
 
-    dir: Annotated[Positional[Path], option("Where the keys are written.", "DIR")]
-    host: Annotated[
-        tuple[str, ...], option("Names or addresses under which sites reach the server.", "HOST [HOST ...]")
+    dir: Annotated[Positional[Path], option("Folder for the keys.", "DIR")]
+    host: Annotated[tuple[str, ...], option("The server's names or addresses, for the sites.", "HOST [HOST ...]")] = ()
+    sites: Annotated[
+        tuple[str, ...], option("Names of the sites, which are also the clients' names.", "NAME [NAME ...]")
     ] = ()
-    sites: Annotated[tuple[str, ...], option("Names of sites, which name the clients.", "NAME [NAME ...]")] = ()
-    own: Annotated[str, option("Make only a key for the site of this name, at the site.", "NAME")] = ""
+    own: Annotated[str, option("Make only the key of this site, at the site.", "NAME")] = ""
 
     def main(self, line: str) -> None:
         for name, what in (("host", "the server's"), ("sites", "the authority's")):
@@ -64,10 +66,12 @@ class Keys(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Superlink(Command):
-    """Run the server's meeting point, to which sites connect.
+    """Run the meeting point of a federation, to which server and sites connect.
 
-    It listens with the certificate that `fedlayers federation keys` made. Sites need a key in DIR/sites.
-    Whoever starts a federation needs the secret in DIR.
+    It has no data and no model. It uses the certificate of `fedlayers federation keys`, and accepts sites with
+    keys in DIR/sites. Whoever starts federations needs the secret in DIR.
+
+    Next: fedlayers federation site at each site, then fedlayers federation run.
 
     Examples:
         fedlayers federation superlink keys/server
@@ -75,10 +79,10 @@ class Superlink(Command):
     """
 
     dir: Annotated[Positional[Path], option("The `server` folder of the keys.", "DIR")]
-    host: Annotated[str, option("The address to listen at; 0.0.0.0 for all of this machine.", "HOST")] = "127.0.0.1"
-    port: Annotated[int, option("The port to listen at; 0: one that is free.", "PORT")] = 8000
-    database: Annotated[Path | None, option("Where it keeps messages; by default DIR/superlink.db.", "FILE")] = None
-    memory: Annotated[bool, option("Keep messages in memory: faster, and a restart forgets them.")] = False
+    host: Annotated[str, option("Address to listen at; 0.0.0.0: all of this machine.", "HOST")] = "127.0.0.1"
+    port: Annotated[int, option("Port to listen at; 0: any free one.", "PORT")] = 8000
+    database: Annotated[Path | None, option("File of messages; default DIR/superlink.db.", "FILE")] = None
+    memory: Annotated[bool, option("Keep messages in memory: faster, but a restart loses them.")] = False
 
     def main(self, line: str) -> None:
         from fedlayers.remote import flower
@@ -90,15 +94,17 @@ class Superlink(Command):
         superlink.serve(self.dir, self.host, self.port, database)
 
     def interrupted(self) -> str:
-        return "the superlink has stopped; the same command goes on"
+        return "the superlink has stopped; the same command continues"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site(Command):
-    """Run a site: a lasting process that has its data, its state and its rules, and answers a federation's server.
+    """Run a site: a process that keeps its data and answers the server of a federation.
 
-    SITE.toml says what it has and allows, and in [connection] how it reaches the superlink (docs/federation.md). It
-    opens one connection to there, and none is opened to it; it connects again by itself.
+    SITE.toml has its data, its rules and, in [connection], its superlink (docs/federation.md). The site opens the only
+    connection, and connects again by itself.
+
+    Next: fedlayers federation run at the server.
 
     Examples:
         fedlayers federation site cleveland.toml
@@ -120,17 +126,19 @@ class Site(Command):
         serve(found.site(), connection, found.folder / "flower", say)
 
     def interrupted(self) -> str:
-        return "the site has stopped; the same command goes on"
+        return "the site has stopped; the same command continues"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Federate(Configured):
-    """Run an algorithm over the sites of a federation, into an ordinary run directory.
+    """Train one algorithm over the sites of a federation, into a run directory.
 
-    The data are the sites': a dataset that all have, or tables of their own, whose classes and columns they tell.
-    It waits until all sites are connected, and for each of their answers, as long as that takes; with --min-sites and
-    --timeout it goes on without those who do not come. Rows and model have the same bits as of `fedlayers run
-    --stack off` on the same samples. An interrupted federation goes on with --resume, to the same bits in the end.
+    The data are the sites': a dataset that all have, or tables of their own. Classes and columns come from the sites.
+    The command waits for all sites and for each answer. With --min-sites and --timeout it continues without missing
+    sites. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples. --resume
+    continues an interrupted federation, with the same final bits.
+
+    Next: fedlayers verify DIR, fedlayers plot DIR.
 
     Examples:
         fedlayers federation run --algorithm playerfl --out runs/playerfl
@@ -140,7 +148,7 @@ class Federate(Configured):
     """
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
-    resume: Annotated[Path | None, option("Go on with this federation's run instead of a new one.", "DIR")] = None
+    resume: Annotated[Path | None, option("Continue this run instead of a new one.", "DIR")] = None
     federation: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
@@ -184,4 +192,4 @@ class Federate(Configured):
         out = self.resume or self.out
         begun = (out / "config.json").exists()
         where = shlex.join(["--superlink", self.federation.superlink, "--keys", str(self.federation.keys)])
-        return f"fedlayers federation run --resume {out} {where} goes on" if begun else super().interrupted()
+        return f"fedlayers federation run --resume {out} {where} continues it" if begun else super().interrupted()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from diagnostics.report import Report
 
 AT_HOME = ("resamples", "allow_code")
-"""What a diagnosis over sites cannot have."""
+"""Options that a diagnosis over sites cannot have."""
 _LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _DTYPES = ("float32", "float64")
 
@@ -34,11 +34,12 @@ _DTYPES = ("float32", "float64")
 class Diagnose(Configured):
     """Measure every layer on every client.
 
-    Either the models of a run are measured, or those of a dataset and a model after every client's first
-    local training, one epoch unless --epochs says more.
-    With --superlink that dataset's clients are the sites of a federation, which train and measure there and send
-    numbers alone; metrics and nulls that compare clients cannot be measured so.
-    The rows are what fedlayers select reads.
+    The models are those of a run, or of a dataset after each client's first local training (one epoch by default). A
+    null (--null) is the same measurement where there is nothing to find, such as on shuffled labels. fedlayers select
+    compares with it. With --superlink the sites of a federation train and measure, and send only numbers. Metrics and
+    nulls that compare clients are then not available.
+
+    Next: fedlayers select ROWS, fedlayers plot ROWS.
 
     Examples:
         fedlayers diagnose runs/playerfl --round last --model local
@@ -49,29 +50,26 @@ class Diagnose(Configured):
         fedlayers diagnose --superlink fed.example.org:8443 --keys keys/server --null fresh
     """
 
-    dir: Annotated[Positional[Path | None], option("A run directory; or give --dataset instead.", "[DIR]")] = None
-    out: Annotated[Path, option("Where the rows go.", "FILE")] = Path("rows.jsonl")
+    dir: Annotated[Positional[Path | None], option("A run directory, if there is no --dataset.", "[DIR]")] = None
+    out: Annotated[Path, option("File for the rows.", "FILE")] = Path("rows.jsonl")
     metrics: Annotated[
-        tuple[str, ...], option("Names, or package.module:function; default the four that decide.", "NAME [NAME ...]")
+        tuple[str, ...],
+        option("Metrics: fedlayers list metrics. Default: the four that rules read.", "NAME [NAME ...]"),
     ] = ()
-    measure_batch: Annotated[
-        int, option("Samples at a time while measuring; --batch-size is what clients train with.", "N")
-    ] = 256
-    round: Annotated[str, option("Of a run: a round with a checkpoint, or last.", "N|last")] = "last"
+    measure_batch: Annotated[int, option("Batch size of the measurement (--batch-size: of training).", "N")] = 256
+    round: Annotated[str, option("Round of the run: one with a checkpoint, or last.", "N|last")] = "last"
     model: Annotated[
-        str | None, option("Of a run: local, personal or global (default local). Of a dataset: a model's name.")
+        str | None, option("Model of the run: local (default), personal or global. With --dataset: a model's name.")
     ] = None
     allow_code: ModelCode = ()
-    dataset: Annotated[
-        str | None, option("Registered name, package.module:function, or the path of your own data.")
-    ] = None
+    dataset: Annotated[str | None, option("Name of a dataset, package.module:function, or path of your data.")] = None
     resamples: Annotated[
-        int, option("Resamples of each client's batches, for how sure a decision is: select --explain.", "N")
+        int, option("Resamples of each client's batches; select --explain then shows how certain a decision is.", "N")
     ] = 0
     null: Annotated[
         tuple[str, ...],
         option(
-            "Measure the same on shuffled labels or clients, or untrained; select compares. Of a run: its models stay.",
+            "Nulls: labels, labels_within or clients (shuffled), or fresh (an untrained model).",
             "NULL [NULL ...]",
         ),
     ] = ()
@@ -133,7 +131,7 @@ class Diagnose(Configured):
             for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
         }
         if self.measure_batch < 1:
-            raise UsageError(f"--measure-batch {self.measure_batch}; at least 1 sample is needed")
+            raise UsageError(f"--measure-batch must be at least 1; got {self.measure_batch}")
         how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
         if self.dir is not None:
@@ -166,7 +164,7 @@ class Diagnose(Configured):
             left = ", ".join(f"{name} {n:,}" for name, n in report.header["left"].items())
             print(f"\nbytes that left the sites: {left}")
         if nulls:
-            print(f"\nalso measured, for select to compare: {'; '.join(NULLS[name].title for name in nulls)}")
+            print(f"\nnulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
         print(f"\nrows: {self.out}")
 
     @property
@@ -197,10 +195,10 @@ def _alone() -> tuple[str, ...]:
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:
-    """A metric's option, converted from its text on the command line.
+    """Convert a metric's option from its text on the command line.
 
     Raises:
-        UsageError: an unknown option, one that no words can give (models, data), or a value of another type.
+        UsageError: an unknown option, one that has no text form (models, data), or a value of another type.
     """
     import torch
 
@@ -225,6 +223,10 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
 class Select(Command):
     """Turn measured rows into a plan: the layers to federate, and why.
 
+    A plan is a file with the layers that clients share. The other layers stay local. A rule decides by the rows.
+
+    Next: fedlayers run --algorithm fedper --plan PLAN.
+
     Examples:
         fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2
         fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka=largest_jump --explain
@@ -232,22 +234,20 @@ class Select(Command):
         fedlayers select rows.jsonl --rule manual --layers conv1,conv2 --out plan.json
     """
 
-    rows: Annotated[Positional[Path], option("What fedlayers diagnose wrote.", "ROWS")]
-    rule: Annotated[str, option("Name (fedlayers list rules), or package.module:function.")] = "sensitivity_ratio"
-    metric: Annotated[str | None, option("Whose values are read; default federation_sensitivity.")] = None
-    variant: Annotated[str | None, option("Of the metric; default what was seen in training, where it was.")] = None
-    threshold: Annotated[
-        float | None, option("Of sensitivity_ratio and change_point, also where these vote; default 1.2.")
-    ] = None
+    rows: Annotated[Positional[Path], option("File of rows from fedlayers diagnose.", "ROWS")]
+    rule: Annotated[str, option("Rule: fedlayers list rules, or package.module:function.")] = "sensitivity_ratio"
+    metric: Annotated[str | None, option("Metric that the rule reads; default federation_sensitivity.")] = None
+    variant: Annotated[str | None, option("Variant of the metric; default the one from training, if any.")] = None
+    threshold: Annotated[float | None, option("Threshold of sensitivity_ratio and change_point; default 1.2.")] = None
     metrics: Annotated[
-        tuple[str, ...], option("For the rule vote: who votes.", "METRIC[=RULE] [METRIC[=RULE] ...]")
+        tuple[str, ...], option("Rule vote: the metrics that vote.", "METRIC[=RULE] [METRIC[=RULE] ...]")
     ] = ()
-    budget: Annotated[float | None, option("For the budget rules: bytes up a client and round, or FLOPs a sample.")] = (
-        None
-    )
-    layers: Annotated[str | None, option("For the rule manual: names separated by commas.")] = None
-    explain: Annotated[bool, option("Also show every client's curve, how sure the decision is, and its costs.")] = False
-    out: Annotated[Path, option("Where the plan goes.", "FILE")] = Path("plan.json")
+    budget: Annotated[
+        float | None, option("Budget rules: upload in bytes per client and round, or FLOPs per sample.")
+    ] = None
+    layers: Annotated[str | None, option("Rule manual: layers, separated by commas.")] = None
+    explain: Annotated[bool, option("Also show each client's values, the certainty, and costs.")] = False
+    out: Annotated[Path, option("File for the plan.", "FILE")] = Path("plan.json")
 
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)
@@ -273,10 +273,10 @@ class Select(Command):
         print(f"\nplan: {self.out}")
 
     def _check_threshold(self) -> None:
-        """Refuse a threshold that the rule would not read.
+        """Refuse a threshold that the rule does not read.
 
         Raises:
-            UsageError: names the rule, and those that have one.
+            UsageError: names the rule, and those with a threshold.
         """
         from diagnostics.decide.rules.base import RULES
 

@@ -21,7 +21,7 @@ from fl_core.models.registry import describe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class List(Command):
-    """What can be named, with defaults and one line each.
+    """List what can be named, with defaults and one line each.
 
     Examples:
         fedlayers list algorithms
@@ -37,9 +37,9 @@ class List(Command):
 
 
 def algorithms() -> str:
-    """Algorithms by family: name, paper, what is trained and sent, what clients keep, a round's cost, and options.
+    """List algorithms by family: name, paper, what is trained and sent, what clients keep, a round's cost, and options.
 
-    The cost is in scalars that a client receives and sends in a round, P being all of the model's.
+    The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
     """
     entries = catalogue.entries("algorithm")
     width, left = _width(110), 2 + max(map(len, entries)) + 2
@@ -62,7 +62,7 @@ def algorithms() -> str:
 
 
 def datasets() -> str:
-    """Name and defaults of every dataset; rounds are times local epochs where those are not 1."""
+    """List every dataset with its defaults. Rounds are given as rounds x local epochs, unless there is one epoch."""
     from fl_core import data
 
     shown = ("model", "clients", "partition", "alpha", "max_samples", "rounds", "batch_size", "lr", "optimizer", "loss")
@@ -87,7 +87,7 @@ def datasets() -> str:
 
 
 def own_data() -> str:
-    """What data of a user's own get where nothing else is said, in words."""
+    """Describe the defaults for a user's own data."""
     from fl_core.data.recipes import SHARES, general
     from fl_core.tokens import TokenShape
 
@@ -104,12 +104,12 @@ def own_data() -> str:
 
 
 def models() -> str:
-    """Name and one line of every model."""
+    """List every model with one line."""
     return _table([{"name": name, "model": line} for name, line in describe().items()])
 
 
 def metrics() -> str:
-    """Name, meaning, direction and variants of every metric."""
+    """List every metric with its meaning, direction and variants."""
     return _table(
         [
             {
@@ -124,13 +124,13 @@ def metrics() -> str:
 
 
 def rules() -> str:
-    """Name and one line of every rule."""
+    """List every rule with one line."""
     entries = catalogue.entries("rule").items()
     return _table([{"name": name, "rule": entry.facts.get("summary", entry.summary)} for name, entry in entries])
 
 
 def loggers() -> str:
-    """Name and one line of every logger."""
+    """List every logger with one line."""
     return _table([{"name": name, "logger": entry.summary} for name, entry in catalogue.entries("logger").items()])
 
 
@@ -147,7 +147,7 @@ LISTINGS: dict[str, Callable[[], str]] = {
 
 
 def _with(name: str, options: Mapping[str, Any]) -> str:
-    """A name with its options, abbreviated; a list is one number for each class."""
+    """Format a name with its options. A list, with one number per class, is abbreviated."""
 
     def option_text(key: str, value: Any) -> str:
         if value is True:
@@ -158,12 +158,12 @@ def _with(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _width(most: int) -> int:
-    """Columns of the terminal, but at most this many; this many without a terminal."""
+    """Return the terminal's width, at most ``most``; without a terminal, ``most``."""
     return min(shutil.get_terminal_size((most, 0)).columns, most)
 
 
 def _table(lines: Sequence[Mapping[str, object]]) -> str:
-    """A table with aligned columns, wrapped to the width of the terminal (160 without one)."""
+    """Format a table with aligned columns, wrapped to the width of the terminal (160 without one)."""
     rows = [[str(key) for key in lines[0]], *([str(value) for value in line.values()] for line in lines)]
     least = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in zip(*rows, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,6 +1,6 @@
-"""The program ``fedlayers COMMAND``: finds and runs the command, and reports whatever ends it in one line.
+"""The program ``fedlayers COMMAND``: finds and runs the command, and reports an error in one line.
 
-Nothing heavy is imported before a command needs it: what only asks, or is mistaken, is answered at once.
+Heavy modules are imported only when a command needs them, so help and wrong flags are answered at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MENDED_BY = {
     "EROFS": "make that file system writable",
     "EXDEV": "keep that folder on one file system",
 }
-"""What mends an error of the operating system, by the names of its numbers."""
+"""The remedy for an error of the operating system, by the names of its number."""
 KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
 CHECKED = {
     **{
@@ -64,12 +64,12 @@ CHECKED = {
     },
     "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
 }
-"""Of each command the flags whose names are looked up before the parser is made, which takes longer."""
+"""Flags whose names are checked before the parser is made, which takes longer; by command."""
 ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 2 for a usage error, 1 for a failure, 128 + N after signal N, and one line says why."""
+    """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
     try:
         try:
             with interrupts.ending():
@@ -112,7 +112,7 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _way_out(error: Exception, command: Command) -> str:
-    """What the user can do after an error outside the run: mend what failed, and continue what was begun."""
+    """Return what the user can do after an error of the system: the remedy, and how to continue the work."""
     import errno
 
     from fedlayers.cli.base import Command
@@ -145,7 +145,7 @@ def command_class(name: str) -> type[Command]:
     """Return the class of the command with this name.
 
     Raises:
-        UsageError: there is none, with the nearest.
+        UsageError: an unknown name; suggests the nearest.
     """
     from importlib import import_module
 
@@ -167,11 +167,7 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def check_names(words: Sequence[str]) -> None:
-    """Refuse an unknown algorithm, dataset, partition, model, rule or metric before the parser of all flags is made.
-
-    Raises:
-        UsageError: unknown, with the nearest name.
-    """
+    """Check names of members, such as algorithms, before the parser of all flags is made."""
     from itertools import takewhile
 
     command, words = split(words)
@@ -189,7 +185,7 @@ def check_names(words: Sequence[str]) -> None:
 
 
 def parsed(words: Sequence[str]) -> Command:
-    """The command with its flags parsed; help ends the program.
+    """Return the command with its flags parsed. Help ends the program.
 
     Raises:
         UsageError: an unknown command, or flags that do not parse.
@@ -225,7 +221,7 @@ def parsed(words: Sequence[str]) -> Command:
 
 
 class _Notes:
-    """Shows each warning only once, on one line."""
+    """A handler that shows each warning once, on one line."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -237,7 +233,7 @@ class _Notes:
             line, bars = f"fedlayers: note: {text}", sys.modules.get("tqdm")
             if bars is None:
                 print(line, file=sys.stderr)
-            else:  # on a line of its own, above the bar of a run that goes on
+            else:  # on a line of its own, above the progress bar
                 bars.tqdm.write(line, file=sys.stderr)
 
 

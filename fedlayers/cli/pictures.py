@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot(Command):
-    """Draw what a diagnosis or a run recorded, or a plan.
+    """Draw the rows of a diagnosis or a run, or a plan.
 
     Examples:
         fedlayers plot rows.jsonl
@@ -32,21 +32,17 @@ class Plot(Command):
     """
 
     rows: Annotated[Positional[Path], option("A file of rows, a run directory, or a plan (.json).", "ROWS")]
-    metrics: Annotated[
-        tuple[str, ...], option("Which to draw; default all that the rows hold.", "NAME [NAME ...]")
-    ] = ()
+    metrics: Annotated[tuple[str, ...], option("Metrics to draw; default all in the rows.", "NAME [NAME ...]")] = ()
     where: Annotated[
-        tuple[str, ...], option("Only the rows with these: --where seed=0 client=north.", "COLUMN=VALUE [...]")
+        tuple[str, ...], option("Draw only some rows, such as --where seed=0 client=north.", "COLUMN=VALUE [...]")
     ] = ()
-    out: Annotated[Path, option("Folder for the pictures, NAME.png; made where it is missing.", "DIR")] = Path(
-        "pictures"
-    )
-    dpi: Annotated[int, option("Points an inch.")] = 200
+    out: Annotated[Path, option("Folder for the pictures.", "DIR")] = Path("pictures")
+    dpi: Annotated[int, option("Points per inch.")] = 200
 
     def main(self, line: str) -> None:
         arguments.check_folder(self.out)
         if not 20 <= self.dpi <= 1200:
-            raise UsageError(f"--dpi {self.dpi}: it must be between 20 and 1200")
+            raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}")
 
         from diagnostics import plots
         from diagnostics.pictures.collect import album, figure_of
@@ -71,7 +67,7 @@ class Plot(Command):
             print(path)
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that ``--where`` selects."""
+        """Return the rows that ``--where`` selects."""
         for item in self.where:
             name, equals, value = item.partition("=")
             if not equals:

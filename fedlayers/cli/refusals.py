@@ -1,4 +1,4 @@
-"""Says in one line what the parser of flags says in a box: what is wrong, and the nearest flag."""
+"""One-line errors of flags: the parser's message without its box, with the nearest flag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = (
 
 
 def one_line(box: str, command: str) -> str:
-    """The parser's message without its frame and without the help that it repeats; of another form, all its words.
+    """Return the parser's message without its frame and its help. A message of another form keeps all its words.
 
     >>> print(one_line('''
     ... ╭─ Unrecognized options ──────────────────────╮

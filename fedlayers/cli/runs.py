@@ -16,16 +16,20 @@ from fl_core.config import RunConfig
 
 Log = Annotated[
     tuple[str, ...],
-    option("Send rows there too, live: tensorboard, mlflow, or package.module:Class.", "NAME [NAME ...]"),
+    option("Also send rows, live, to tensorboard, mlflow, or package.module:Class.", "NAME [NAME ...]"),
 ]
-On = Annotated[str, option("Where clients are trained: ray, or ray:HOST:PORT (a cluster); default here.", "PLACE")]
+On = Annotated[str, option("Train clients on a cluster: ray or ray:HOST:PORT; default here.", "PLACE")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Configured):
     """Train one algorithm on one federation, into a run directory.
 
-    With --plan choose a race decides beforehand which layers are shared; it is kept beside the run, in DIR-race.
+    A plan says which layers clients share. The other layers stay local. With --plan auto, a measurement decides before
+    the run. With --plan choose, a race decides: a few candidates are trained first, and validation samples pick one.
+    The race is stored in DIR-race.
+
+    Next: fedlayers diagnose DIR, fedlayers plot DIR, fedlayers export DIR.
 
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
@@ -59,14 +63,14 @@ class Run(Configured):
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
         if not begun and self.config.plan == CHOOSE:
-            return "the same command goes on"
+            return "the same command continues"
         again = shlex.join([str(self.out), *(["--logger", *self.logger] if self.logger else [])])
-        return f"fedlayers resume {again} goes on" if begun else super().interrupted()
+        return f"fedlayers resume {again} continues it" if begun else super().interrupted()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume(Command):
-    """Continue an interrupted run, to the same bits in the end.
+    """Continue an interrupted run, with the same bits in the end.
 
     Examples:
         fedlayers resume runs/playerfl
@@ -86,14 +90,14 @@ class Resume(Command):
         finished(runs.resume(self.dir, allow_code=self.allow_code, log=self.logger, backend=self.backend), self.dir)
 
     def interrupted(self) -> str:
-        return "the same command goes on"
+        return "the same command continues"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verify(Command):
-    """Check every covered byte of a run against its digest.
+    """Check the files of a run against their digests.
 
-    Not covered are timing.jsonl and the rows after the last checkpoint.
+    timing.jsonl and rows after the last checkpoint are not covered.
 
     Examples:
         fedlayers verify runs/playerfl
@@ -109,7 +113,7 @@ class Verify(Command):
 
 
 def finished(engine: Any, out: Path) -> None:
-    """Print what a run came to.
+    """Print the result of a run.
 
     Raises:
         DivergedError: its last evaluation shows models that have diverged.

@@ -1,4 +1,4 @@
-"""Commands that train many runs: choose, compare, regret, study."""
+"""Commands that train many runs: choose, compare, tune, regret, study."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 from fl_core.scores import MAIN
 
-Seeds = Annotated[int, option("Number of seeds, counted from --seed.")]
-Score = Annotated[str, option(f"What counts, such as auroc; default {', of numbers '.join(MAIN.values())}.")]
-On = Annotated[str, option("Where runs are trained: local:N, ray, or ray:HOST:PORT.", "PLACE")]
+Seeds = Annotated[int, option("Number of seeds, from --seed on.")]
+Score = Annotated[str, option(f"Score that decides, such as auroc; default {', for numbers '.join(MAIN.values())}.")]
+On = Annotated[str, option("Train runs in N processes (local:N) or on a cluster (ray, ray:HOST:PORT).", "PLACE")]
 Arms = Annotated[
     tuple[str, ...],
     option(
-        "What races: nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
+        "Candidates: nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
         "ARM [ARM ...]",
     ),
 ]
 
 
 class ManyRuns(Configured):
-    """Base of the commands that train many runs, which can be interrupted and started again."""
+    """The base of commands that train many runs. They can be interrupted and started again."""
 
     seeds: int
     backend: str
@@ -39,15 +39,15 @@ class ManyRuns(Configured):
     loss_option: tuple[str, ...]
 
     def interrupted(self) -> str:
-        return "the same command goes on"
+        return "the same command continues"
 
     def asked_config(self) -> RunConfig:
         return self.asked()[0]
 
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
-        """The configuration and the seeds of the command line, with names and numbers checked."""
+        """Return the configuration and the seeds of the command line, after checks of names and numbers."""
         if self.seeds < 1:
-            raise UsageError("--seeds: there must be at least one seed")
+            raise UsageError(f"--seeds must be at least 1; got {self.seeds}")
         if self.backend:
             check_backend(self.backend)
         config = configured(self.config, options, self.model_option, self.loss_option)
@@ -55,7 +55,7 @@ class ManyRuns(Configured):
 
 
 class OneAlgorithm(ManyRuns):
-    """Base of the commands whose runs all train one algorithm, which obeys the plans under study."""
+    """The base of commands whose runs all train one algorithm, which obeys the plans under study."""
 
     algorithm: str
     set: tuple[str, ...]
@@ -64,20 +64,20 @@ class OneAlgorithm(ManyRuns):
         return self.of_one()[0]
 
     def of_one(self) -> tuple[RunConfig, tuple[int, ...]]:
-        """The configuration of the algorithm and the seeds, with names and numbers checked."""
+        """Return the configuration of the algorithm and the seeds, after checks of names and numbers."""
         catalogue.check("algorithm", self.algorithm)
         config, seeds = self.asked(self.set)
         return dataclasses.replace(config, algorithm=self.algorithm), seeds
 
 
 class SeveralAlgorithms(ManyRuns):
-    """Base of the commands that run several algorithms, each with options of its own."""
+    """The base of commands that run several algorithms, each with options of its own."""
 
     algorithms: tuple[str, ...]
     set: tuple[str, ...]
 
     def of_several(self) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:
-        """The common configuration, the seeds, and the algorithms' own options, with names and numbers checked."""
+        """Return the common configuration, the seeds, and the algorithms' own options, after checks."""
         config, seeds = self.asked()
         for name in self.algorithms:
             catalogue.check("algorithm", name)
@@ -88,7 +88,9 @@ class SeveralAlgorithms(ManyRuns):
 class Compare(SeveralAlgorithms):
     """Run several algorithms over several seeds and compare them.
 
-    Finished runs are kept and interrupted ones resumed, so that the same command goes on after a stop.
+    After a stop the same command continues. Finished runs are kept and interrupted ones resumed.
+
+    Next: fedlayers plot OUT/rows.jsonl.
 
     Examples:
         fedlayers compare --algorithms local fedavg playerfl --seeds 5 --out out/heart
@@ -100,13 +102,13 @@ class Compare(SeveralAlgorithms):
         *("local", "fedavg", "fedper", "playerfl"),
     )
     seeds: Seeds = 3
-    tuned: Annotated[Path | None, option("What tune has chosen for each algorithm: its tuned.json.", "FILE")] = None
+    tuned: Annotated[Path | None, option("Settings from fedlayers tune: its tuned.json.", "FILE")] = None
     select_by: Annotated[
         Literal["last", "validation"],
-        option("The round that is scored: the last, or each client's of lowest validation loss."),
+        option("Round to score: the last, or each client's with the lowest validation loss."),
     ] = "last"
     score: Score = ""
-    baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
+    baselines: Annotated[bool, option("Add the majority class, and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
@@ -149,8 +151,10 @@ class Compare(SeveralAlgorithms):
 class Tune(SeveralAlgorithms):
     """Search the learning rate and the algorithms' own keys, alike for all.
 
-    Every algorithm tries as many settings, judged on validation samples only; --workers trains runs side by side. What
-    it costs is printed first, and after a stop the same command goes on.
+    Every algorithm tries the same number of settings. Validation samples judge them. The estimated cost is printed
+    first. --workers trains runs side by side. After a stop the same command continues.
+
+    Next: fedlayers compare --tuned OUT/tuned.json.
 
     Examples:
         fedlayers tune --algorithms fedavg fedprox --search lr=1e-4..1e-1:log mu=0.01,0.1,1 --trials 8
@@ -161,15 +165,14 @@ class Tune(SeveralAlgorithms):
     search: Annotated[
         tuple[str, ...],
         option(
-            "KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log; a KEY is lr, momentum, weight_decay, "
-            "max_grad_norm, an "
-            "algorithm's own, or ALGORITHM.KEY.",
+            "KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. A KEY is lr, momentum, weight_decay, "
+            "max_grad_norm, an algorithm's own, or ALGORITHM.KEY.",
             "KEY=SEARCH [KEY=SEARCH ...]",
         ),
     ]
-    trials: Annotated[int, option("Settings of each algorithm; all that there are, if these are fewer.")] = 8
-    seeds: Annotated[int, option("Number of seeds, from --seed + 1000, so that a comparison's are others.")] = 1
-    score: Annotated[str, option("What counts on validation samples, such as accuracy, auroc or loss.")] = "macro_f1"
+    trials: Annotated[int, option("Settings per algorithm, at most all that exist.")] = 8
+    seeds: Annotated[int, option("Number of seeds, from --seed + 1000 on; a comparison uses others.")] = 1
+    score: Annotated[str, option("Score on validation samples, such as accuracy, auroc or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
@@ -197,12 +200,15 @@ class Tune(SeveralAlgorithms):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choose(OneAlgorithm):
-    """Race a few ways of sharing, and say which to use.
+    """Train a few ways of sharing layers, and say which to use.
 
-    All have the same data, start and batches, and are judged on validation samples. With three or more seeds it also
-    says how sure the decision is. The winner's run is complete at the end. A shorter race (--race-fraction 0.6) with
-    fewer arms costs less and has lost more. With --superlink the runs are federations over its sites, one after
-    another; what sites send are the messages of those runs and their scores.
+    Each candidate (an arm) shares other layers. A cut shares the first layers and keeps the rest local. All arms have
+    the same data, start and batches, and validation samples judge them. Three or more seeds show how certain the
+    decision is. The winner is trained to the end. A shorter race (--race-fraction 0.6) with fewer arms costs less and
+    chose worse in our tests. With --superlink the arms train over a federation's sites. Sites send the messages of
+    these runs and their scores.
+
+    Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
 
     Examples:
         fedlayers choose --dataset heart --seeds 3 --with-finetuning --out out/choose
@@ -212,16 +218,16 @@ class Choose(OneAlgorithm):
 
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
-    race_fraction: Annotated[
-        float, option("Of the rounds that are raced, 0.5 to 1; 1 with arms fine-tuned at the end.")
-    ] = 1.0
-    with_finetuning: Annotated[bool, option("Also: FedAvg, then a few epochs of each client alone.")] = False
+    race_fraction: Annotated[float, option("Share of the rounds, 0.5 to 1. Arms that fine-tune at the end need 1.")] = (
+        1.0
+    )
+    with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
     no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     backend: On = ""
     federation: OfSites = NOWHERE
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
-    algorithm: Annotated[str, option("What obeys the cuts.")] = "fedper"
+    algorithm: Annotated[str, option("Algorithm of the cuts; it must obey a plan.")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -230,7 +236,7 @@ class Choose(OneAlgorithm):
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
         if self.with_finetuning and self.no_final_run:
-            raise UsageError("--with-finetuning is held against the winner's end: leave --no-final-run out")
+            raise UsageError("--with-finetuning is compared with the winner's complete run: leave --no-final-run out")
         over = self.federation.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose
@@ -262,17 +268,18 @@ class Choose(OneAlgorithm):
 
 def _say(line: str) -> None:
     bars = sys.modules.get("tqdm")
-    (print if bars is None else bars.tqdm.write)(line)  # on a line of its own, above a bar that goes on
+    (print if bars is None else bars.tqdm.write)(line)  # on a line of its own, above the progress bar
     sys.stdout.flush()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regret(OneAlgorithm):
-    """Train every cut, and tell what each rule's choice loses.
+    """Train every cut, and measure what each rule's choice loses.
 
-    Regret is counted on samples that no choice has seen: the test split, and what the federation left over of its
-    dataset. The reference is the cut with the best mean over the seeds. After a stop the same command goes on; with
-    other rules it measures anew, after one round of local training, and trains no cut again.
+    A cut shares the first layers and keeps the rest local. Regret is how far a choice's score lies below that of the
+    best cut, the one with the best mean over the seeds. It is measured on samples that no choice has seen: the test
+    split, and unused samples of the dataset. After a stop the same command continues. With other rules it measures
+    again and trains no cut again.
 
     Examples:
         fedlayers regret --dataset heart --rules sensitivity_ratio cka=largest_jump vote --seeds 5 --rounds 10
@@ -280,14 +287,14 @@ class Regret(OneAlgorithm):
 
     rules: Annotated[
         tuple[str, ...],
-        option("Read on federation_sensitivity or METRIC.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
+        option("Rules, read on METRIC or federation_sensitivity.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
     seeds: Seeds = 3
     score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
-    algorithm: Annotated[str, option("One that obeys a plan.")] = "fedper"
+    algorithm: Annotated[str, option("Algorithm of the cuts; it must obey a plan.")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -312,9 +319,9 @@ class Regret(OneAlgorithm):
 class Study(SeveralAlgorithms):
     """Decide by a race, federate and compare; write a report.
 
-    A few candidates race in every seed, which also tells how sure the decision is; each seed's winner is
-    compared with the algorithms, on test samples; report.html leads with the outcome. With --rule one local
-    epoch is measured and the rule decides from that. After a stop the same command goes on.
+    A few candidates race in every seed, which shows how certain the decision is. Each seed's winner is compared with
+    the algorithms on test samples. With --rule a rule decides instead, from one epoch of local training. report.html
+    begins with the outcome. After a stop the same command continues.
 
     Examples:
         fedlayers study
@@ -325,7 +332,7 @@ class Study(SeveralAlgorithms):
     algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
-    rule: Annotated[str | None, option("Decide by this rule from one local epoch, in place of a race.")] = None
+    rule: Annotated[str | None, option("Decide by this rule from one local epoch, without a race.")] = None
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from fedlayers.remote.remote_clients import TimeoutPolicy
 
 AT_SITES = (*READING, *DEALING, "data_root", "download", "workers", "stack", "device")
-"""What sites say of themselves, or what has no meaning where each client is alone."""
+"""Keys that sites decide themselves, or that have no meaning if each client is alone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sites:
-    """Over a federation's sites, where samples stay: docs/federation.md."""
+    """Train over a federation's sites, which keep their samples: docs/federation.md."""
 
-    superlink: Annotated[str, option("Where the superlink listens.", "HOST:PORT")] = ""
+    superlink: Annotated[str, option("Address of the superlink.", "HOST:PORT")] = ""
     keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = Path("keys/server")
     sites: Annotated[
-        tuple[str, ...], option("Who takes part, in order; default: all with a key, sorted.", "NAME [NAME ...]")
+        tuple[str, ...], option("Sites that take part, in order; default: all with a key.", "NAME [NAME ...]")
     ] = ()
-    min_sites: Annotated[int | None, option("Go on with so many sites when --timeout is over.", "SITES")] = None
-    timeout: Annotated[float | None, option("Seconds to wait for sites each time; default: for ever.", "S")] = None
+    min_sites: Annotated[int | None, option("Continue with this number of sites after --timeout.", "SITES")] = None
+    timeout: Annotated[float | None, option("Seconds to wait for sites each time; default no limit.", "S")] = None
 
     @property
     def patience(self) -> TimeoutPolicy:
-        """How long sites are waited for.
+        """The limit on waiting for sites.
 
         Raises:
-            UsageError: --min-sites without --timeout, or the other way, or numbers that cannot be.
+            UsageError: only one of --min-sites and --timeout, or impossible numbers.
         """
         from fedlayers.remote.remote_clients import TimeoutPolicy
 
@@ -49,10 +49,10 @@ class Sites:
         return TimeoutPolicy(self.min_sites or 1, self.timeout)
 
     def check(self, config: RunConfig, without: Sequence[str] = ()) -> bool:
-        """Whether sites are asked for at all; what then is not the command line's to say is refused by name.
+        """Return whether the command uses sites, after a check of its flags.
 
         Args:
-            without: what else of the command cannot be at sites: flags that were given.
+            without: further flags that were given and cannot be used with sites.
 
         Raises:
             UsageError: names the flag.
@@ -60,17 +60,17 @@ class Sites:
         if not self.superlink:
             for field in dataclasses.fields(self):
                 if getattr(self, field.name) != field.default:
-                    raise UsageError(f"--{field.name} is of a federation over sites: name its --superlink HOST:PORT")
+                    raise UsageError(f"--{field.name} is for a federation over sites: also give --superlink HOST:PORT")
             return False
         _ = self.patience
         for flag in (*changed(config, AT_SITES), *without):
-            way = "; [data] of each site's file says it" if flag in READING else ""
-            raise UsageError(f"--{flag.replace('_', '-')} cannot be said over sites (--superlink): leave it out{way}")
+            way = "; each site sets it in [data] of its file" if flag in READING else ""
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink): leave it out{way}")
         return True
 
     @contextmanager
     def linked(self, names: Sequence[str] = ()) -> Iterator[SiteLink]:
-        """Reach the sites, all at once; ``names``: of a run that goes on, in place of the flag's.
+        """Connect to all sites. ``names`` are those of a resumed run, instead of the flag's.
 
         Raises:
             UsageError: Flower is not installed, or the superlink cannot be reached. RunError: too few sites came.
@@ -93,7 +93,7 @@ ON_THIS_MACHINE = Sites("127.0.0.1:8000")
 
 
 def changed(config: RunConfig, names: Collection[str]) -> list[str]:
-    """Those of some keys that are not as the configuration has them by default."""
+    """Return the keys, out of ``names``, whose values are not the defaults."""
     fields = (field for field in dataclasses.fields(RunConfig) if field.name in names)
     return [field.name for field in fields if getattr(config, field.name) != field.default]
 

@@ -1,4 +1,4 @@
-"""The tables that commands print: a line or column for each client, and beyond eight the lowest, median and highest."""
+"""The tables that commands print: one line or column per client; beyond eight the lowest, median and highest."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RANKED_BY = "macro_f1"
 
 
 def scores(frame: pd.DataFrame, round: int) -> str:
-    """The test scores after a round: for each model a line for each client and one for all, their weighted mean.
+    """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
-    Of more than eight clients three are shown: the lowest, the median and the highest by macro-F1, or else by the first
-    score that there is. Their mean is weighted by training samples.
+    Beyond eight clients three are shown: the lowest, the median and the highest by macro-F1, or else by the first
+    available score. The mean is weighted by training samples.
 
     Args:
         frame: the rows of a run.
@@ -52,9 +52,9 @@ def scores(frame: pd.DataFrame, round: int) -> str:
 
 
 def measured(report: Report, metric: str, variant: str) -> str:
-    """The values of a metric: layers by clients; of more than eight clients each layer's lowest, median and highest.
+    """Format the values of a metric: layers by clients, or each layer's lowest, median and highest of more than eight.
 
-    Where it is of no client, as of pairs where there is none, the reason.
+    If the metric has no values of clients, return the reason.
     """
     own = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
     if not own["client"].any():
@@ -74,14 +74,14 @@ def measured(report: Report, metric: str, variant: str) -> str:
 
 
 def splits(report: Report, metric: str, variant: str) -> str:
-    """The samples on which a metric was measured, such as ``train split``; empty for weights alone."""
+    """Return the samples on which a metric was measured, such as ``train split``; empty for weights alone."""
     rows = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
     names = [name for name in rows["split"].unique() if name]
     return f"{' and '.join(names)} split" if names else ""
 
 
 def _ranked(values: pd.Series) -> list[str]:
-    """Names of the lowest, the median and the highest; what has no value counts as lowest."""
+    """Return the names of the lowest, the median and the highest. A missing value counts as lowest."""
     order = list(values.sort_values(kind="stable", na_position="first").index)
     return [order[0], order[len(order) // 2], order[-1]]
 

@@ -1,1 +1,1 @@
-"""A federation whose clients keep their data: what crosses between the server and the sites, and both their sides."""
+"""A federation whose clients keep their data: the server, the sites, and the packets between them."""

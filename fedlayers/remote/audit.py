@@ -1,4 +1,4 @@
-"""The record of what a site has answered: few splits of its data, so that answers together do not tell the samples."""
+"""The record of a site's answers. It limits the splits of the data, since many answers together reveal samples."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fl_core.storage.files import Folder
 from fl_core.storage.schema import COUNT, validate
 
 AUDIT = "audit.jsonl"
-"""The file of a site's folder with a line for each distinct answer."""
+"""The file in a site's folder with one line per distinct answer."""
 ANSWERED = "answered"
-"""The folder below it: digests of the rows that answers were made of, and moments, which are repeated from there."""
+"""The folder beneath it, with digests of the rows behind each answer, and with moments that are sent again."""
 LEAST_CHANGED = 10
-"""Rows that must have changed at least before changed data get new answers."""
+"""Minimum number of changed rows before changed data get new answers."""
 LINE = {"kind": str, "number": (COUNT, None), "seed": (int, None), "data": str, "time": str}
 ROW_BYTES = 16
 
@@ -31,10 +31,11 @@ ROW_BYTES = 16
 class Audit:
     """The record of a site's answers.
 
-    A split is drawn from the site's number and the seed. Each is one more view of the same samples, so a site has few.
+    A split depends on the site's number and the seed. Each split is one more view of the same samples, so a site has
+    few.
 
     Args:
-        folder: of the site. policy: says how many splits. holding: the site's data.
+        folder: the site's folder. policy: limits the number of splits. holding: the site's data.
     """
 
     def __init__(self, folder: Path, policy: Policy, holding: SiteData) -> None:
@@ -47,7 +48,7 @@ class Audit:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """A line for each distinct answer.
+        """Return one record per distinct answer.
 
         Raises:
             CorruptError: the file is damaged.
@@ -65,10 +66,10 @@ class Audit:
         return found
 
     def check(self, number: int, seed: int) -> None:
-        """Refuse a split beyond those that the policy allows, and data that have changed by a few rows only.
+        """Refuse a split beyond the policy's limit, and data with only a few changed rows.
 
         Raises:
-            UsageError: names the splits, or says how many rows have changed.
+            UsageError: names the splits, or the number of changed rows.
         """
         number, seed = self._split(number, seed)
         splits = [(line["number"], line["seed"], line["data"]) for line in self.lines if line["seed"] is not None]
@@ -83,7 +84,7 @@ class Audit:
             )
 
     def write(self, kind: str, number: int | None = None, seed: int | None = None) -> None:
-        """Take down an answer before it leaves, if it is the first of its kind, split and data."""
+        """Record an answer before it leaves, if it is the first of its kind, split and data."""
         if number is not None and seed is not None:
             number, seed = self._split(number, seed)
         line = {"kind": kind, "number": number, "seed": seed, "data": self.digest}
@@ -98,10 +99,10 @@ class Audit:
         self.lines.append(now)
 
     def moments(self, number: int, seed: int) -> Moments:
-        """The moments of a split: computed once, and then repeated from the disk.
+        """Return the moments of a split. They are computed once, then read from disk.
 
         Raises:
-            UsageError: their rows are nearly those of earlier moments, so that the difference would tell of a few rows.
+            UsageError: their rows are nearly those of earlier moments. The difference would reveal a few rows.
             CorruptError: the file is damaged.
         """
         name = f"{self.digest}-{number}-{seed}"
@@ -136,7 +137,7 @@ class Audit:
         return max(self.policy.least_samples, LEAST_CHANGED)
 
     def _split(self, number: int, seed: int) -> tuple[int, int]:
-        """What a split is drawn from; data that are split already have one, whatever the seed."""
+        """Return the number and seed that determine a split. Presplit data have one split for all seeds."""
         return (0, 0) if self.holding.fixed else (number, seed)
 
     def _rows(self, number: int, seed: int, *splits: str) -> Counter[bytes]:

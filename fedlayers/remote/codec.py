@@ -1,11 +1,11 @@
-"""Packets: what crosses between server and sites, as bytes. JSON and safetensors, checked before they take memory.
+"""Packets between server and sites as bytes: JSON and safetensors. Sizes are checked before memory is allocated.
 
     8 bytes  b"fedlyrs1"
     8 bytes  n, the length of the head, little-endian
-    n bytes  the head: JSON, an object whose ``kind`` says what the packet is
-    the rest tensors as safetensors, named ``tree|tensor``; nothing if there are none
+    n bytes  the head: a JSON object whose ``kind`` names the packet's kind
+    the rest tensors as safetensors, named ``tree|tensor``; empty without tensors
 
-There is no pickle in it, and nothing in it names code that reading it would import.
+A packet contains no pickle, and decoding it imports no code.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from fl_core.tree import Tree
 
 MAGIC = b"fedlyrs1"
 HEAD_BYTES = 2**26
-"""Bytes of a head at most: names, numbers and a plan; all that is large is a tensor."""
+"""Maximum bytes of a head. It has names, numbers and a plan; all that is large is a tensor."""
 LARGEST = 2**63
-"""What is above any whole number of a head."""
+"""Exclusive upper limit of whole numbers in a head."""
 TREES = 4096
-"""Trees in a packet at most."""
+"""Maximum number of trees in a packet."""
 _NAME = re.compile(r"[\w./ :#+-]{1,200}", re.ASCII)
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _FRAME = len(MAGIC) + 8
 
 
 class PacketError(RunError):
-    """What came over the wire is not what it has to be; the message names what is wrong."""
+    """Invalid data from the network. The message names what is wrong."""
 
 
 @dataclass
 class Packet:
-    """A head of plain data, and trees.
+    """A head of plain data, and trees of tensors.
 
     >>> import torch
     >>> packet = decode(encode(Packet({"kind": "hello"}, {"model": {"fc.bias": torch.ones(2)}})))
@@ -60,10 +60,10 @@ class Packet:
 
 
 def encode(packet: Packet) -> bytes:
-    """The packet as bytes.
+    """Return the packet as bytes.
 
     Raises:
-        PacketError: the head holds what JSON cannot, NaN and infinity among it.
+        PacketError: the head has a value that JSON cannot express, such as NaN or infinity.
     """
     try:
         head = json.dumps({**packet.head, "trees": list(packet.trees)}, allow_nan=False).encode()
@@ -75,13 +75,13 @@ def encode(packet: Packet) -> bytes:
 
 
 def decode(data: bytes, most: int | None = None) -> Packet:
-    """The packet that bytes are, its names, types and numbers checked.
+    """Return the packet in some bytes, after checks of its names, types and numbers.
 
     Args:
-        most: bytes that it may have at most; by default as many as the machine has memory.
+        most: maximum size in bytes; by default the machine's memory.
 
     Raises:
-        PacketError: says what is wrong with them.
+        PacketError: says what is wrong.
     """
     limits.check_size("a packet", len(data), most, PacketError)
     if data[: len(MAGIC)] != MAGIC or len(data) < _FRAME:
@@ -149,10 +149,10 @@ def _check_numbers(value: Any) -> None:
 
 
 def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], who: str) -> None:
-    """Refuse tensors that are no part of the model, in name, shape or type; what says yes or no may stand for numbers.
+    """Check names, shapes and types of tensors against the model. Boolean masks may stand for numbers.
 
     Raises:
-        PacketError: names ``who`` sent the first of them.
+        PacketError: names the sender ``who`` and the first wrong tensor.
     """
     for kind, each in trees.items():
         for name, tensor in each.items():
@@ -168,16 +168,16 @@ def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], wh
 
 
 def most_bytes(model: Mapping[str, torch.Tensor], trees: int) -> int:
-    """Bytes of a packet with so many trees of the model at most, and a head."""
+    """Return the maximum bytes of a packet with a head and this number of trees of the model."""
     each = sum(tensor.numel() * tensor.element_size() + 1024 for tensor in model.values())
     return HEAD_BYTES + trees * each
 
 
 def fields(head: Mapping[str, Any], form: Mapping[str, Any], optional: Collection[str] = ()) -> dict[str, Any]:
-    """A head's values besides its kind, exactly those of a form as :func:`fl_core.storage.schema.misfit` takes it.
+    """Return a head's values except its kind, checked against a form of :func:`fl_core.storage.schema.validate`.
 
     Raises:
-        PacketError: one is missing, of another type, or unknown.
+        PacketError: a value is missing, of another type, or unknown.
     """
     from fl_core.storage.schema import validate
 

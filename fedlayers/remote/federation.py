@@ -36,10 +36,10 @@ from fl_core.restore import FEDERATION, check_at_home
 from fl_core.task import Task, assemble
 
 ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale", "impute")
-"""What all sites of a federation must have in common."""
+"""Facts in which all sites of a federation must agree."""
 HELLO_BYTES = 2**24
 OWN = "own"
-"""What a federation's data are called where sites bring their own."""
+"""The dataset's name if sites bring their own data."""
 
 
 def federate(
@@ -56,22 +56,24 @@ def federate(
     log: Collection[str | Logger] = (),
     known: Sequence[Mapping[str, Any]] = (),
 ) -> Engine:
-    """Run an algorithm over the sites of a link: rows and server bit for bit those of ``fedlayers run --stack off``.
+    """Run an algorithm over the sites of a link.
+
+    Rows and the server's state have the same bits as those of ``fedlayers run --stack off``.
 
     Args:
-        config: of the run; its dataset is what the sites have (:func:`data_of`). How data are read is theirs to say.
-        out: the run directory, an ordinary one in which no client's state is.
-        patience: how long clients are waited for; by default for ever. Rows ``reply_lost`` say who was missing.
-        plan, instruments, command, progress, until, log: as of :func:`fl_core.runner.run`.
-        known: what the sites said of themselves in an earlier :func:`greet`, which they still have to say.
+        config: of the run. Its dataset is that of the sites (:func:`data_of`); each site says how its data are read.
+        out: the run directory. It is an ordinary one, without clients' states.
+        patience: how long to wait for clients; by default for ever. Rows ``reply_lost`` name missing clients.
+        plan, instruments, command, progress, until, log: as for :func:`fl_core.runner.run`.
+        known: the facts from an earlier :func:`greet`, which must be unchanged.
 
     Warns:
-        UserWarning: the plan was edited by hand, or shares no layer that trains, or all of them.
+        UserWarning: the plan was edited by hand, or shares none or all of the layers that train.
 
     Raises:
-        UsageError: sites that do not fit together, or a configuration that needs what only sites have, before anything
+        UsageError: sites that do not fit together, or a configuration that needs what only sites have; before anything
             is written.
-        RefusedError: a site refuses; names it and its reason.
+        RefusedError: a site refuses; gives its name and reason.
     """
     line = RpcClient(link)
     facts = greet(line)
@@ -105,11 +107,11 @@ def resume(
     until: int | None = None,
     log: Collection[str | Logger] = (),
 ) -> Engine:
-    """Go on with a federation's run from its last checkpoint; the end is bit for bit that of an undisturbed one.
+    """Resume a federation's run from its last checkpoint, with the same final bits as an uninterrupted run.
 
     Raises:
-        UsageError: no federation's run, or its sites are not those that it began with.
-        CorruptError: what is stored is damaged. RefusedError: as of :func:`federate`.
+        UsageError: not a federation's run, or its sites have changed.
+        CorruptError: stored files are damaged. RefusedError: as for :func:`federate`.
     """
     stored = store.Run(out).task_config()
     check_at_home(Path(out), stored, True)
@@ -135,13 +137,13 @@ def resume(
 
 
 def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str, Any]], what: str) -> None:
-    """Refuse other sites, or other data at them, than something began with.
+    """Check that the sites and their data are unchanged.
 
     Args:
-        before: name, sizes and digest of each site at that time.
+        before: name, sizes and digest of each site at the start.
 
     Raises:
-        UsageError: names the first site that is another, or all.
+        UsageError: names the first changed site, or all.
     """
     for then, now in zip(before, map(_known, facts), strict=False):
         if then != now:
@@ -151,10 +153,10 @@ def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str,
 
 
 def answered(site: str, packet: Packet | None) -> Packet:
-    """The reply of a site that has to reply.
+    """Return the reply of a site that must reply.
 
     Raises:
-        UsageError: it did not in time.
+        UsageError: no reply came in time.
     """
     if packet is None:
         raise UsageError(f"site {site!r} does not answer")
@@ -162,10 +164,10 @@ def answered(site: str, packet: Packet | None) -> Packet:
 
 
 def greet(line: RpcClient) -> list[dict[str, Any]]:
-    """Ask every site who it is; returns their facts, in the federation's order.
+    """Ask every site for its facts. Return them in the federation's order.
 
     Raises:
-        UsageError: no sites, two of one name, or one that does not fit the others.
+        UsageError: no sites, two with one name, or one that does not fit the others.
         RefusedError: a site refuses.
     """
     check_distinct("a federation", "site", line.names)
@@ -207,12 +209,13 @@ def _short(value: object) -> str:
 
 
 def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
-    """Return the federation's data under the name of the dataset that all sites have, whose defaults a run then uses.
+    """Return the federation's data under the name of the sites' common dataset. A run uses that dataset's defaults.
 
-    Sites with data of their own have none: these are called :data:`OWN`, and get the defaults of their shape.
+    Sites with data of their own have no such name. Their data are called :data:`OWN` and use the defaults of their
+    shape.
 
     Args:
-        asked: the name in a run's configuration: that dataset, the default, or any name for data of the sites' own.
+        asked: the name in a run's configuration: that dataset, the default, or any name for the sites' own data.
 
     Raises:
         UsageError: another registered dataset was asked for.
@@ -226,7 +229,7 @@ def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
 
 
 def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
-    """The federation's data as the server knows them."""
+    """Return the federation's data as the server knows them."""
     first = facts[0]
     return placeholder_data(
         FederationMetadata(
@@ -242,7 +245,7 @@ def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
 
 
 def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Task:
-    """The task of a run over sites, clients one by one.
+    """Return the task of a run over sites, with clients one by one.
 
     Raises:
         UsageError: the configuration needs what only sites have, or asks for stacked clients.
@@ -257,10 +260,10 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
 def join(
     line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, patience: TimeoutPolicy | None = None
 ) -> RemoteClients:
-    """Let every site build the run's task around its own samples; returns the clients' home.
+    """Let every site build the run's task with its own samples. Return the client backend.
 
     Raises:
-        RefusedError: a site does not allow it, or its model is another one.
+        RefusedError: a site does not allow it, or has a different model.
     """
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
@@ -285,10 +288,10 @@ def join(
 
 
 def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:
-    """Return what scales and fills the features by all sites' training samples, from the moments that each site tells.
+    """Return the preprocessing that scales and fills features, from the moments of all sites' training samples.
 
     Raises:
-        RefusedError: a site does not tell. PacketError: what it tells are no moments of these features.
+        RefusedError: a site refuses to send moments. PacketError: a site sent invalid moments.
         UsageError: no site has a value of one feature.
     """
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
@@ -298,7 +301,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
         width, present = facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
         if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
-            raise PacketError(f"site {site!r} told no means and sums of squares of {width} features")
+            raise PacketError(f"site {site!r} sent no means and sums of squares of {width} features")
         numbers = (tuple(map(float, told[key])) for key in ("mean", "squares"))
         found[site] = Moments(told["count"], tuple(present), *numbers)
     all_sites = reduce(Moments.with_, (found[name] for name in line.names))

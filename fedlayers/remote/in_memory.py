@@ -1,4 +1,4 @@
-"""The transport within one process: every request and every reply is bytes all the same."""
+"""The transport within one process. Requests and replies are encoded as bytes all the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedlayers.remote.link import RequestHandler
 
 
 class InMemoryTransport:
-    """A link whose sites are in this process; for tests, and to try a federation out.
+    """A link to sites in this process, for tests and first trials.
 
     Attributes:
         sent, received: bytes so far, by site.
@@ -20,7 +20,7 @@ class InMemoryTransport:
         self._sites = dict(sites)
 
     def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
-        """Yield the sites' replies one after the other; nobody is ever late."""
+        """Yield the sites' replies one after the other. No reply is ever late."""
         for site, request in requests.items():
             reply = self._sites[site].answer(bytes(request))
             self.sent[site] += len(request)
@@ -28,4 +28,4 @@ class InMemoryTransport:
             yield site, bytes(reply)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

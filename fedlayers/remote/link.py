@@ -1,4 +1,4 @@
-"""The seam between a federation's protocol and what carries its bytes: neither knows anything of the other."""
+"""The interface between a federation's protocol and its transport. Neither depends on the other."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Protocol
 class SiteLink(Protocol):
     """The server's side of a transport.
 
-    Requests are idempotent: a transport may deliver one twice, or send it again to a site that comes back.
+    Requests are idempotent: a transport may deliver one twice, or send it again to a site that reconnects.
 
     Attributes:
-        sites: names of the sites that are connected, in the federation's order.
+        sites: names of the connected sites, in the federation's order.
     """
 
     sites: tuple[str, ...]
 
     def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
-        """Send sites their requests and yield (site, reply) as replies come, each asked site once.
+        """Send requests to sites, and yield (site, reply) as replies arrive, once per site.
 
         Args:
             requests: by the site's name.
-            timeout: seconds after which the reply of a site that has not answered is None; without it a transport waits
-                for ever, and asks a site that comes back again with the same bytes.
+            timeout: seconds until a missing reply is given as None. Without it the transport waits for ever, and sends
+                a request again to a site that reconnects.
         """
 
     def close(self) -> None:
-        """Let go of what the transport holds; the sites go on without it."""
+        """Release the transport's resources. The sites keep running."""
 
 
 class RequestHandler(Protocol):
-    """A site's side: what a transport hands requests to.
+    """A site's side of a transport, which receives requests.
 
     Attributes:
         name: the site's.
@@ -40,4 +40,4 @@ class RequestHandler(Protocol):
     name: str
 
     def answer(self, request: bytes) -> bytes:
-        """The reply to a request; it never raises for a bad one, since a refusal is a reply."""
+        """Return the reply to a request. A bad request gets a refusal as its reply, never an exception."""

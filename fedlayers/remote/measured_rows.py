@@ -1,4 +1,4 @@
-"""The rows of a diagnosis that leave a site: its own alone; with noise, only their values depend on its data."""
+"""The rows of a diagnosis that leave a site. With noise, only their values depend on the site's data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Tables = Mapping[str, list[dict[str, Any]]]
-"""Rows by what they are: measured on the data as they are, or on nulls."""
+"""Rows by origin: measured on the site's data, or on nulls."""
 
 
 MOST_DRAWS = 1000
-"""Draws of a null at most; each takes as long as the measurement itself."""
+"""Maximum draws of a null. Each takes as long as the measurement itself."""
 
 
 def check_nulls(names: Sequence[str], draws: int = 1) -> None:
-    """Refuse nulls that take all clients' samples or labels together, and too many draws.
+    """Refuse nulls that combine all clients' samples or labels, and too many draws.
 
     Raises:
-        UsageError: names them, and what there is.
+        UsageError: names them, and the nulls that are available.
     """
     from diagnostics.null import NULLS
 
@@ -37,7 +37,7 @@ def check_nulls(names: Sequence[str], draws: int = 1) -> None:
 
 
 def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Refuse metrics whose rows say something of the samples beside their values, to which alone noise is added."""
+    """Refuse metrics whose rows reveal more of the samples than their values. Noise covers values only."""
     from diagnostics.diagnosis import chosen_metrics
 
     for metric in chosen_metrics(names):
@@ -50,7 +50,7 @@ def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None
 
 
 def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
-    """A client's own rows, as JSON has them, without the variants that are made of all clients' samples together."""
+    """Return a client's own rows as JSON data, without variants that combine all clients' samples."""
     import pandas as pd
 
     from diagnostics.metrics.base import known
@@ -65,12 +65,12 @@ def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
 
 
 def add_noise_to_rows(measured: Tables, shown: Tables, privacy: Privacy, account: Account) -> None:
-    """Put measured values with noise, one release for all of them, into the rows that other data of the shape give.
+    """Write measured values with noise into rows that were measured on random data of the same shape.
 
-    Standard errors do not leave.
+    All values together are one release. Standard errors do not leave.
 
     Raises:
-        UsageError: the site's data give other rows, or lack a value, which would tell of them without noise.
+        UsageError: the site's data give other rows, or lack a value. That would reveal something without noise.
     """
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for name in shown:

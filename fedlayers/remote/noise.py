@@ -1,4 +1,4 @@
-"""Draws noise for privacy: a discrete Gaussian, exact in integers, from the operating system's random bits alone."""
+"""Noise for privacy: a discrete Gaussian, exact in integers, from the operating system's random bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_core.data.arrays import Integers
 
 SPREAD_BITS = 15
 SPREAD = 2**SPREAD_BITS
-"""The draws' parameter sigma. Their standard deviation is the same, but for less than 1e-100."""
+"""The parameter sigma of the draws. Their standard deviation differs from it by less than 1e-100."""
 Words = NDArray[np.uint32]
 Truths = NDArray[np.bool_]
 _WORD = 2**32
@@ -46,7 +46,7 @@ def discrete_gaussian(count: int) -> Integers:
 
 
 def _accepted(count: int) -> Integers:
-    """Draw candidates from a discrete Laplace distribution of scale SPREAD, and return those that are accepted."""
+    """Draw candidates from a discrete Laplace distribution of scale SPREAD, and return the accepted ones."""
     low = _words(count).astype(np.int64) >> (32 - SPREAD_BITS)
     low = low[_decays((low << (32 - SPREAD_BITS)).astype(np.uint32))]
     size = low + SPREAD * _runs(len(low))

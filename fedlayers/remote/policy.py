@@ -1,4 +1,4 @@
-"""What a site allows: which algorithms, and whose code; everything else is refused by name."""
+"""A site's policy: the algorithms and the code that it allows, and its limits. All else is refused by name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MEGABYTE = 10**6
 
 
 def check_alone(names: Sequence[str]) -> None:
-    """Refuse metrics that compare clients, for which one would have to have what only the other has.
+    """Refuse metrics that compare clients, since those need data of several clients.
 
     Raises:
-        UsageError: names them, and what there is.
+        UsageError: names them, and the metrics that are available.
     """
     from diagnostics.metrics.base import METRICS
 
@@ -52,20 +52,20 @@ class Policy:
         ...
     fl_core.errors.UsageError: the site's policy does not allow the code 'os:system'; it allows: none
 
-    Memory is limited on Linux only, and of the processor only, not of a GPU.
+    Memory is limited on Linux only, and only that of the processor, not of a GPU.
 
     Attributes:
-        algorithms: that it takes part in; None = all that the package has.
-        code: of the user's own, ``package.module:name``, that may be imported here; and ``KEY=VALUE`` of model options
+        algorithms: that it takes part in; None = all of this package.
+        code: of the user's own, ``package.module:name``, that may be imported here; also ``KEY=VALUE`` of model options
             other than sizes and rates.
-        metrics: that it measures, if it does not measure all that compare no clients.
-        never_send: layers of which no tensor leaves.
-        least_samples: with fewer than these it takes part in nothing.
-        splits: of its data into training, validation and test samples that it answers for, one for each seed.
-        parameters, layers: of a model at most; layers are modules with tensors of their own.
-        memory: megabytes at most that requests need beyond those of the idle site.
-        epochs: of a client's training in one exchange at most, all phases together.
-        seconds: that one request takes at most: one client's work in an exchange, a measurement, or a model's building.
+        metrics: that it measures; by default all that compare no clients.
+        never_send: layers whose tensors never leave.
+        least_samples: minimum number of samples to take part.
+        splits: maximum number of splits of its data into training, validation and test samples, one per seed.
+        parameters, layers: maximum size of a model; layers are modules with tensors of their own.
+        memory: maximum megabytes of requests, in addition to the idle site's.
+        epochs: maximum epochs of a client in one exchange, all phases together.
+        seconds: maximum time of one request: a client's work in an exchange, a measurement, or building a model.
     """
 
     algorithms: tuple[str, ...] | None = None
@@ -88,7 +88,7 @@ class Policy:
 
     @contextmanager
     def limited(self, idle: int) -> Iterator[None]:
-        """Refuse work that takes more memory or seconds.
+        """Refuse work in the block that takes too much memory or time.
 
         Args:
             idle: bytes of data of the idle site.
@@ -116,11 +116,11 @@ class Policy:
                 )
 
     def check_phases(self, phases: Iterable[Phase]) -> None:
-        """Refuse phases of training whose epochs together are too many; errors as of :meth:`check_epochs`."""
+        """Refuse phases of training with too many epochs in total. For errors see :meth:`check_epochs`."""
         self.check_epochs(sum(phase.epochs for phase in phases))
 
     def check_epochs(self, epochs: int) -> None:
-        """Refuse to train for too long in one exchange.
+        """Refuse too many epochs in one exchange.
 
         Raises:
             LimitError: names the limit.
@@ -131,7 +131,7 @@ class Policy:
             )
 
     def check_algorithm(self, name: str, options: Mapping[str, Any] | None = None) -> None:
-        """Refuse an algorithm before anything of it is imported, and so what its options name.
+        """Refuse an algorithm, or code in its options, before anything of it is imported.
 
         Raises:
             UsageError: names it, and what is allowed.
@@ -145,7 +145,7 @@ class Policy:
             check_known("algorithm", name, ALGORITHMS)
 
     def check_metrics(self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse metrics before anything of them is imported, and those that compare clients.
+        """Refuse metrics that compare clients or are not allowed, before any is imported.
 
         Raises:
             UsageError: names the first, and what is allowed.
@@ -162,13 +162,13 @@ class Policy:
         check_alone(names)
 
     def check_code(self, config: RunConfig) -> None:
-        """Refuse a configuration that names code which this site does not allow, or a model option that loads.
+        """Refuse a configuration that names code which is not allowed, or a model option that loads files.
 
         Raises:
             UsageError: names it.
         """
         for key, name in code_of(config.to_json()).items():
-            if key != "dataset":  # whose name is all that is taken of it
+            if key != "dataset":  # only its name is used
                 self._check(name, "code", self.code)
         check_stored("the site's policy", str(config.model), config.model_options, self.code)
 
@@ -185,7 +185,7 @@ class Policy:
         self.check_layers([layer.name for layer in layers if sent & set(layer.tensors)])
 
     def check_layers(self, names: Collection[str]) -> None:
-        """Refuse to send something of layers, by name, that never leave.
+        """Refuse to send anything of the named layers if they never leave.
 
         Raises:
             UsageError: names the first such layer.
@@ -200,7 +200,7 @@ class Policy:
         """Refuse to take part with too few samples.
 
         Raises:
-            UsageError: says how many there are.
+            UsageError: gives their number.
         """
         if count < self.least_samples:
             raise UsageError(f"the site has {count} samples, and its policy asks for at least {self.least_samples}")

@@ -1,4 +1,4 @@
-"""Differential privacy at a site: what leaves is clipped, and Gaussian noise is added, with an account of it all."""
+"""Differential privacy at a site: values that leave are clipped and get Gaussian noise. All releases are counted."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ LEAST, MOST = 1e-9, 1e9
 
 @dataclass(frozen=True)
 class Privacy:
-    """How a site hides its data in what it sends. The unit of privacy is the site: all of its samples together.
+    """The rules by which a site hides its data. The unit of privacy is the site: all of its samples together.
 
-    Of each reply the tensors' difference from what the site received (or from the initial model) is scaled down to the
-    norm ``clip``, and noise of standard deviation ``noise * clip`` is added to each number. Plain numbers in a message,
-    such as PLayer-FL's measurements, and the values of a diagnosis are treated alike with ``clip_numbers``. Each of
-    these is one release of the Gaussian mechanism. Two data sets are neighbours if one stands in place of the other, so
-    that a release differs by at most twice its clip, and the multiplier that is accounted for is ``noise / 2``.
+    Of each reply, the tensors' difference from what the site received (or from the initial model) is scaled down to the
+    norm ``clip``. Then noise of standard deviation ``noise * clip`` is added to each number. The same is done with
+    ``clip_numbers`` for plain numbers in a message, such as PLayer-FL's measurements, and for the values of a
+    diagnosis. Each of these is one release of the Gaussian mechanism. Two data sets are neighbours if one replaces the
+    other. A release then differs by at most twice its clip, so the account uses the multiplier ``noise / 2``.
 
-    What stands around measured values, such as names, statuses and estimators, is that of random data of the same
-    shape. What an algorithm observes of single samples stays at the site. Not covered are scores of models and training
-    losses, which leave as they are, and numbers of samples.
+    Names, statuses and estimators of measured values come from random data of the same shape. What an algorithm
+    observes of single samples stays at the site. Scores of models, training losses and numbers of samples are not
+    covered: they leave as they are.
 
-    The noise is discrete (:func:`fedlayers.remote.noise.discrete_gaussian`). Clipped values are cut towards zero to a
-    grid of ``noise * clip / SPREAD``. Noise is added in whole steps of that grid. The accounted epsilon is that of
+    The noise is discrete (:func:`fedlayers.remote.noise.discrete_gaussian`). Clipped values are rounded towards zero on
+    a grid of ``noise * clip / SPREAD``. Noise is added in whole steps of that grid. The accounted epsilon is that of
     continuous noise: the bound of Canonne, Kamath and Steinke (2020) has the same form. The bits come from the
-    operating system, so a run with noise cannot be repeated bit for bit. A request that comes twice gets the stored
-    reply.
+    operating system, so a run with noise cannot be repeated bit for bit. A repeated request gets the stored reply.
 
     >>> Privacy(clip=1.0)
     Traceback (most recent call last):
@@ -50,10 +49,10 @@ class Privacy:
     fl_core.errors.UsageError: [privacy] needs clip, clip_numbers and noise together, each 1e-09 to 1e+09; got ...
 
     Attributes:
-        clip, clip_numbers: norms, Euclidean, of all tensors or all numbers of a reply.
+        clip, clip_numbers: Euclidean norms, of all tensors and of all numbers of a reply.
         noise: standard deviation as a multiple of them.
         delta: of (epsilon, delta).
-        epsilon: beyond which nothing more is sent, over all runs; 0 = there is no such limit.
+        epsilon: limit beyond which nothing more is sent, over all runs; 0 = no limit.
     """
 
     clip: float = 0.0
@@ -77,15 +76,15 @@ class Privacy:
 
     @property
     def on(self) -> bool:
-        """Whether anything is hidden."""
+        """True if anything is hidden."""
         return self.noise > 0
 
 
 class Account:
-    """What a site has released so far, over all runs and restarts, and how much privacy that leaves.
+    """The record of a site's releases over all runs and restarts, and of the privacy that remains.
 
     Args:
-        folder: of the site, where :data:`ACCOUNT` is kept.
+        folder: the site's, in which :data:`ACCOUNT` is stored.
     """
 
     def __init__(self, privacy: Privacy, folder: Path) -> None:
@@ -96,17 +95,17 @@ class Account:
             self._releases = {float(multiplier): int(count) for multiplier, count in found["releases"].items()}
 
     def spent(self, more: int = 0) -> float:
-        """Epsilon at the privacy's delta, of all releases and of so many more of the present noise."""
+        """Return epsilon at the privacy's delta, of all releases and ``more`` further ones with the present noise."""
         counts = dict(self._releases)
         multiplier = self.privacy.noise / 2
         counts[multiplier] = counts.get(multiplier, 0) + more
         return spent({each: count for each, count in counts.items() if count}, self.privacy.delta)
 
     def release(self, count: int) -> float:
-        """Take down releases before they leave; returns epsilon after them.
+        """Record releases before they leave. Return epsilon after them.
 
         Raises:
-            UsageError: they would go beyond the site's limit.
+            UsageError: they would exceed the site's limit.
         """
         after = self.spent(count)
         if self.privacy.epsilon and after > self.privacy.epsilon:
@@ -122,7 +121,7 @@ class Account:
 
 
 def spent(releases: Mapping[float, int], delta: float) -> float:
-    """Epsilon of releases, {noise multiplier: how often}, by opacus' accountant (Renyi differential privacy).
+    """Return epsilon of releases, {noise multiplier: count}, by opacus' accountant (Renyi differential privacy).
 
     >>> round(spent({1.0: 1}, delta=1e-5), 3)
     4.729
@@ -141,14 +140,14 @@ def spent(releases: Mapping[float, int], delta: float) -> float:
 
 
 def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy) -> tuple[Message, int]:
-    """A message as it leaves, and how many releases it is.
+    """Return a message as it leaves, and its number of releases.
 
     Args:
         received: what the server sent. initial: the model before the first round.
 
     Raises:
-        UsageError: it has what cannot carry noise; names it.
-        NonFiniteError: its norm is not finite, so that nothing can be clipped to it.
+        UsageError: it has data that cannot carry noise; names it.
+        NonFiniteError: its norm is not finite, so it cannot be clipped.
     """
     moved: dict[tuple[str, str], Tensor] = {}
     starts: dict[tuple[str, str], Tensor] = {}
@@ -187,10 +186,10 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
 
 
 def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
-    """Numbers as they leave: their vector scaled down to ``clip_numbers``, with noise.
+    """Return numbers as they leave: their vector scaled down to ``clip_numbers``, with noise.
 
     Raises:
-        NonFiniteError: as :func:`hidden`.
+        NonFiniteError: as for :func:`hidden`.
     """
     vector = {("", ""): torch.tensor(numbers, dtype=torch.float64)}
     return _noised(vector, privacy.clip_numbers, privacy.noise)["", ""].tolist()
@@ -198,7 +197,7 @@ def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
 
 def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
-    if not math.isfinite(norm):  # by a NaN nothing would be scaled down
+    if not math.isfinite(norm):  # a NaN would scale nothing down
         raise NonFiniteError("the norm of what would leave is not finite: it cannot be clipped, and nothing is sent")
     step = clip * noise / SPREAD
     scale = min(1.0, clip / norm if norm else 1.0) * (1 - 2**-32)  # the norm itself may be rounded down
@@ -206,7 +205,7 @@ def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) 
 
 
 def _steps(values: Tensor, step: float) -> Tensor:
-    """Return values as whole numbers of steps, cut towards zero, so that no norm grows."""
+    """Return values as whole numbers of steps, rounded towards zero, so that no norm grows."""
     return (values / step).trunc().long()
 
 
@@ -215,7 +214,7 @@ def _draws(like: Tensor) -> Tensor:
 
 
 def _each_number(value: Any, change: Callable[[float], float]) -> Any:
-    """Plain data with every number that is no whole one changed, in order."""
+    """Return plain data after changing every number that is not an integer, in order."""
     if isinstance(value, float):
         return change(value)
     if isinstance(value, Mapping):

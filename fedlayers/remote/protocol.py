@@ -1,18 +1,18 @@
-"""The requests and replies of a federation as packets: what of an engine's request crosses, and what of its reply.
+"""The requests and replies of a federation as packets.
 
-``hello``     who is there: version, shape, classes, sizes, digests
+``hello``     a site's facts: version, shape, classes, sizes, digests
 ``moments``   of tables that are scaled or filled: numbers of training samples and of values, means, sums of squares
-``race``      runs that are to follow: whether the site allows them, and how many classes its validation samples have
-``join``      a run: its configuration, the site's number in the federation, everybody's sizes, the model's digest
+``race``      the runs that follow: whether the site allows them, and the classes in its validation samples
+``join``      a run: its configuration, the site's number in the federation, all sites' sizes, the model's digest
 ``train``     one exchange, from one version of the client's state to another
 ``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
               which the client merges with its own
 
 ``measure``   metrics of the client's own model after its first round of training, numbers alone
 
-Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done``, ``measured``, or ``refused`` and ``failed`` with a
-reason. Each request has a stamp, the session of the server and a number that grows in it, and its reply has the same:
-what comes late is known by that.
+Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done`` and ``measured``, or ``refused`` and ``failed`` with
+a reason. Each request has a stamp: the server's session and an increasing number. Its reply has the same stamp, which
+identifies late replies.
 """
 
 from __future__ import annotations
@@ -119,16 +119,16 @@ MESSAGE, SERVER, SENT = "message/", "server/", "sent/"
 
 
 def place(algorithm: Algorithm, **rest: Any) -> dict[str, Any]:
-    """What says for a request where it belongs, and under which algorithm and plan the site is to work."""
+    """Return the part of a request that names its exchange, algorithm and plan."""
     plan = None if algorithm.plan is None else LayerPlan(algorithm.plan.layers, algorithm.plan.shared).to_json()
     return {"algorithm": algorithm.name, "options": dict(algorithm.options), "plan": plan, **rest}
 
 
 def stamp_of(packet: Packet) -> dict[str, Any]:
-    """Take the stamp off a packet.
+    """Remove and return the stamp of a packet.
 
     Raises:
-        PacketError: it has none.
+        PacketError: it has no stamp.
     """
     found = {key: packet.head.pop(key, None) for key in STAMP}
     wrong = validate(found, STAMP)
@@ -141,7 +141,7 @@ def stamp_of(packet: Packet) -> dict[str, Any]:
 
 
 def request_packet(request: ClientRequest, where: Mapping[str, Any]) -> Packet:
-    """An engine's request as it crosses; ``where`` holds the values of :data:`PLACE`."""
+    """Return an engine's request as a packet. ``where`` has the values of :data:`PLACE`."""
     if isinstance(request, TrainRequest):
         head = {
             "kind": "train",
@@ -161,9 +161,9 @@ def request_packet(request: ClientRequest, where: Mapping[str, Any]) -> Packet:
 
 
 def _offer_parts(offer: ModelTemplate) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]:
-    """An offer in parts: for each model the place of each tensor, the server's meta data, and the tensors, each once.
+    """Split a template into the place of each model's tensors, the server's meta data, and the tensors, each once.
 
-    The place is a list [tree, name] of the client's own, or the number of a tree that is sent.
+    A place is a list [tree, name] of the client's own state, or the number of a tree that is sent.
     """
     if offer.server is not None:
         return None, {}, {SERVER + "model": offer.server.trees["model"]}
@@ -187,13 +187,13 @@ def _offer_parts(offer: ModelTemplate) -> tuple[dict[str, Any] | None, dict[str,
 
 
 def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> ClientRequest:
-    """The request that a site was sent, for its own client.
+    """Return the request in a packet, for the site's own client.
 
     Args:
-        model: tensors by name, of which the server's must be in name, shape and type.
+        model: tensors by name, which the server's tensors must match in name, shape and type.
 
     Raises:
-        PacketError: says what of it is not as it has to be.
+        PacketError: says what is wrong.
     """
     head = packet.head
     values = fields(head, FORMS[head["kind"]])
@@ -236,7 +236,7 @@ def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[
 
 
 def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
-    """A site's reply as it crosses: messages, numbers and names."""
+    """Return a site's reply as a packet of messages, numbers and names."""
     head = {
         "kind": "done",
         "meta": reply.message.meta,
@@ -258,10 +258,10 @@ def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
 def reply_of(
     packet: Packet, request: ClientRequest, model: Mapping[str, Tensor], site: str
 ) -> tuple[ClientReply, StateSchema]:
-    """The reply that a server got to its request.
+    """Return the reply to a server's request.
 
     Raises:
-        PacketError: says what of it is not as it has to be; names the site.
+        PacketError: names the site, and says what is wrong.
     """
     try:
         values = fields(packet.head, REPLY)

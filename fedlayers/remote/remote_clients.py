@@ -1,4 +1,4 @@
-"""The server's side: clients that live at sites, of whom messages, numbers and names come back."""
+"""The server's side of clients that live at sites. They send back messages, numbers and names."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
-"""What a checkpoint has of a client whose state is at its site."""
+"""The schema of a checkpoint's entry for a client whose state is at its site."""
 GRANTED = ("hello", "told", "counted", "joined", "done", "measured")
 BEGINNING = ""  # the version of a state before the client's first round
 LEFT = "left.jsonl"
 """The file of a federation's run directory with the bytes that left each site."""
 EXTRA_TREES = 16
-"""Trees of the model's size that a reply may have besides one for each client."""
+"""Maximum number of trees of the model's size in a reply, in addition to one per client."""
 
 
 class RefusedError(UsageError):
-    """A site refuses what it was asked; the message names the site and its reason."""
+    """A site's refusal of a request, with its name and reason."""
 
 
 @dataclass
 class TrafficCounter:
-    """Bytes that left each site, by site and kind of reply, and how many replies.
+    """A count of the bytes and replies that left each site, by kind of reply.
 
     >>> tally = TrafficCounter()
     >>> tally.add("north", "train", 7960)
@@ -62,14 +62,14 @@ class TrafficCounter:
         self.replies[site, kind] = self.replies.get((site, kind), 0) + 1
 
     def by_site(self) -> dict[str, int]:
-        """The bytes of all kinds together, by site."""
+        """Return the bytes of all kinds together, by site."""
         sites = dict.fromkeys(site for site, _ in self.bytes)
         return {name: sum(n for (site, _), n in self.bytes.items() if site == name) for name in sites}
 
     def write(self, writer: Writer, done: int) -> None:
-        """Append rows of what left the sites since the last time to :data:`LEFT` beside the run's rows.
+        """Append the traffic since the last call to :data:`LEFT`, as rows.
 
-        They are apart, since a run that goes on after a kill has asked more than one that was left alone.
+        They are stored apart from the run's rows, since a resumed run has more traffic than an uninterrupted one.
         """
         columns: dict[str, Any] = {"run": writer.path.name, "round": done, "unit": "byte"}
         lines = [
@@ -83,7 +83,7 @@ class TrafficCounter:
 
 @dataclass(frozen=True)
 class TimeoutPolicy:
-    """How long clients are waited for.
+    """A limit on how long to wait for clients.
 
     >>> TimeoutPolicy(min_replies=0, timeout=60.0)
     Traceback (most recent call last):
@@ -91,8 +91,8 @@ class TimeoutPolicy:
     fl_core.errors.UsageError: at least 1 client must reply, not 0
 
     Attributes:
-        least: so many replies of those asked are waited for in any case.
-        timeout: seconds after which the server goes on without the others; None = it waits for all, for ever.
+        min_replies: minimum number of replies to wait for, whatever the time.
+        timeout: seconds until the server continues without the others; None = wait for all, for ever.
     """
 
     min_replies: int = 1
@@ -106,10 +106,10 @@ class TimeoutPolicy:
 
 
 class RpcClient:
-    """Asks sites, and takes their replies apart; all that crosses passes here.
+    """The server's requests to sites and their replies. All traffic passes here.
 
     Attributes:
-        session: of this process: what was asked in an earlier one is never taken for something new.
+        session: of this process, so that a reply to an earlier process is recognised.
         tally: what left the sites.
     """
 
@@ -124,14 +124,14 @@ class RpcClient:
     def ask(
         self, packets: Mapping[str, Packet], most: int | None = None, timeout: float | None = None
     ) -> Iterator[tuple[str, Packet | None]]:
-        """Yield (site, reply) as replies come; None: it did not answer in time.
+        """Yield (site, reply) as replies arrive; None if a site does not answer in time.
 
         Args:
-            most: bytes of a reply at most. timeout: seconds; None = wait for ever.
+            most: maximum bytes of a reply. timeout: seconds; None = wait for ever.
 
         Raises:
-            RefusedError: a site refuses. NonFiniteError, RunError: its work failed there.
-            PacketError: what a site sent is no reply.
+            RefusedError: a site refuses. NonFiniteError, RunError: its work failed.
+            PacketError: a site sent an invalid reply.
         """
         kinds = {site: packet.head["kind"] for site, packet in packets.items()}
         stamps, asked = {}, {}
@@ -140,7 +140,7 @@ class RpcClient:
             stamps[site] = {"session": self.session, "seq": self._seq}
             asked[site] = encode(Packet({**packet.head, **stamps[site]}, packet.trees))
         for site, data in self.link.ask(asked, timeout):
-            if site not in stamps:  # nobody asked, or it has answered
+            if site not in stamps:  # not asked, or answered already
                 continue
             if data is None:
                 del stamps[site]
@@ -149,7 +149,7 @@ class RpcClient:
             self.tally.add(site, kinds[site], len(data))
             packet = self._read(site, data, most)
             if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
-                continue  # an answer to what was asked before
+                continue  # an answer to an earlier request
             del stamps[site]
             check_granted(site, packet)
             yield site, packet
@@ -169,10 +169,10 @@ class RpcClient:
 
 
 def check_granted(site: str, packet: Packet) -> None:
-    """Raise what a site says went wrong.
+    """Raise the error in a site's reply, if any.
 
     Raises:
-        RefusedError, NonFiniteError, RunError: as the site says.
+        RefusedError, NonFiniteError, RunError: as the site reports.
     """
     kind, reason = packet.head["kind"], str(packet.head.get("reason", ""))[:2000]
     if kind == "refused":
@@ -182,12 +182,12 @@ def check_granted(site: str, packet: Packet) -> None:
 
 
 class RemoteClients:
-    """A home at the sites of a link: what is here of a client is the version of its state, and names.
+    """A client backend at the sites of a link. The server has only the version of each client's state, and names.
 
     Args:
         names: of the clients, in order; each is a site's. initial: the model before the first round.
-        run: what the sites know the run by. lane: which of its exchanges; those of a measurement ahead have their own.
-        patience: how long they are waited for.
+        run: the run's name at the sites. lane: which of its exchanges; an early measurement has its own.
+        patience: how long to wait for clients.
     """
 
     moved = 0.0
@@ -250,7 +250,7 @@ class RemoteClients:
     def _replies(
         self, packets: Mapping[str, Packet], asked: Mapping[str, ClientRequest]
     ) -> Iterator[tuple[str, Packet | None]]:
-        """The replies as they come; beyond the timeout those who miss are asked again until enough have replied."""
+        """Yield replies as they arrive. After the timeout, ask missing sites again until enough have replied."""
         most = most_bytes(self.initial, len(self.names) + EXTRA_TREES)
         if self.patience.timeout is None:
             yield from self.line.ask(packets, most)
@@ -282,7 +282,7 @@ class RemoteClients:
         return reply
 
     def forget(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: the server stores no client state."""
 
     def save(self, writer: Writer, done: int, server: State) -> None:
         states = {}
@@ -312,10 +312,10 @@ class RemoteClients:
 
 
 def left(*paths: Path | str) -> pd.DataFrame:
-    """The bytes that left each site of a federation in some runs together, by kind of reply: sites x kinds, and all.
+    """Return the bytes that left each site in some runs together: sites x kinds of reply, and totals.
 
     Raises:
-        UsageError: a run is no federation's.
+        UsageError: a run is not a federation's.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""A lasting site: its data, its client's state in a folder of its own, a policy. Requests and replies are bytes."""
+"""A long-running site: its data, its policy, and its client's state in a folder. Requests and replies are bytes."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from fl_core.storage.files import Folder
 from fl_core.task import Task, assemble
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
-"""Keys of a run's configuration that a site does not take from the server."""
+"""Configuration keys that a site does not take from the server."""
 EXTRA_TREES = 64
 MOST_RUNS = 8
-"""Runs of which a site has its samples and states in memory; of others they are read again when they are asked for."""
+"""Number of runs whose samples and states a site keeps in memory. Others are read again when needed."""
 _RUN = re.compile(r"[0-9a-f]{32}")
 _LANE = re.compile(r"main|beside-[0-9]{1,6}")
 
 
 class Site:
-    """One client of federations, which answers requests; it never raises for a bad one, but refuses it.
+    """A client of federations that answers requests. A bad request is refused; it raises nothing.
 
     Args:
-        holding: its data. folder: where it keeps its states, a folder of its own.
-        policy: what it allows; by default all that does not run code of the server's choice.
+        holding: its data. folder: for its states, a folder of its own.
+        policy: what it allows; by default all that runs no code of the server's choice.
         device: where it trains.
-        privacy: how it hides its data in what it sends; by default not.
+        privacy: how it hides its data in replies; by default not at all.
     """
 
     def __init__(
@@ -77,30 +77,30 @@ class Site:
         self._idle = data_bytes()
 
     def answer(self, request: bytes) -> bytes:
-        """The reply to a request: what it asks for, or ``refused`` or ``failed`` with the reason."""
+        """Return the reply to a request: its result, or ``refused`` or ``failed`` with the reason."""
         try:
             with self.policy.limited(self._idle):
                 return self._answer(request)
         except LimitError as error:
-            self._joined.clear()  # what was interrupted is read again when it is asked for
+            self._joined.clear()  # interrupted runs are read again when needed
             return _reason("refused", error)
         except NonFiniteError as error:
             return _reason("failed", error, nonfinite=True)
         except (PacketError, UsageError) as error:
             return _reason("refused", error)
-        except Exception as error:  # a site outlives whatever a request leads to; the server is told
+        except Exception as error:  # a site survives any error of a request, and reports it
             return _reason("failed", error)
 
     def check_samples(self) -> None:
-        """Refuse to take part with fewer samples than the policy asks for.
+        """Refuse to take part with fewer samples than the policy requires.
 
         Raises:
-            UsageError: says how many there are.
+            UsageError: gives their number.
         """
         self.policy.check_samples(sum(self.holding.sizes.values()))
 
     def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
-        """Refuse an algorithm that the policy does not allow, or that the noise would take apart.
+        """Refuse an algorithm that the policy does not allow, or that does not work with noise.
 
         Raises:
             UsageError: names it, and what is allowed.
@@ -108,8 +108,8 @@ class Site:
         self.policy.check_algorithm(name, options)
         if self.privacy.on and (find(name).keeps_server_pair or find(name).base_algorithm(options).keeps_server_pair):
             raise UsageError(
-                f"the site adds noise to what it sends, and {name!r} keeps at a client what must equal what left: "
-                "it takes part in algorithms without such a pair, as fedavg and fedprox are"
+                f"the site adds noise to its messages, but in {name!r} a client's copy must equal what it sent. "
+                "Use an algorithm without such a pair, such as fedavg or fedprox."
             )
 
     def _answer(self, request: bytes) -> bytes:
@@ -170,7 +170,7 @@ class Site:
         return Packet({"kind": "joined", "sizes": joined.sizes})
 
     def _run(self, run: str) -> _Joined:
-        """A run that this site has joined, also before it was started last."""
+        """Return a run that this site has joined, even before its last restart."""
         if run not in self._joined:
             folder = Folder(self.folder / run)
             if not _RUN.fullmatch(run) or not folder.has("join"):
@@ -188,7 +188,7 @@ class Site:
 
 
 class _Joined:
-    """What a site has of one run: the task with its own samples alone, and its client's states."""
+    """A site's part of one run: the task with its own samples, and its client's states."""
 
     def __init__(self, site: Site, asked: Mapping[str, Any], trees: Mapping[str, tree.Tree], session: str) -> None:
         self.site, self.session, self.seq = site, session, 0
@@ -228,7 +228,7 @@ class _Joined:
         self._algorithms: dict[str, Algorithm] = {}
         self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
         self.write_answer("join")
-        self._tuned: tuple[str, str, int] | None = None  # of which of them, after how many rounds, it has a tuned model
+        self._tuned: tuple[str, str, int] | None = None  # the version and round of its tuned model
 
     def _check_model(self, asked: Mapping[str, Any]) -> None:
         layers = [layer.name for layer in self.task.layers]
@@ -242,7 +242,7 @@ class _Joined:
             )
 
     def write_answer(self, kind: str) -> None:
-        """Have the site take down an answer of this run's split."""
+        """Record an answer of this run's split."""
         self.site.audit.write(kind, self.number, self.task.config.seed)
 
     def work(self, packet: Packet, request: bytes, session: str, seq: int) -> Packet:
@@ -285,10 +285,11 @@ class _Joined:
         return answer
 
     def measure(self, packet: Packet, request: bytes) -> Packet:
-        """Train the first round alone, measure what comes of it, and reply with numbers; nothing of it is kept.
+        """Train the first round, measure the model, and reply with numbers. The model is not kept.
 
-        With noise all but the values is of other data of the same shape, which are measured too. The reply is stored:
-        a request that comes again gets it, and no new noise.
+        With noise, all but the values come from random data of the same shape, which are measured too. The reply is
+        stored:
+        a repeated request gets it again, without new noise.
         """
         asked = fields(packet.head, protocol.MEASURE)
         if packet.trees:
@@ -313,7 +314,7 @@ class _Joined:
         return answer
 
     def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
-        """What of a report's header leaves, and the site's own rows in it."""
+        """Return the part of a report's header that leaves, and the site's own rows."""
         from diagnostics import measure
 
         names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
@@ -336,7 +337,7 @@ class _Joined:
         return self._algorithms[named]
 
     def _enter(self, lane: StateStore, values: Mapping[str, Any], algorithm: Algorithm, asked: ClientRequest) -> None:
-        """Have the client in the version that a request names, under its algorithm, with what it has tuned of that."""
+        """Load the version of the client's state that a request names, with its algorithm and its tuned model."""
         present = (values["lane"], values["from"])
         if self._present != present:
             state = lane.state(values["from"]) if values["from"] else None
@@ -355,7 +356,7 @@ class _Joined:
             self._take_tuned(lane, (*present, asked.done))
 
     def _take_tuned(self, lane: StateStore, wanted: tuple[str, str, int]) -> None:
-        """Have the fine-tuned model of this state and round among the client's, if there is one, and no other."""
+        """Load the fine-tuned model of this state and round if there is one, and drop any other."""
         if self._tuned != wanted:
             self.home.kept.pop(TUNED, None)
             tuned = lane.tuned(wanted[1], wanted[2])

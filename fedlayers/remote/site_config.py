@@ -1,4 +1,4 @@
-"""SITE.toml: a site's name, data, policy and connection; keys that are unknown are refused by name."""
+"""SITE.toml: a site's name, data, policy and connection. Unknown keys are refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What a SITE.toml says. Relative paths in it are relative to the file.
+    """The contents of a SITE.toml. Relative paths in it are relative to the file.
 
     >>> _ = Path("va.toml").write_text('name = "va"\\n[data]\\ndataset = "heart"\\n[policy]\\nleast_samples = 50\\n')
     >>> found = SiteFile.read("va.toml")
@@ -39,10 +39,10 @@ class SiteFile:
     fl_core.errors.UsageError: va.toml: unknown key of [policy] 'least_sample': did you mean 'least_samples'? known: ...
 
     Attributes:
-        name: of the site, which is its client's. folder: of its states; by default ``NAME-state`` beside the file.
+        name: of the site and its client. folder: of its states; by default ``NAME-state`` next to the file.
         device: where it trains.
-        data: how its data are read, as :class:`Silo` takes it.
-        policy: what it allows. privacy: how it hides its data in what it sends.
+        data: how its data are read, as for :class:`SiteDataset`.
+        policy: what it allows. privacy: how it hides its data in replies.
         connection: of the transport, which checks it.
     """
 
@@ -57,10 +57,10 @@ class SiteFile:
 
     @classmethod
     def read(cls, path: Path | str) -> SiteFile:
-        """The file, its keys and types checked; its data are not yet read.
+        """Read a file and check its keys and types. Its data are not read yet.
 
         Raises:
-            UsageError: no such file, no TOML, or a key or value that cannot be; names it.
+            UsageError: no such file, no TOML, or an invalid key or value; names it.
         """
         path = Path(path)
         if not path.is_file():
@@ -105,10 +105,10 @@ class SiteFile:
         return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
 
     def site(self) -> Site:
-        """The site, its data read.
+        """Return the site, with its data read.
 
         Raises:
-            UsageError: its data cannot be read, or its policy asks for more samples.
+            UsageError: its data cannot be read, or its policy requires more samples.
         """
         try:
             made = Site(SiteDataset(self.name, **self.data), self.folder, self.policy, self.device, self.privacy)
@@ -119,10 +119,10 @@ class SiteFile:
 
 
 def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
-    """The policy or the privacy that a table of a site file says.
+    """Return the policy or the privacy in a table of a site file.
 
     Raises:
-        UsageError: an unknown key, or a value of another type or range.
+        UsageError: an unknown key, or a value of the wrong type or range.
     """
     given = found.get(table, {})
     if not isinstance(given, dict):
@@ -136,7 +136,7 @@ def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
 
 
 def _as(what: str, value: Any, default: Any) -> Any:
-    """A value of the type of a default: a list of texts for a tuple or nothing, a number, a truth, a text."""
+    """Convert a value to the type of a default: texts for a tuple or None, a number, a truth value, or a text."""
     if default is None or isinstance(default, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise UsageError(f"{what} must be a list of names, not {value!r}")

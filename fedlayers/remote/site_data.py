@@ -1,4 +1,4 @@
-"""The data of a site: one client's, with what a server may know of them, and the split that belongs to its number."""
+"""The data of a site: one client's samples, their split, and the facts that a server may know."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fl_core.tokens import TokenShape
 
 STANDARD = "standard"
 FEWEST = 10
-"""Values of a feature below which their mean is not told: of one value it is that value."""
+"""Minimum number of values of a feature for which their mean is sent. The mean of one value is that value."""
 
 
 class SiteData(Protocol):
-    """What one site holds.
+    """The interface to one site's data.
 
     Attributes:
         name: of the client. sizes: samples of each split.
@@ -46,28 +46,28 @@ class SiteData(Protocol):
     fixed: bool
 
     def facts(self) -> dict[str, Any]:
-        """Names and numbers for a hello; no sample."""
+        """Return names and numbers for a greeting, without samples."""
 
     def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
-        """The samples, split as the client of that number in a federation of that seed splits them, and scaled."""
+        """Return the samples, scaled, in the split of the client with this number and seed."""
 
     def moments(self, number: int, seed: int) -> Moments:
-        """Of the features of the training samples in that split.
+        """Return the moments of the features of that split's training samples.
 
         Raises:
-            UsageError: the data are not to be scaled or filled, or a feature has too few values for a mean.
+            UsageError: the data are not to be scaled or filled, or a feature has too few values.
         """
 
     def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
-        """Digests of the samples of each split, each as often as it is there, by which changed rows are counted."""
+        """Return digests of the samples of each split with their counts, to count changed rows."""
 
     def classes(self, number: int, seed: int) -> int:
-        """How many classes the validation samples in that split have; 0 of numbers that are to be predicted."""
+        """Return the number of classes in that split's validation samples; 0 for a regression."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What a scaling needs of some samples: their number, and of each feature the moments of its values.
+    """The moments that a scaling needs: the number of samples, and of each feature its values' mean and spread.
 
     >>> one, other = Moments.of(np.array([[1.0, 5.0], [3.0, np.nan]])), Moments.of(np.array([[8.0, 5.0]]))
     >>> both = one.with_(other)
@@ -75,7 +75,7 @@ class Moments:
     (3, (3, 2), (4.0, 5.0), [26.0, 0.0])
 
     Attributes:
-        count: of the samples. present: of each feature how many samples have a value.
+        count: number of samples. present: number of values of each feature.
         mean, squares: of these values the mean, and the sum of squared differences from it.
     """
 
@@ -86,7 +86,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Array) -> Moments:
-        """Return those of features [n, d], of which NaN are missing."""
+        """Return the moments of features [n, d]; NaN values are missing."""
         values = x.astype(np.float64)
         known = ~np.isnan(values)
         present = known.sum(0)
@@ -95,7 +95,7 @@ class Moments:
         return cls(len(values), tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
 
     def with_(self, other: Moments) -> Moments:
-        """Return those of both together (Chan, Golub and LeVeque 1983)."""
+        """Return the moments of both together (Chan, Golub and LeVeque 1983)."""
         own, more = np.array(self.present), np.array(other.present)
         present = own + more
         gap = np.array(other.mean) - np.array(self.mean)
@@ -105,12 +105,12 @@ class Moments:
         return Moments(count, tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
 
     def preprocessing(self, columns: Sequence[str], scale: str, impute: str) -> Preprocessing:
-        """Return what fills missing values with the mean, and scales to mean 0 and variance 1, where it is asked for.
+        """Return the preprocessing that fills missing values with the mean, and scales to mean 0 and variance 1.
 
-        A feature that does not vary is only shifted.
+        Each part is used only if it is asked for. A constant feature is only shifted.
 
         Raises:
-            UsageError: a column has no value that could fill it.
+            UsageError: a column has no value to fill it with.
         """
         empty = [columns[k] if columns else str(k) for k, n in enumerate(self.present) if not n]
         if empty:
@@ -159,7 +159,7 @@ class PresplitData:
 
 
 def common(name: str, data: FederatedData) -> dict[str, Any]:
-    """What all sites of a federation must agree on."""
+    """Return the facts in which all sites of a federation must agree."""
     return {
         "name": name,
         "dataset": data.name if data.name in DATASETS else "",
@@ -179,7 +179,7 @@ def common(name: str, data: FederatedData) -> dict[str, Any]:
 def federation_of(
     dataset: str, facts: Mapping[str, Any], sites: Mapping[str, Any], own: Mapping[str, ClientData]
 ) -> FederatedData:
-    """The federation's data as a site has them: its own samples, and names, sizes and digests of the other sites."""
+    """Return the federation's data as a site knows them: its own samples, and other sites' names, sizes and digests."""
     return placeholder_data(
         FederationMetadata(
             dataset,
@@ -197,18 +197,18 @@ def federation_of(
 
 
 def digests_of(x: Array, y: Array) -> list[bytes]:
-    """A digest of 16 bytes for each sample with its label."""
+    """Return a digest of 16 bytes for each sample with its label."""
     pairs = zip(np.ascontiguousarray(x), np.ascontiguousarray(y), strict=True)
     return [hashlib.blake2b(sample.tobytes() + label.tobytes(), digest_size=16).digest() for sample, label in pairs]
 
 
 def digest_of_words(words: Sequence[str] | None) -> str | None:
-    """By which sites see that they have the same vocabulary; None = the samples are no texts."""
+    """Return the digest by which sites compare vocabularies; None if the samples are not texts."""
     return None if words is None else hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
 def _read(name: str, path: Path, how: Reading) -> Source:
-    """Read a site's file; what it says of missing values is what a site can do about them."""
+    """Read a site's file. Its errors on missing values name what a site can do about them."""
     try:
         return files.read(path, how)
     except UsageError as error:
@@ -221,7 +221,7 @@ def _read(name: str, path: Path, how: Reading) -> Source:
 
 
 def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
-    """A site's texts in the vocabulary of the federation; anything else as it is."""
+    """Return a site's texts in the federation's vocabulary; other data unchanged."""
     if source.words is None:
         if vocabulary is not None:
             raise UsageError(
@@ -237,27 +237,27 @@ def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
 
 
 class SiteDataset:
-    """One silo's own data, read where they are: its file, or one natural client of a dataset.
+    """One client's own data, read where they are: its file, or one natural client of a dataset.
 
-    Its split is the one that it has in a run on all clients' data together, for that depends on its number alone.
+    Its split is the same as in a run on all clients' data together, since it depends on the client's number alone.
 
     >>> silo = SiteDataset("va", "heart")
     >>> silo.sizes, len(silo.drawn(number=3, seed=0).test)
     ({'train': 83, 'validation': 21, 'test': 26}, 26)
 
     Args:
-        name: of the client. dataset: a name, or the path of a file as :func:`fl_core.data.files.read` takes it.
-        client: whose samples of the data they are, if those have clients; by default those of ``name``.
-        classes: all classes of the federation, of which a file may lack some; by default those that it has.
+        name: of the client. dataset: a name, or the path of a file as for :func:`fl_core.data.files.read`.
+        client: whose samples to use if the data have clients; by default those of ``name``.
+        classes: all classes of the federation, some of which a file may lack; by default those of the file.
         data_root: of named datasets.
-        vocabulary: of texts, agreed on by all sites: a file with a word a line, or ``hashed:N``, as
-            :func:`fl_core.data.text.agreed` takes it.
-        reading: how a file is read, as :class:`fl_core.data.columns.Reading` has it. ``scale="standard"`` scales by the
-            means and variances of all sites' training samples, of which each tells its own; ``impute="mean"`` fills
-            missing values by the same means.
+        vocabulary: of texts, the same at all sites: a file with a word a line, or ``hashed:N``, as for
+            :func:`fl_core.data.text.agreed`.
+        reading: how a file is read, see :class:`fl_core.data.columns.Reading`. ``scale="standard"`` scales by the
+            means and variances of all sites' training samples. Each site sends its own. ``impute="mean"`` fills missing
+            values with the same means.
 
     Raises:
-        UsageError: no such data or client, or data that one silo cannot prepare alone.
+        UsageError: no such data or client, or data that one client cannot prepare alone.
     """
 
     fixed = False
@@ -343,7 +343,7 @@ class SiteDataset:
         return ClientData(self.name, **{split: taken(np.sort(each).astype(np.int64)) for split, each in parts})
 
     def _check_scaling(self, scaling: Preprocessing) -> None:
-        """Refuse a scaling of other columns, or one that nothing could be trained on.
+        """Refuse a scaling of other columns, or one with unusable numbers.
 
         Raises:
             UsageError: says what it must be.

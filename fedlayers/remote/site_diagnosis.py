@@ -1,4 +1,4 @@
-"""Diagnose a federation without its data: metrics are measured at the sites, and numbers come back."""
+"""Diagnosis of a federation: sites measure metrics on their own data, and send numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fl_core.task import Task
 
 MEASURED_BYTES = 2**26
 ALONE = tuple(name for name in DEFAULT if not METRICS[name].pairs)
-"""The metrics that are measured by default, without those that compare clients."""
+"""The default metrics, without those that compare clients."""
 COMBINED = "federation_sensitivity"
 
 
@@ -44,20 +44,20 @@ def diagnose(
 ) -> Report:
     """Measure at every site after its first round of local training, as :func:`diagnostics.measure.diagnose_task` does.
 
-    The rows are those of one process that has all data, but for variants that are made of all clients' samples together
-    (one probe for everybody's features); ``select`` decides on them.
+    The rows are those of one process that has all data. Only variants that combine all clients' samples are missing
+    (one probe for everybody's features). ``select`` reads the rows.
 
     Args:
         config: of the training. metrics: names; those that compare clients are refused.
-        measure_batch, mode, layers, options, null_draws: as of ``of_task``; options are plain numbers and text.
+        measure_batch, mode, layers, options, null_draws: as for ``diagnose_task``; options are plain numbers and text.
         null: ``labels_within``, ``fresh``, or both.
 
     Returns:
         The report; ``left`` of its header has the bytes that left each site.
 
     Raises:
-        UsageError: what sites that share numbers alone cannot measure, before any is asked.
-        RefusedError: a site does not allow it. PacketError: a site sent what are no rows of its own.
+        UsageError: something that sites cannot measure alone, before any site is asked.
+        RefusedError: a site does not allow it. PacketError: a site sent invalid rows.
     """
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     check(names, null, null_draws)
@@ -86,18 +86,18 @@ def diagnose(
 
 
 def check(metrics: Sequence[str], null: Sequence[str] = (), null_draws: int = 1) -> None:
-    """Refuse what sites that share numbers alone cannot measure.
+    """Refuse measurements that sites cannot make alone.
 
     Raises:
-        UsageError: names the metrics that compare clients or the nulls that take all clients' samples together, and
-            what there is.
+        UsageError: names the metrics that compare clients or the nulls that combine all clients' samples, and what is
+            available.
     """
     check_alone(metrics)
     check_nulls(null, null_draws)
 
 
 def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:
-    """The rows that a site measured, of itself alone and with nothing in them but numbers and known names."""
+    """Check and return a site's rows: only its own, with numbers and known names."""
     values = fields(packet.head, protocol.MEASURED)
     layers, names = {"", *(layer.name for layer in task.layers)}, {METRICS[name].name for name in metrics}
     for row in (*values["rows"], *values["nulls"]):
@@ -129,7 +129,7 @@ def _report(found: Sequence[Mapping[str, Any]], task: Task, command: str) -> Rep
 
 
 def _with_combined(found: Sequence[rows.Row]) -> list[rows.Row]:
-    """Rows by metric, with the weighted mean over clients where the metric has one."""
+    """Return rows by metric, with the weighted mean over clients if the metric has one."""
     made: list[rows.Row] = []
     for metric in dict.fromkeys(row["metric"] for row in found):
         own = [row for row in found if row["metric"] == metric]
@@ -144,7 +144,7 @@ def _with_combined(found: Sequence[rows.Row]) -> list[rows.Row]:
 
 
 def _combined(group: Sequence[rows.Row]) -> list[rows.Row]:
-    """Each layer's weighted mean over clients, or why it has none."""
+    """Return each layer's weighted mean over clients, or the reason why it is missing."""
     clients, layers = (list(dict.fromkeys(row[name] for row in group)) for name in ("client", "layer"))
     at = {(row["client"], row["layer"]): row for row in group}
     if len(at) < len(group) or len(at) < len(clients) * len(layers):

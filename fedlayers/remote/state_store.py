@@ -1,4 +1,4 @@
-"""A site's states on disk, by version: what a client was before an exchange and after it, and the reply it gave."""
+"""A site's states on disk, by version: the client before and after an exchange, and its reply."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fl_core.tree import Tree
 STATE = "state/"
 LOCAL = "local"
 VOLATILE = ("session", "seq", "saved")
-"""What two requests for the same work may differ in."""
+"""Fields in which two requests for the same work may differ."""
 _VERSION = re.compile(r"[0-9]{6,12}-[\w.-]{1,60}", re.ASCII)
 
 
 class StateStore:
-    """The versions of one client's state in one run; each is a file, written whole or not at all.
+    """The versions of one client's state in one run. Each is a file that is written atomically.
 
     >>> import torch
     >>> versions = StateStore(Path("of_an_example"))
@@ -39,12 +39,12 @@ class StateStore:
 
     @property
     def names(self) -> list[str]:
-        """The versions that are whole: those with a reply."""
+        """The complete versions: those with a reply."""
         found = (name.removesuffix(".reply") for name in self.folder.names() if name.endswith(".reply"))
         return [name for name in found if self.folder.has(f"{name}.state")]
 
     def commit(self, version: str, state: State, kept: dict[str, Tree], key: str, reply: bytes) -> None:
-        """Store a state with the models kept beside it, and then the reply to the work of that :func:`key`."""
+        """Store a state with its models, then the reply to the work of that :func:`key`."""
         check_version(version)
         self.path.mkdir(parents=True, exist_ok=True)
         self.folder.remove(f"{version}.reply")
@@ -54,39 +54,39 @@ class StateStore:
         self.folder.write(f"{version}.reply", key.encode() + b"\n" + reply)
 
     def state(self, version: str) -> State:
-        """The state of a version.
+        """Return the state of a version.
 
         Raises:
-            PacketError: there is none. CorruptError: it is damaged.
+            PacketError: there is no such version. CorruptError: it is damaged.
         """
         packet = self._packet(version)
         trees = {name: each for name, each in packet.trees.items() if name.startswith(STATE)}
         return State({name.removeprefix(STATE): each for name, each in trees.items()}, packet.head["meta"])
 
     def kept(self, version: str) -> dict[str, Tree]:
-        """The models that were kept with a version; errors as of :meth:`state`."""
+        """Return the models that were stored with a version. For errors see :meth:`state`."""
         return {name: each for name, each in self._packet(version).trees.items() if not name.startswith(STATE)}
 
     def reply(self, version: str, key: str) -> bytes | None:
-        """The reply that this version's work gave, if it was work of that key."""
+        """Return the reply of this version's work, if its key is the same."""
         if not _VERSION.fullmatch(version) or version not in self.names:
             return None
         stored, _, reply = self.folder.read(f"{version}.reply").partition(b"\n")
         return reply if stored == key.encode() else None
 
     def keep(self, versions: set[str]) -> None:
-        """Remove all others."""
+        """Remove all other versions."""
         for name in self.folder.names():
             if Path(name).stem not in versions:
                 self.folder.remove(name)
 
     def put_tuned(self, version: str, done: int, model: Tree) -> None:
-        """Store the model that was fine-tuned from a version, or from the beginning, after so many rounds."""
+        """Store the model that was fine-tuned from a version, or from the start, after ``done`` rounds."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.folder.write(_tuned(version, done), encode(Packet({"kind": "tuned"}, {"model": model})))
 
     def tuned(self, version: str, done: int) -> Tree | None:
-        """The model that :meth:`put_tuned` stored, if it did."""
+        """Return the model that :meth:`put_tuned` stored, if any."""
         name = _tuned(version, done)
         return decode(self.folder.read(name)).trees["model"] if self.folder.has(name) else None
 
@@ -104,7 +104,7 @@ def _tuned(version: str, done: int) -> str:
 
 
 def check_version(version: str) -> None:
-    """Refuse what cannot be a version's name.
+    """Refuse an invalid name of a version.
 
     Raises:
         PacketError: shows it.
@@ -114,7 +114,7 @@ def check_version(version: str) -> None:
 
 
 def key(head: dict[str, object], request: bytes) -> str:
-    """What two requests for the same work have in common: a digest over all but :data:`VOLATILE`."""
+    """Return a digest of a request without :data:`VOLATILE`. It is the same for two requests for the same work."""
     lasting = {name: value for name, value in head.items() if name not in VOLATILE}
     size = int.from_bytes(request[8:16], "little")
     sha = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode())

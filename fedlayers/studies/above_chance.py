@@ -1,7 +1,7 @@
-"""Whether a race's candidates have learned anything: balanced accuracy above guessing; of a regression an R2 above 0.
+"""Scores above guessing: whether a race's candidates have learned anything.
 
-Where nothing can be learned, candidates still differ in macro-F1: those that share average their models and guess one
-class more often than those that train alone. Such a difference is real, and says nothing of which layers to share.
+If nothing can be learned, candidates still differ in macro-F1. Those that share average their models, and guess one
+class more often than those that train alone. Such a difference is real, but says nothing about layers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LEVEL = 0.95
 
 
 class AboveChance(NamedTuple):
-    """The best candidate's balanced accuracy above guessing; of a regression its R2.
+    """The best candidate's balanced accuracy above guessing; for a regression its R2.
 
     Attributes:
-        value: the mean over seeds; about 0 = it guesses, or is as good as predicting the mean.
-        low: its one-sided 95 % limit over seeds (Student's t): above 0, something was learned. NaN for one seed.
+        value: the mean over seeds. About 0: no better than guessing, or than predicting the mean.
+        low: its one-sided 95 % limit over seeds (Student's t). Above 0, something was learned. NaN for one seed.
     """
 
     value: float
@@ -32,7 +32,7 @@ class AboveChance(NamedTuple):
 
     @property
     def shown(self) -> bool | None:
-        """Whether it is shown that something was learned; None where that cannot be asked: one seed, or no scores."""
+        """True if something was shown to be learned; None if unknown, with one seed or without scores."""
         return None if math.isnan(self.low) else self.low > 0
 
 
@@ -40,10 +40,10 @@ UNKNOWN = AboveChance(math.nan, math.nan)
 
 
 def guessing(data: FederatedData) -> dict[str, float]:
-    """The balanced accuracy of predictions that do not depend on the sample, by client: 1 / classes in validation.
+    """Return each client's balanced accuracy of guessing: 1 / classes in its validation samples.
 
-    The mean over k present classes of how often each is predicted is at most 1 / k, whatever is predicted. A client
-    with a single class is left out: every guess of it is right. A regression has no classes, and nobody in it.
+    With k classes, predictions that ignore the sample reach a balanced accuracy of at most 1 / k. A client with a
+    single class is left out, since every guess is right. A regression has no classes, so the result is empty.
 
     >>> from fl_core.data import load
     >>> guessing(load("digits", partition="pathological", classes_per_client=2, clients=5))["client_0"]
@@ -56,13 +56,15 @@ def guessing(data: FederatedData) -> dict[str, float]:
 
 
 def score_above_chance(scored: pd.DataFrame, guesses: Mapping[str, float]) -> float:
-    """Balanced accuracy above guessing of one model in one round, the mean over clients by training samples.
+    """Return one model's balanced accuracy above guessing in one round: the clients' weighted mean.
+
+    Clients are weighted by training samples.
 
     Args:
-        scored: rows of :data:`METRIC` on validation, one a client.
+        scored: rows of :data:`METRIC` on validation, one per client.
 
     Returns:
-        NaN where no client has a score that can be compared.
+        NaN if no client has a comparable score.
     """
     usable = scored[scored["client"].isin(list(guesses)) & scored["value"].notna()]
     if usable.empty:
@@ -71,16 +73,16 @@ def score_above_chance(scored: pd.DataFrame, guesses: Mapping[str, float]) -> fl
 
 
 def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
-    """Return the number of the candidate for which the most is shown, with its limit.
+    """Return the number of the candidate with the strongest evidence, and its limit.
 
-    Each candidate has its own limit over seeds, at the level divided by how many they are (Bonferroni). That allows for
-    picking the highest. No mean is taken over candidates, so one that collapsed cannot hide the others. With one seed,
-    which has no limit, it is the highest number.
+    Each candidate has its own limit over seeds. Its level is divided by the number of candidates (Bonferroni), which
+    allows for picking the highest. No mean is taken over candidates, so one that collapsed cannot hide the others. One
+    seed has no limit; then the highest number wins.
 
     Args:
-        judged: a line for each candidate and seed. Nothing is counted of seeds without any number in the column, nor of
-            candidates that failed with a seed.
-        column: ``skill``, or of a regression ``r2``.
+        judged: a line per candidate and seed. Seeds without any number are ignored, and so are candidates that failed
+            with a seed.
+        column: ``skill``, or ``r2`` for a regression.
 
     >>> means = {"a": 0.5, "b": -9}
     >>> lines = [{"arm": arm, "seed": seed, "r2": means[arm] + 0.01 * seed} for arm in means for seed in range(3)]

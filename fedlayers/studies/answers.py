@@ -1,4 +1,4 @@
-"""The three answers of a race, in codes and in words: is a split better, which one, and is it better than guessing?"""
+"""The three answers of a race: is a split better, which one, and is it better than guessing?"""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fl_core.errors import listing
 from fl_core.scores import MAIN, REGRESSION, in_column, in_points, label_of
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
-"""What the two extremes are called in a sentence."""
+"""The two extremes in words."""
 YES, NO, OPEN = "yes", "no", "open"
 
 
 class Answers(NamedTuple):
-    """What a race says.
+    """The answers of a race.
 
     Attributes:
         head: what to use, in a sentence.
-        lines: the three answers in words; those that cannot be asked are left out.
-        split: whether a split is better than sharing nothing and sharing every layer: yes, no, open, or empty where no
+        lines: the answers in words, without those that are not available.
+        split: whether a split is better than sharing nothing and sharing every layer: yes, no, open, or empty if no
             extreme or no split has raced.
         which: the verdict (:data:`~fedlayers.studies.inference.VERDICTS`).
         guessing: whether anything is better than guessing: yes, no, or open.
@@ -39,7 +39,7 @@ class Answers(NamedTuple):
 
     @property
     def codes(self) -> dict[str, str]:
-        """The three answers without words."""
+        """The three answers as codes."""
         return {"split": self.split, "which": self.which, "guessing": self.guessing}
 
 
@@ -48,7 +48,7 @@ def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
 
     Args:
         arms: all that raced.
-        used: the one to use, which sends least of those that are not worse.
+        used: the arm to use: of those that are not worse, the one that sends least.
     """
     do = f"{used.words[0].upper()}{used.words[1:]}."
     split, which, guessing = _split(race, arms), _which(race, used), _guessing(race)
@@ -76,7 +76,7 @@ def _named(arm: Arm) -> str:
 
 
 def _rivals(race: Inference, arms: Sequence[Arm]) -> tuple[Arm, list[Arm]]:
-    """The leader, and what answers the first question: the extremes, and the best split if an extreme leads."""
+    """Return the leader and the arms to compare it with: the extremes, and the best split if an extreme leads."""
     by_name = {arm.name: arm for arm in arms}
     leader, *others = (by_name[name] for name in (race.remaining[0], *race.differences["arm"]))
     extremes = [arm for extreme in NAMES for arm in others if arm.extreme == extreme]
@@ -104,7 +104,7 @@ def _split(race: Inference, arms: Sequence[Arm]) -> str:
 
 
 def _against(race: Inference, line: pd.Series, name: str) -> str:
-    """The leader against another arm, as in ``6.7 points better than sharing nothing``."""
+    """Compare the leader with another arm, as in ``6.7 points better than sharing nothing``."""
     difference = line["difference"]
     if math.isnan(difference):
         return f"ahead of {name}, which diverged"

@@ -1,4 +1,4 @@
-"""The candidates (arms) of a race: an algorithm and the layers that it shares."""
+"""The candidates (arms) of a race: an algorithm with the layers that it shares."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ CUTS: dict[str, Callable[[int], int]] = {
     "all_but_last": lambda n: n - 1,
     "all": lambda n: n,
 }
-"""How many of n layers that train are shared, counted from the input."""
+"""The number of shared layers out of n, counted from the input."""
 DEFAULT = ("nothing", "half", "all_but_last", "all")
-"""What is raced where nothing else is asked for: training alone, a deep split, all but the classifier, and FedAvg."""
+"""The default arms: training alone, a deep split, all but the classifier, and FedAvg."""
 EXTREMES = {"local": "nothing", "fedavg": "all"}
-"""Algorithms without a plan that are one of the two extremes."""
+"""Algorithms without a plan that equal one of the two extremes."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One candidate of a race: an algorithm with its plan.
+    """A candidate of a race: an algorithm with its plan.
 
     Attributes:
         name: as it was asked for.
@@ -41,7 +41,7 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """The arm's name, as the name of a folder."""
+        """The arm's name as the name of a folder."""
         return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
 
     @property
@@ -54,7 +54,7 @@ class Arm:
 
     @property
     def words(self) -> str:
-        """The arm described in words."""
+        """The arm in words."""
         if self.plan is None:
             return f"{self.algorithm}, as it is"
         shared = [name for name in self.plan.trainable if name in self.plan.shared]
@@ -67,19 +67,19 @@ class Arm:
 
 
 def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fedper") -> tuple[Arm, ...]:
-    """Make the arms of the given names.
+    """Make the arms with the given names.
 
     Args:
-        names: each ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
-            ``last_K``, the first or the last K layers; the path of a plan; an algorithm, with its own default plan; or
-            ``ALGORITHM:CUT``, such as ``fedrep:half``. Of the default names, those that are one cut of a small model
-            count once.
+        names: each is ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
+            ``last_K``, the first or the last K layers; the path of a plan; an algorithm with its own default plan; or
+            ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small model two default names may be the same cut. It
+            counts once.
         layers: the model's.
-        algorithm: what obeys a cut that is named alone.
+        algorithm: obeys the cuts that are named alone.
 
     Raises:
-        UsageError: an unknown or repeated name, two arms that are one, a cut that the model does not have, or an
-            algorithm that takes no plan beside a cut.
+        UsageError: an unknown or repeated name, two equal arms, a cut that the model does not have, or a cut with an
+            algorithm that takes no plan.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
     >>> for arm in arms_of(DEFAULT, layers):

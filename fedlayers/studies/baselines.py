@@ -1,4 +1,4 @@
-"""Scores that any federated model must be held against, computed from a federation's data alone."""
+"""Baseline scores for any federated model, computed from a federation's data alone."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Predict = Callable[[str, Tensor], Tensor]
 ClassWeights = tuple[float, ...] | None
 ITERATIONS = 1000
 LEAST = math.log(1e-12)
-"""Of a logit, that of a class without training samples among them."""
+"""The logit of a class without training samples."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A classifier that no federation is needed for.
+    """A classifier that needs no federation.
 
     Attributes:
-        words: what it is, in words.
+        words: its description.
         model: ``personal`` or ``global``.
-        fit: data and class weights (None: none) -> its logits, and a note on how it was fitted.
+        fit: data and class weights (None: none) -> its logits, and a note on the fit.
     """
 
     words: str
@@ -51,7 +51,7 @@ class Baseline:
 
 
 def majority(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict, str]:
-    """Each client's most frequent training class, for every sample; of equal ones the first.
+    """Predict each client's most frequent training class for every sample; for equal counts the first class.
 
     The logits are log((n_k + 1) / (n + C)) for n_k of the client's n training samples in class k. Class weights do not
     change it.
@@ -62,11 +62,11 @@ def majority(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict
 
 
 def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict, str]:
-    """Multinomial logistic regression on all clients' training samples together: centralised, as a bound.
+    """Fit a multinomial logistic regression on all clients' training samples together: a centralised bound.
 
-    Samples are flattened and standardised; texts are counts of their words, each over its largest. The penalty is
-    (1/2) ||W||^2 beside the sum of cross-entropies (scikit-learn's C = 1). With class weights each sample's
-    cross-entropy counts as often as its class's weight says.
+    Samples are flattened and standardised. Texts are counts of their words, each divided by its largest. The penalty is
+    (1/2) ||W||^2, added to the sum of cross-entropies (scikit-learn's C = 1). Class weights multiply each sample's
+    cross-entropy.
     """
     texts = data.words is not None
     words = int(getattr(data.shape, "tokens", 0))
@@ -92,7 +92,7 @@ def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[
 
 
 def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
-    """Samples as vectors [n, d]; of token ids the counts of each word."""
+    """Return samples as vectors [n, d]; for token ids the counts of each word."""
     if not words:
         return x.flatten(1).numpy()
     ids = x.numpy()
@@ -108,11 +108,11 @@ BASELINES: dict[str, Baseline] = {
         pooled_logistic,
     ),
 }
-"""By the name under which they stand among a comparison's algorithms."""
+"""The baselines by their name in a comparison."""
 
 
 def baseline_rows(task: Task) -> list[Row]:
-    """Rows of every baseline on a task's data, as those of a run after its last round.
+    """Return the rows of every baseline on a task's data, like those of a run after its last round.
 
     >>> import fedlayers as fl
     >>> found = rows.frame(baseline_rows(fl.assemble(fl.RunConfig(dataset="heart", rounds=3))))

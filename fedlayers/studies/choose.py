@@ -1,4 +1,4 @@
-"""Chooses which layers to federate by trial: a few candidates are trained, and validation samples pick one."""
+"""Chooses the layers to federate by trial: a few candidates are trained, and validation samples pick one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fedlayers.studies.site_backend import Federations
 
 OBEYS = "fedper"
-"""What obeys the cuts where the configuration's algorithm takes no plan."""
+"""The algorithm that obeys the cuts if the configuration's takes no plan."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Choice:
     Attributes:
         winner: the arm to use: of those without a significant difference, the one that sends least.
         arms: all that raced.
-        standing: how they stood at the end of the race.
-        certainty: how sure that is.
-        run: the winner's run directory; complete, unless the race was all that was asked for.
-        of_seed: what each seed's own race would choose, its run complete, where these were asked for.
+        standing: the scores at the end of the race.
+        inference: how certain the decision is.
+        run: the winner's run directory, complete unless only the race was asked for.
+        of_seed: the complete run of each seed's own winner, if asked for.
         until: the round after which the race was judged.
-        cost: what was foreseen; ``measured`` what the runs' own rows and clocks say; ``seconds`` what this call took.
-        personalised: the cheap alternative, where it was asked for.
+        cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call.
+        personalised: the cheap alternative, if asked for.
         whole: whether every arm was trained to the end before it was judged.
     """
 
@@ -91,17 +91,17 @@ class Choice:
 
     @property
     def main(self) -> str:
-        """The score that arms are judged by beside the loss."""
+        """The score by which arms are judged, in addition to the loss."""
         return main_score(self.standing.judged.columns)
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per arm, the leader first: means over its seeds, but those that failed, of what it was judged by."""
+        """A table with a row per arm, the leader first: its mean scores over the seeds that did not fail."""
         judged = self.standing.judged
         return judged.groupby("arm")[[self.main, "loss", "score"]].mean().loc[ranked(judged)].reset_index()
 
     def text(self) -> str:
-        """The decision, how certain it is, and the table of arms."""
+        """Return the decision, its certainty, and the table of arms."""
         seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
         shown = pd.DataFrame(
             {
@@ -113,22 +113,24 @@ class Choice:
         )
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         legend = (
-            f"Validation samples, the last evaluated rounds up to round {self.until}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}; score = z({word}) - z(loss) over the arms, higher = better."
+            f"Validation samples, last evaluated rounds up to round {self.until}, {seeds} "
+            f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss) over the arms; higher is better."
         )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
 
     def side_by_side(self) -> str:
-        """The winner's end beside that of the cheap alternative: scores on validation samples, and what each has cost.
+        """Compare the winner with the cheap alternative: validation scores and costs.
 
         Raises:
             UsageError: the alternative was not asked for.
         """
         other = self.personalised
         if other is None:
-            raise UsageError("there is nothing beside the race: choose with personalise=True (--with-finetuning)")
+            raise UsageError(
+                "the race has no alternative to compare with: call choose with with_finetuning=True (--with-finetuning)"
+            )
         seed = self.standing.judged["seed"].iloc[0]
         best = other.table.set_index("arm").loc[other.best.name]
         ways = [
@@ -147,7 +149,7 @@ class Choice:
         )
         own = store.Run(self.run).config["seed"]  # another one where the winner failed with the first
         of = f"seed {seed}" if own == seed else f"seed {own} for the race and {seed} for FedAvg"
-        legend = f"Validation samples of {of}, at the end of each; first_K: the first K layers stay FedAvg's."
+        legend = f"Validation samples of {of}, at the end of each. first_K: the first K layers stay FedAvg's."
         return f"{shown.to_string(index=False)}\n\n{legend}"
 
     @property
@@ -156,11 +158,11 @@ class Choice:
         return answers(self.inference, self.arms, self.winner)
 
     def lead(self) -> str:
-        """What to use, and the three answers, a line each."""
+        """Return what to use, and the three answers, one per line."""
         return "\n".join([self.answers.head, *(f"- {line}" for line in self.answers.lines)])
 
     def to_json(self) -> dict[str, Any]:
-        """The choice as a dictionary for JSON, as in ``choice.json``."""
+        """Return the choice as a dictionary for JSON, as in ``choice.json``."""
         seen, stake = self.inference, self.inference.at_stake(self.winner.name)
         return {
             "winner": self.winner.name,
@@ -199,41 +201,42 @@ def choose(
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, and judge them on validation samples.
 
-    Each arm runs to the end, or to a share of the rounds, which is cheaper. An arm's score in an evaluated round is
-    z(macro-F1) - z(loss) of its validation scores, standardised over the arms; the mean over the last three evaluated
-    rounds, and over the seeds, decides, and of equal ones the higher macro-F1. Where several seeds show no significant
-    difference from the leader, the arm that sends least is used. (Beside an arm that fine-tunes at the
-    end, whose model has no other round, the last one decides alone.) Nobody is dropped earlier. The winner's run of the
-    first seed is complete at the end. Test samples are scored and stored with each run, as always, but nothing here
-    reads them.
+    Each arm runs to the end, or to a share of the rounds, which is cheaper. No arm is dropped earlier. Its score in an
+    evaluated round is z(macro-F1) - z(loss) on validation samples, standardised over the arms. The mean over the last
+    three evaluated rounds and over the seeds decides. Equal scores are ordered by macro-F1. With an arm that fine-tunes
+    at the end, the last round alone decides, since the fine-tuned model has no other.
 
-    The same call goes on after a stop. Below ``out``: ``arms/`` (run directories), ``standing.csv``, ``choice.json``
-    and, where the winner obeys a plan, ``plan.json`` with the race as its evidence.
+    Several seeds may show no significant difference between some arms and the leader. Of these the arm that sends least
+    is used. The winner's run with the first seed is complete at the end. Test samples are scored and stored with each
+    run as usual. Nothing here reads them.
+
+    After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
+    ``choice.json``, and ``plan.json`` if the winner obeys a plan. The plan has the race as its evidence.
 
     Args:
-        config: what is run; its algorithm obeys the cuts if it takes a plan, otherwise FedPer does.
+        config: of the runs. Its algorithm obeys the cuts if it takes a plan; otherwise FedPer does.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
-        seeds: one for a decision; three or more also tell how sure it is.
-        race_fraction: of the rounds that are raced, from 0.5 to 1 (default: all; what less has lost is measured in
-            ``decision.regret``). Less than all is refused with an arm that fine-tunes at the end.
+        seeds: one for a decision; three or more also show how certain it is.
+        race_fraction: share of the rounds that are raced, from 0.5 to 1. The default is all; ``decision.regret``
+            measures what less costs. An arm that fine-tunes at the end needs all.
         complete: train the winner to the end.
-        each_seed: and, for every seed, the run that this seed's validation samples alone would choose: what may be
-            scored on that seed's test samples, which other seeds have validated on.
-        with_finetuning: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a
-            few epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
-        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.names`);
-            default this process, or so many as the configuration has ``workers``.
-        link: the sites of a federation, over which all runs are trained, one after another: the clients of the
-            configuration's dataset, of which only defaults are used here. The decision and the runs' rows are those of
-            one process that has all data, clients one by one (``stack="off"``).
-        patience: how long sites are waited for; by default for ever.
-        tell: hears what it costs, and a line whenever an arm has reached the end of the race.
+        each_seed: also complete the run that each seed's validation samples alone would choose. Only that run may be
+            scored on the seed's test samples, which other seeds use for validation.
+        with_finetuning: also run the cheap alternative with the first seed: one run of FedAvg, then a few epochs of
+            each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+            default this process, with the configuration's number of ``workers``.
+        link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
+            configuration's dataset, of which only defaults are used here. Decision and rows are those of one process
+            that has all data, clients one by one (``stack="off"``).
+        patience: how long to wait for sites; by default for ever.
+        tell: receives the estimated cost, and a line whenever an arm has finished the race.
 
     Raises:
-        UsageError: anything unknown or not fitting, or runs of another configuration below ``out``, before anything is
-            trained.
+        UsageError: an unknown name or an invalid value, or runs of another configuration below ``out``, before any
+            training.
         RunError: every arm failed.
-        RefusedError: a site does not allow an arm, before anything is trained.
+        RefusedError: a site does not allow an arm, before any training.
 
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
@@ -243,11 +246,13 @@ def choose(
     """
     out = Path(out)
     if with_finetuning and not complete:
-        raise UsageError("the winner's end is what personalisation is held against: complete it")
+        raise UsageError(
+            "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
+        )
     if config.plan is not None:
-        raise UsageError("choose makes its plans itself; name a plan among the arms instead")
+        raise UsageError("choose makes its own plans; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
-        raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
+        raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}")
     over = None if link is None else _over(link, patience, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
@@ -267,7 +272,9 @@ def choose(
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
             finishing = [run, *(entry for entry in leading.values() if entry != run)]
-            tell(f"going on to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
+            tell(
+                f"continuing to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}"
+            )
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))
@@ -292,12 +299,12 @@ def choose(
 
 @dataclass(frozen=True)
 class _Race:
-    """A race before it starts.
+    """A race before its start.
 
     Attributes:
-        config: of its runs, but for algorithm and seed.
+        config: of its runs, except algorithm and seed.
         task: of the first seed.
-        entries: its runs; ``tasks`` what each arm's runs train, by its name.
+        entries: its runs; ``tasks`` what each arm trains, by its name.
         until: the round after which it is judged.
         guesses: by seed, each client's balanced accuracy by guessing.
     """
@@ -320,9 +327,9 @@ def _planned(
     personalise: bool,
     over: Federations | None,
 ) -> _Race:
-    """Make every run's task, so that whatever does not fit is refused before anything is trained."""
+    """Make every run's task, so that errors are found before any training."""
     config = _obeying(config)
-    if over is not None:  # whose data may be a file that is not here, so that their defaults are those of their shape
+    if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
         config = replace(config, rounds=over.task(config).config.rounds)
     config = watched(config)
     made = _maker(over)
@@ -349,20 +356,20 @@ def _planned(
 
 
 def _obeying(config: RunConfig) -> RunConfig:
-    """The configuration with an algorithm that obeys cuts: its own, or FedPer."""
+    """Return the configuration with an algorithm that obeys cuts: its own, or FedPer."""
     return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
 
 
 def _maker(over: Federations | None) -> Callable[..., Task]:
-    """What makes a task of a configuration: of data here, or of those at the sites."""
+    """Return a function that makes a task from a configuration, with data here or at the sites."""
     return runner.assemble if over is None else over.task
 
 
 def _over(link: SiteLink, patience: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
-    """The sites of a link as the place of all runs.
+    """Return the sites of a link as the backend of all runs.
 
     Raises:
-        UsageError: runs were to be trained side by side, or elsewhere.
+        UsageError: a backend or several workers were also asked for.
     """
     from fedlayers.studies.site_backend import Federations
 
@@ -373,13 +380,13 @@ def _over(link: SiteLink, patience: TimeoutPolicy | None, config: RunConfig, bac
 
 
 def _winner(racing: Sequence[Arm], sure: Inference, tasks: Mapping[str, Task]) -> Arm:
-    """The arm that sends least of those without a significant difference; the leader, if that is the only one."""
+    """Return the arm that sends least of those without a significant difference, or else the leader."""
     by_name = {arm.name: arm for arm in racing}
     return min((by_name[name] for name in sure.usable), key=lambda arm: bytes_a_round(tasks[arm.name]))
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
-    """For each seed the run of the arm that leads by this seed's validation samples alone.
+    """Return for each seed the run of the arm that leads by this seed's validation samples alone.
 
     Raises:
         RunError: every arm failed with a seed.

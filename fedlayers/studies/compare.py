@@ -35,12 +35,12 @@ from fl_core.training.losses import LOSSES
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
 BEST = "@best_val"
-"""What is added to the name of a model that is each client's best on its validation split."""
-MOMENTS = {False: "after the last round", True: "at each client's evaluated round of lowest validation loss"}
+"""The suffix of a model's name if it is each client's best on its validation split."""
+MOMENTS = {False: "after the last round", True: "in each client's round with the lowest validation loss"}
 LEGEND = (
-    "Test split {moment}, combined over clients by training samples; mean ± half the 95 % interval over "
-    "seeds.\nfairness: variance over clients of {score}, lower is fairer. incentive: clients whose {score} is {better} "
-    "both local's\nand fedavg's. rank: by {score}, mean over seeds, 1 is best."
+    "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over seeds.\n"
+    "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
+    "both local's and fedavg's. rank: by {score}, mean over seeds, 1 is best."
 )
 
 
@@ -51,16 +51,17 @@ class Comparison:
     Attributes:
         frame: the rows of all runs.
         best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
-        training: the local training in words, by algorithm where they differ.
-        score: by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
-        scores: one value a run and metric: the headline model on the test split, combined over clients by training
+        training: the local training in words, per algorithm if they differ.
+        score: the score by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, for a
+            regression R2.
+        scores: one value per run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
-        table: one line an algorithm: for each metric mean and 95 % interval over seeds, then fairness, incentive and
-            mean rank (by the score); what no federation is needed for (:mod:`fedlayers.studies.baselines`) has no rank.
-        unranked: why nobody has a rank; "" where they have one.
+        table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
+            mean rank (by the score). Baselines (:mod:`fedlayers.studies.baselines`) have no rank.
+        unranked: why there are no ranks; "" if there are.
         clients: the mean over seeds for each algorithm, client and metric.
-        positive: of two classes the one whose AUROC and AUPRC are scored, as the rows name it; also in the table.
-        friedman: test over seeds as blocks that the algorithms' scores differ.
+        positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
+        friedman: Friedman's test that the algorithms' scores differ, with seeds as blocks.
 
     Raises:
         UsageError: no finished run, or rows without the score.
@@ -97,12 +98,12 @@ class Comparison:
         self.friedman = statistics.friedman(blocks)
         try:
             ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
-        except UsageError as error:  # the other columns say what they can
+        except UsageError as error:  # the other columns are still valid
             ranks, self.unranked = pd.Series(dtype=float), str(error)
         self.table = self._table(ranks)
 
     def _blocks(self, metric: str) -> pd.DataFrame:
-        """A metric's scores as a table algorithms x seeds."""
+        """Return a metric's scores as a table algorithms x seeds."""
         chosen = self.scores[self.scores["metric"] == metric]
         return chosen.pivot(index="algorithm", columns="seed", values="value").loc[chosen["algorithm"].unique()]
 
@@ -134,9 +135,10 @@ class Comparison:
         return statistics.incentive(self._of(name, self.score), local, fedavg, SCORES[self.score])
 
     def differences(self, reference: str, metric: str = "") -> pd.DataFrame:
-        """Each other algorithm's score minus the reference's, paired by seed: mean, 95 % interval, number of seeds.
+        """Return each other algorithm's score minus the reference's, paired by seed.
 
-        The score is the comparison's own, unless another ``metric`` is named.
+        The table has the mean, its 95 % interval and the number of seeds. The score is the comparison's own, or another
+        ``metric``.
 
         Raises:
             UsageError: the reference is not in this comparison.
@@ -152,7 +154,7 @@ class Comparison:
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns, why nobody has a rank, how clients trained, what the baselines are."""
+        """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
         better = "above" if SCORES[self.score] else "below"
         columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score, self.positive), better=better)
         trained = [f"local training: {self.training}."] if self.training else []
@@ -161,17 +163,17 @@ class Comparison:
         return "\n".join([columns, *unranked, *trained, *naive])
 
     def text(self) -> str:
-        """The table as text for a terminal, with the meaning of its columns."""
+        """Return the table for a terminal, with the meaning of its columns."""
         return f"{display_name(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
 
 
 def _shown(there: Iterable[str]) -> tuple[str, ...]:
-    """The scores to show of those that there are."""
+    """Return the scores to show, out of the available ones."""
     return SHOWN[TABLE[main_score(list(there))].task]
 
 
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
-    """A comparison's table formatted: shares in percent, intervals behind the mean; with a further score, if named."""
+    """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
     usual, positive = _shown(table.columns), str(next(iter(table.get("positive", ())), ""))
     for metric in usual if score in ("", *usual) else (score, *usual):
@@ -190,14 +192,15 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
 
 
 def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
-    """Scores of each run's main model after its last round: ``personal`` if there is one, else global.
+    """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
-    With ``best`` each client's are those of its evaluated round, but the first of all, in which that model's validation
-    loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``. PLayer-FL chooses so too,
-    among every epoch's locally trained models. A personal model that is made at the end only has no other round.
+    With ``best``, each client's scores are those of its best round: that with the lowest validation loss, of equal ones
+    the earlier. The very first evaluation does not count. The model's name then ends in ``@best_val``. PLayer-FL
+    chooses in this way too, among every epoch's locally trained models. A personal model that is made at the end has no
+    other round.
 
     Raises:
-        UsageError: a client without a validation loss, of which there is no best round.
+        UsageError: a client without a validation loss, and so without a best round.
     """
     run = ["algorithm", "seed"]
     scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
@@ -230,9 +233,9 @@ def jobs_of(
     plan: Plans = None,
     settings: Mapping[str, dict[str, Any]] | None = None,
 ) -> list[TrainingJob]:
-    """The runs of a comparison, checked also against those already below ``out``; writes nothing.
+    """Return the runs of a comparison, checked against those already below ``out``. Nothing is written.
 
-    Without ``out`` the runs are checked for themselves.
+    Without ``out`` only the runs themselves are checked.
 
     Args:
         settings: keys of the configuration that are an algorithm's own, by algorithm.
@@ -241,7 +244,7 @@ def jobs_of(
         UserWarning: a plan was measured on samples that some seeds test on.
 
     Raises:
-        UsageError: as :func:`compare`.
+        UsageError: as for :func:`compare`.
     """
     check_distinct("a comparison", "algorithm", algorithms)
     check_distinct("a comparison", "seed", seeds)
@@ -292,9 +295,9 @@ def compare(
 ) -> Comparison:
     """Run every algorithm with every seed below ``out``/runs, compare, and write ``rows.jsonl`` and ``table.csv``.
 
-    Runs that are finished are read, runs that were interrupted are resumed, so a comparison can be stopped and
-    started again; it refuses runs whose configuration, plan, data or initial model differ. All algorithms of a seed
-    have the same initial model, data split, client sample and batches.
+    Finished runs are read and interrupted runs are resumed, so a comparison can be stopped and started again. It
+    refuses runs whose configuration, plan, data or initial model differ. All algorithms of a seed have the same initial
+    model, data split, client sample and batches.
 
     >>> config = RunConfig(dataset="heart", rounds=1)
     >>> comparison = compare(config, ["local", "fedavg"], seeds=[0, 1], out="comparison", progress=False)
@@ -302,20 +305,20 @@ def compare(
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
     Args:
-        instruments: what measures and decides in mid-run; the diagnostics' by default.
+        instruments: how runs measure and decide; by default the diagnostics.
         options: each algorithm's own configuration, by name.
-        plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
-        tuned: what :func:`~fedlayers.studies.tune.tune` has chosen for each algorithm, or the path of its file.
+        plan: one for all algorithms that obey one, or one per algorithm by name; the others use their default.
+        tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
         best: score clients at their best round on validation (:func:`headline`); the runs are the same.
         score: by which algorithms are ranked; see :class:`Comparison`.
-        baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
-        beside: rows of other runs with these seeds, under a name of their own among the algorithms.
-        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.names`);
+        baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
+        beside: rows of other runs with these seeds, to show as a further algorithm.
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process.
 
     Raises:
-        UsageError: anything unknown or not fitting, before the first run.
-        RunError: a run failed; the same call goes on from there.
+        UsageError: an unknown name or an invalid value, before the first run.
+        RunError: a run failed; the same call resumes from there.
     """
     out = Path(out)
     check_folder(out)
@@ -323,7 +326,7 @@ def compare(
     if score:
         check_score(score, kind)
     if baselines and kind == REGRESSION:
-        raise UsageError("the baselines are classifiers, and numbers are to be predicted: leave them out")
+        raise UsageError("the baselines are classifiers; leave them out for a regression")
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
@@ -343,7 +346,7 @@ def compare(
 
 
 def _training(jobs: Sequence[TrainingJob]) -> str:
-    """The local training of some runs in words; where they differ, with the algorithms that trained so."""
+    """Describe the local training of some runs, per algorithm if they differ."""
     names: dict[str, list[str]] = {}
     for job in jobs:
         names.setdefault(resolved(job.config).training.description, []).append(job.config.algorithm)
@@ -351,7 +354,7 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse an output folder that is a single run itself, or a file.
+    """Refuse an output folder that is itself a run, or a file.
 
     Raises:
         UsageError: names it.
@@ -361,14 +364,14 @@ def check_folder(out: Path) -> None:
 
 
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
-    """Warn of seeds that test on samples on which the plan was measured, as each seed draws its own splits."""
+    """Warn of seeds that test on samples on which the plan was measured. Each seed draws its own splits."""
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return
     if seed not in dealt:
         try:
             data = runner.assemble(replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)).data
-        except UsageError:  # data that cannot be dealt so are not what the plan was measured on
+        except UsageError:  # the plan was not measured on data of this partition
             return
         measured = data.digest, data.partition
     else:
@@ -391,12 +394,12 @@ def _samples(partition: Partition, split: str) -> set[int]:
 
 
 def _record(record: Mapping[Any, Any]) -> rows.Row:
-    """A row of a frame as the record that was written: missing numbers are None again."""
+    """Return a row of a frame as the record that was written, with None for missing numbers."""
     return {name: None if pd.isna(value) else value for name, value in record.items()}
 
 
 def check_stored(path: Path, task: runner.Task) -> None:
-    """Refuse a directory that holds anything but this very run, begun or complete."""
+    """Refuse a directory with anything other than this run, begun or complete."""
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)

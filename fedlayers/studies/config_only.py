@@ -1,4 +1,4 @@
-"""What is said to who hands a study data or a model in memory: studies take what a configuration can name."""
+"""Clear errors for data or models in memory: studies take only what a configuration can name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IN_MEMORY = {
 
 
 def config_only(study: Callable[P, R]) -> Callable[P, R]:
-    """Have a study, whose first parameter is ``config``, say of unfitting arguments where they belong.
+    """Wrap a study whose first parameter is ``config``, so that unfitting arguments get a clear error.
 
     Raises:
         UsageError: ``data`` or ``model`` in memory, a key of the configuration, no configuration, an unknown name.

@@ -1,4 +1,4 @@
-"""``report.html`` of a federation's run: what left each site, by kind, and what came of it."""
+"""``report.html`` of a federation's run: its scores, and the bytes that left each site."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ KINDS = {
     "finetune": "fine-tuning",
     "measure": "measurements",
 }
-"""The requests that a site has answered, in words."""
-NEVER = "Bytes of all its replies. No sample, no label and no layer that stays local is among them."
+"""The names of requests in the report."""
+NEVER = "Bytes of all replies. They contain no sample, no label and no local layer."
 
 
 def add_left(page: Page, path: Path | str, caption: str) -> None:
-    """Add the table of a run's bytes, as its ``left.jsonl`` has them.
+    """Add the table of a run's traffic from its ``left.jsonl``.
 
     Raises:
-        UsageError: the run is no federation's.
+        UsageError: the run is not a federation's.
     """
     found = left(path).rename(columns=KINDS).rename_axis("site")
     page.table(found, caption, dict.fromkeys(map(str, found.columns), ",.0f"))
 
 
 def write(path: Path | str) -> Path:
-    """Write the report of a finished run into its directory; the file.
+    """Write the report of a finished run into its directory. Return the file.
 
     Raises:
-        UsageError: the run is no federation's, or has not been evaluated at its end.
+        UsageError: the run is not a federation's, or has no scores at its end.
     """
     run = Run(path)
     result = Comparison(run.rows()[1])
@@ -56,15 +56,17 @@ def write(path: Path | str) -> Path:
     page = Page(f"A federation of {len(sites)} sites", lead)
     page.text(f"## What left each site\n\n{NEVER}")
     add_left(page, path, f"{length}.")
-    page.text("## What it comes to")
+    page.text("## Scores")
     table = result.clients.pivot(index="client", columns="metric", values="value").loc[sites]
     names = [name for name in table.columns if name in result.table]
     shown = table[names].rename(columns=partial(label_of, positive=result.positive)).rename_axis("site")
-    page.table(shown, "Test samples of each site, the last round.", dict.fromkeys(map(str, shown.columns), ".3f"))
+    page.table(
+        shown, "Scores on each site's test samples after the last round.", dict.fromkeys(map(str, shown.columns), ".3f")
+    )
     page.write(run.path / REPORT)
     return run.path / REPORT
 
 
 def _shared(plan: LayerPlan) -> str:
     head = listing(layer.name for layer in plan.head)
-    return f"Layers that were shared: {listing(plan.shared) or 'none'}; that stayed at each site: {head or 'none'}."
+    return f"Shared layers: {listing(plan.shared) or 'none'}. Layers that stayed at each site: {head or 'none'}."

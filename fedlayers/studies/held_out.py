@@ -1,4 +1,4 @@
-"""Samples that neither training nor a choice has seen: each client's test split, and what its dataset has left over."""
+"""Held-out samples, unseen by training and by choices: each client's test split, and unused samples of its dataset."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fl_core.training import evaluate
 
 
 def held_out(task: Task) -> dict[str, Split]:
-    """Each client's test samples, with up to :data:`fl_core.data.held_out.MOST` more of a named dataset.
+    """Return each client's test samples, with up to :data:`fl_core.data.held_out.MOST` more of a named dataset.
 
-    The further ones are those of :func:`fl_core.data.unused`: distributed like the client's own. Files of your own and
-    regressions have the test split alone, and so has a dataset whose samples have all been dealt.
+    The further ones come from :func:`fl_core.data.extra_test_samples`, and are distributed like the client's own. There
+    are none for your own files, for a regression, or for a dataset without unused samples.
 
     >>> import fedlayers as fl
     >>> task = fl.assemble(fl.RunConfig(dataset="digits", max_samples=600))
@@ -27,7 +27,7 @@ def held_out(task: Task) -> dict[str, Split]:
     (24, 424)
 
     Returns:
-        The samples by client's name; a client without any is missing.
+        The samples by client's name, without clients that have none.
     """
     further = _left_over(task)
     found = {}
@@ -48,10 +48,10 @@ def _left_over(task: Task) -> dict[str, Split]:
 
 
 def score_of(models: Mapping[str, nn.Module], samples: Mapping[str, Split], task: Task, score: str) -> float:
-    """The score of clients' models on their samples, combined by training samples; NaN where a client's has no value.
+    """Return the score of clients' models on their samples, combined by training samples; NaN if a client's is missing.
 
     Args:
-        models: by client's name, at least of those with samples.
+        models: by client's name, at least for clients with samples.
         score: one of :data:`fl_core.scores.SCORES`.
     """
     weights = dict(zip((client.name for client in task.data.clients), task.data.weights, strict=True))

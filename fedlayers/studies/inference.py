@@ -1,4 +1,4 @@
-"""How certain a race's leader is: which arms are significantly worse, and which are not."""
+"""The certainty of a race's leader: which arms are significantly worse, and which are not."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from fl_core.scores import CLASSIFICATION, MAIN, REGRESSION, label_of, main_scor
 
 LEVEL = 0.95
 DIGITS = 9
-"""Of scores that are compared: what differs in later ones is rounding."""
+"""Digits of scores that are compared. Later digits differ by rounding."""
 DECIDED, LEVEL_ARMS, DISAGREE = "decided", "no significant difference", "score and loss disagree"
 NOTHING_LEARNED, ALL_DIVERGED, ONE_RACE = "nothing learned", "all diverged", "one race"
 VERDICTS = {
     DECIDED: "every arm but the leader is significantly worse than another",
-    LEVEL_ARMS: "several arms are left, without a significant difference between them",
-    DISAGREE: "another arm is significantly higher, and the leader leads by its loss",
-    NOTHING_LEARNED: "no arm is shown to do better than guessing, so that no difference says which layers to share",
+    LEVEL_ARMS: "several arms without a significant difference",
+    DISAGREE: "another arm scores significantly higher, but the leader has the better loss",
+    NOTHING_LEARNED: "no arm is shown to beat guessing, so no difference says which layers to share",
     ALL_DIVERGED: "every arm diverged with some seed",
-    ONE_RACE: "one seed, which supports no statement of uncertainty",
+    ONE_RACE: "one seed, so no uncertainty is known",
 }
 
 
 @dataclass(frozen=True)
 class Inference:
-    """What repeated races say about the leading arm.
+    """The evidence of repeated races on the leading arm.
 
     Attributes:
         verdict: one of :data:`VERDICTS`.
-        left: the leader, then the arms that are not significantly worse than any other.
+        remaining: the leader, then the arms that are not significantly worse than any other.
         differences: a line for each other arm: leader - arm in the main score, its simultaneous 95 % interval,
             ``p_value`` (Holm, over all pairs of arms) and ``excluded``.
         pairs: the same numbers of all pairs of compared arms, by index (arm, other); empty with one seed.
-        skill: the best arm's balanced accuracy above guessing; of a regression its R2.
-        main: the score that all this is about.
+        above_chance: the best arm's balanced accuracy above guessing; for a regression its R2.
+        main: the score that is compared.
         tie: how a tie for the first place was broken, in a sentence.
     """
 
@@ -51,11 +51,11 @@ class Inference:
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """The arms of which the one that sends least is used; only the leader where nothing is compared."""
+        """The arms from which the one that sends least is used; only the leader if nothing is compared."""
         return self.remaining if self.verdict in (LEVEL_ARMS, NOTHING_LEARNED) else self.remaining[:1]
 
     def at_stake(self, used: str) -> float:
-        """Return how far another arm of ``left`` may lie above the used one at most; NaN where that is not known."""
+        """Return the most by which another remaining arm may be better than the used one; NaN if unknown."""
         if self.verdict == DECIDED:
             return 0.0
         if self.verdict not in (LEVEL_ARMS, DISAGREE):
@@ -64,19 +64,19 @@ class Inference:
 
 
 def ranked(judged: pd.DataFrame) -> list[str]:
-    """The arms, the best first: by how many seeds they failed with, then by their mean score over the others.
+    """Return the arms, the best first: by the number of failed seeds, then by their mean score over the others.
 
-    Equal scores, as of two arms of which one has the higher macro-F1 and one the lower loss, are told apart by macro-F1
-    (of a regression R2).
+    Equal scores are ordered by macro-F1, for a regression by R2. They arise if one of two arms has the higher macro-F1
+    and the other the lower loss.
 
     Args:
-        judged: as :class:`~fedlayers.studies.race.Standing` has it.
+        judged: as in :class:`~fedlayers.studies.race.Standing`.
     """
     return [str(name) for name in _order(judged).index]
 
 
 def _order(judged: pd.DataFrame) -> pd.DataFrame:
-    """A line for each arm, the best first: ``failed`` seeds, and mean ``score`` and ``main`` score, both negative."""
+    """Return a line for each arm, the best first: ``failed`` seeds, and negative mean ``score`` and ``main`` score."""
     main = main_score(judged.columns)
     grid = judged.pivot(index="arm", columns="seed", values=["score", main]).loc[judged["arm"].unique()]
     means = {"score": -grid["score"].mean(axis=1).round(DIGITS), "main": -grid[main].mean(axis=1).round(DIGITS)}
@@ -85,7 +85,7 @@ def _order(judged: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tie(judged: pd.DataFrame) -> str:
-    """That the leader and another arm, trained with every seed, have one score and two macro-F1; empty if not so."""
+    """Describe a tie of the leader and another arm that was broken by macro-F1; empty without one."""
     order, word = _order(judged), label_of(main_score(judged.columns))
     level = order[(order["failed"] == 0) & (order["score"] == order["score"].iloc[0])]
     if order["failed"].iloc[0] or level["main"].nunique() < 2:
@@ -94,7 +94,7 @@ def _tie(judged: pd.DataFrame) -> str:
 
 
 def leader_of(judged: pd.DataFrame) -> str:
-    """The first of :func:`ranked`: an arm that failed with any seed leads only if all did."""
+    """Return the first of :func:`ranked`. An arm that failed with any seed leads only if all did."""
     return ranked(judged)[0]
 
 
@@ -102,17 +102,17 @@ def infer(judged: pd.DataFrame) -> Inference:
     """Judge how certain the leading arm is, by the main score on validation samples, paired by seed.
 
     Each pair of arms is compared by a paired t test with the spread of its own differences. Holm's correction covers
-    all pairs, so that picking the leader is allowed for: in at most 5 % of races is any arm excluded that is no worse.
-    That holds for normal and heavy-tailed scores of any covariance. It was exceeded, at 7 %, by strongly skewed scores
-    of unequal spread. No number is pooled over arms, so an arm that collapsed changes nothing for the others.
+    all pairs, and so allows for picking the leader. At most 5 % of races exclude an arm that is no worse. That holds
+    for normal and heavy-tailed scores of any covariance. Strongly skewed scores of unequal spread exceeded it, at 7 %.
+    No number is pooled over arms, so a collapsed arm changes nothing for the others.
 
-    Nothing is excluded where no arm is shown to do better than guessing (:mod:`fedlayers.studies.above_chance`). A
-    difference in macro-F1 is then one of how arms guess. A regression is judged nevertheless, for a higher R2 is a
-    smaller error also below 0.
+    Nothing is excluded if no arm is shown to beat guessing (:mod:`fedlayers.studies.above_chance`). A difference in
+    macro-F1 then reflects how arms guess. A regression is judged all the same, since a higher R2 is a smaller error
+    also below 0.
 
     Args:
-        judged: as :class:`~fedlayers.studies.race.Standing` has it; arms that failed with a seed are excluded, unless
-            all did.
+        judged: as in :class:`~fedlayers.studies.race.Standing`. Arms that failed with a seed are excluded, unless all
+            did.
 
     >>> seeds, arms = range(4), {"a": 0.60, "b": 0.59, "c": 0.40}
     >>> noise = [[0.004, -0.001, 0.002, -0.003], [-0.002, 0.003, 0.001, 0.0], [0.0, 0.001, -0.004, 0.002]]
@@ -157,7 +157,7 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
 
 
 def _pairs(names: list[str], found: statistics.Pairs | None) -> pd.DataFrame:
-    """The numbers of all pairs of arms, by arm and other."""
+    """Return the numbers of all pairs of arms, by arm and other."""
     index = pd.MultiIndex.from_tuples([(a, b) for a in names for b in names if a != b], names=["arm", "other"])
     places = [(i, j) for i in range(len(names)) for j in range(len(names)) if i != j]
     columns = statistics.Pairs._fields
@@ -166,7 +166,7 @@ def _pairs(names: list[str], found: statistics.Pairs | None) -> pd.DataFrame:
 
 
 def _lines(leader: str, order: list[str], left: list[str], pairs: pd.DataFrame | None = None) -> pd.DataFrame:
-    """A line for each arm but the leader: its numbers against the leader, where there are any, and ``excluded``."""
+    """Return a line for each arm but the leader: its numbers against the leader, if any, and ``excluded``."""
     others = [name for name in order if name != leader]
     lines = pd.DataFrame({"arm": others}, columns=["arm", *statistics.Pairs._fields], dtype=object)
     if pairs is not None and len(pairs):

@@ -1,4 +1,4 @@
-"""The cheap alternative to a race: one run of FedAvg, whose last layers each client then trains a little alone."""
+"""The cheap alternative to a race: one run of FedAvg, after which each client fine-tunes its last layers alone."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Personalised:
         best: the depth with the highest score: ``first_K``, whose first K layers stay FedAvg's, or ``fedavg`` itself.
         run: its run directory.
         table: a line for each depth (``arm``): ``macro_f1`` and ``loss`` on validation samples, and ``score``
-            = z(macro_f1) - z(loss) over the depths; a depth that failed is not there.
-        cost: what was foreseen; ``measured`` what the runs' own rows and clocks say.
+            = z(macro_f1) - z(loss) over the depths. Depths that failed are missing.
+        cost: the estimate; ``measured`` is the cost of the runs.
     """
 
     best: Arm
@@ -47,18 +47,18 @@ class Personalised:
     measured: Cost
 
     def to_json(self) -> dict[str, Any]:
-        """The best depth and all scores as a dictionary for JSON."""
+        """Return the best depth and all scores as a dictionary for JSON."""
         return {"best": self.best.name, "own_epochs": OWN_EPOCHS, "table": self.table.to_dict("records")}
 
 
 def fedavg_entry(config: RunConfig, out: Path) -> Entry:
-    """The run of FedAvg, below ``out``."""
+    """Return the run of FedAvg below ``out``."""
     config = replace(config, algorithm=FEDAVG, plan=None, options={}, workers=0)
     return Entry(Arm(FEDAVG, FEDAVG, None), config, out / f"{FEDAVG}-{config.seed}")
 
 
 def depths(layers: int) -> tuple[int, ...]:
-    """How many first layers stay FedAvg's: any number but all, at most six of them, evenly spread.
+    """Return numbers of first layers that stay FedAvg's: at most six, evenly spread, never all.
 
     >>> depths(4), depths(40)
     ((0, 1, 2, 3), (0, 8, 16, 23, 31, 39))
@@ -75,15 +75,15 @@ def then_personalise(
     tell: Tell,
     made: Callable[..., Task] = runner.assemble,
 ) -> Personalised:
-    """Train FedAvg to the end, then each client's last layers alone at several depths; validation chooses the depth.
+    """Train FedAvg to the end, then each client's last layers alone at several depths. Validation chooses the depth.
 
-    The same call goes on after a stop.
+    After a stop, the same call resumes.
 
     Args:
-        task: what ``config`` names, for its layers and costs.
+        task: the task of ``config``, for its layers and costs.
         out: folder of these runs.
-        place: where they are trained; the own epochs on this machine, where FedAvg's model is.
-        tell: hears what it costs, and a line whenever a run is done.
+        place: trains FedAvg; the own epochs run on this machine, which has FedAvg's model.
+        tell: receives the estimated cost, and a line whenever a run is done.
         made: makes the tasks of configurations, as :func:`fl_core.task.assemble` does.
 
     Raises:
@@ -119,13 +119,13 @@ def then_personalise(
 
 
 def last_scores(path: Path) -> dict[str, float]:
-    """``macro_f1`` (of a regression ``r2``) and ``loss`` on validation samples after a run's last evaluated round."""
+    """Return ``macro_f1`` (for a regression ``r2``) and ``loss`` on validation after a run's last evaluated round."""
     scores = validation_scores(store.Run(path).rows()[1])[-1]
     return {name: value for name, value in scores.items() if name != "round"}
 
 
 def _foreseen(task: Task, start: Entry, n_depths: int) -> Cost:
-    """One run of FedAvg, which sends, and own epochs, which send nothing."""
+    """Estimate the cost of one run of FedAvg, and of own epochs, which send nothing."""
     rounds, epochs = int(task.config.rounds or 1), int(task.config.epochs or 1)
     fedavg = foreseen({start.arm.name: task}, [start], rounds, 0, 1)
     own_rounds = n_depths * OWN_EPOCHS / epochs

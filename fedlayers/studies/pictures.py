@@ -1,4 +1,4 @@
-"""Pictures of comparisons, and saving pictures to files."""
+"""Pictures of comparisons and races, and functions to save them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def to_files() -> None:
-    """Draw to files only from now on, also if there is a screen."""
+    """Draw to files only from now on, even if there is a screen."""
     mpl.use("Agg")
 
 
@@ -30,10 +30,10 @@ def save(figure: Figure, path: Path, dpi: int = 200) -> None:
 
 
 def of_race(rounds: pd.DataFrame) -> Figure:
-    """A race's picture: each arm's macro-F1 on validation samples over the rounds, with a band over the seeds.
+    """Draw each arm's macro-F1 on validation samples over the rounds, with a band over the seeds.
 
     Args:
-        rounds: as :class:`~fedlayers.studies.race.Standing` has them.
+        rounds: as in :class:`~fedlayers.studies.race.Standing`.
     """
     columns = ("arm", "seed", "round", "macro_f1")
     found = [
@@ -44,7 +44,7 @@ def of_race(rounds: pd.DataFrame) -> Figure:
 
 
 def of_comparison(comparison: Comparison) -> dict[str, Figure]:
-    """A comparison's pictures by name: scores with intervals, clients, and learning curves."""
+    """Draw a comparison's pictures by name: scores with intervals, clients, and learning curves."""
     score = comparison.score
     table = comparison.table.rename(columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"})
     table = table.assign(n=table["seeds"])

@@ -1,4 +1,4 @@
-"""Runs a race: several arms on one federation, start and batches, judged on validation samples only."""
+"""Runs a race: several arms on one federation, with the same start and batches, judged on validation samples only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fl_core.scores import TABLE, main_score
 from fl_core.task import Task
 
 SHARE = 1.0
-"""Of the rounds, how many are raced by default: all, for rankings change until late; less is cheaper and loses more."""
+"""Default share of the rounds that are raced: all, since rankings change until late. Less is cheaper and loses more."""
 LEAST = 0.5
-"""Nobody is dropped before this share of the rounds: rankings of cuts change much until then."""
+"""Minimum share of the rounds. Rankings of cuts change much until then."""
 EVALUATIONS = 20
-"""Of a race's runs, where their configuration does not say how many."""
+"""Default number of evaluations of a race's runs."""
 WINDOW = 3
-"""Evaluated rounds over which an arm is judged, up to the end of the race."""
+"""Number of evaluated rounds by which an arm is judged, up to the end of the race."""
 Tell = Callable[[str], None]
 
 
@@ -42,7 +42,7 @@ class Entry:
     path: Path
 
     def to(self, until: int | None) -> TrainingJob:
-        """The run up to a round; what is to be noted of the data was noted before the race."""
+        """Return the run up to a round. Its notes on the data were given before the race."""
         return TrainingJob(self.path, self.config, self.arm.plan, until, f"arm {self.arm.name}", quiet=True)
 
 
@@ -50,12 +50,12 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        rounds: a line an arm, seed and evaluated round: ``macro_f1`` (of a regression ``r2``) and ``loss`` on
+        rounds: a line per arm, seed and evaluated round: ``macro_f1`` (for a regression ``r2``) and ``loss`` on
             validation, means over the clients weighted by training samples, and ``score`` = z(macro_f1) - z(loss),
-            standardised over the arms of that seed and round; higher is better. ``skill``: the balanced accuracy above
-            guessing, NaN where it was not asked for or is not recorded.
-        judged: a line an arm and seed: their means over the last evaluated rounds that all arms have, which is the last
-            alone where one of them makes its model at the end; NaN for an arm that failed.
+            standardised over the arms of that seed and round; higher is better. ``skill`` is the balanced accuracy
+            above guessing, NaN if it was not asked for or not recorded.
+        judged: a line per arm and seed: their means over the last evaluated rounds that all arms have. If an arm makes
+            its model at the end, that is the last round alone. NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
     """
 
@@ -65,10 +65,10 @@ class Standing(NamedTuple):
 
 
 def watched(config: RunConfig) -> RunConfig:
-    """The configuration of a race's runs: evaluated after every twentieth of the rounds, if it says nothing else.
+    """Return the configuration of a race's runs, evaluated after every twentieth of the rounds by default.
 
-    A run's own default may be longer where evaluating is dear, and three rounds to judge by would then begin far before
-    the end of the race.
+    A run's own default may be longer if evaluation is expensive. Then the three rounds that decide would begin far
+    before the end of the race.
 
     >>> watched(RunConfig(dataset="heart", rounds=100)).eval_every, watched(RunConfig(eval_every=25)).eval_every
     (5, 25)
@@ -80,7 +80,7 @@ def watched(config: RunConfig) -> RunConfig:
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
-    """The runs of every arm with every seed, below ``out``/arms."""
+    """Return the runs of every arm with every seed, below ``out``/arms."""
     entries = []
     for seed in seeds:
         for arm in arms:
@@ -91,12 +91,12 @@ def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out
 
 
 def race_end(config: RunConfig, share: float = SHARE) -> int:
-    """The round after which a race is judged: the first evaluated one at or after this share of all rounds.
+    """Return the round after which a race is judged: the first evaluated one at or after this share of all rounds.
 
-    There are at least three evaluated rounds to judge by, where the run has so many.
+    It is at least the third evaluated round, if the run has three.
 
     Raises:
-        UsageError: a share below a half, where rankings still change, or above 1.
+        UsageError: a share below a half, while rankings still change, or above 1.
 
     >>> race_end(RunConfig(rounds=20, eval_every=1)), race_end(RunConfig(rounds=20, eval_every=1), 0.6)
     (20, 12)
@@ -105,7 +105,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
     """
     if not LEAST <= share <= 1:
         raise UsageError(
-            f"a race takes from {LEAST:g} to all (1) of the rounds, not {share:g}: rankings change until then"
+            f"the share of rounds must be from {LEAST:g} to 1; got {share:g}. Before that, rankings change."
         )
     filled = config if config.rounds and config.eval_every else resolved(config)
     rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
@@ -114,7 +114,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
 
 
 def check_end(arm: Arm, task: Task, until: int) -> None:
-    """Refuse an arm that fine-tunes after its last round, but not at the end of the race: it would be judged untuned.
+    """Refuse a race that ends before an arm fine-tunes, since the arm would be judged without it.
 
     Raises:
         UsageError: names the arm.
@@ -122,22 +122,22 @@ def check_end(arm: Arm, task: Task, until: int) -> None:
     algorithm, rounds = task.algorithm(task.plan), int(task.config.rounds or 1)
     if algorithm.finetuning(rounds, 0) and not algorithm.finetuning(until, 0):
         raise UsageError(
-            f"arm {arm.name!r} fine-tunes after round {rounds}, and a race to round {until} would judge it untuned: "
-            "race all rounds (share 1), or leave it out"
+            f"arm {arm.name!r} fine-tunes after round {rounds}; a race to round {until} would judge it before. "
+            "Race all rounds (share 1), or leave it out."
         )
 
 
 def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tell: Tell) -> dict[tuple[str, int], str]:
-    """Train all runs up to a round (None: to the end) from where they stopped; returns why some failed.
+    """Train all runs up to a round (None: to the end) from where they stopped. Return why some failed.
 
-    A run whose training diverges has lost its race; any other failure is an error. The results are the same bits
-    wherever and however many at a time they are trained.
+    A run whose training diverges has lost its race. Any other failure is an error. The results have the same bits on
+    every backend, for any number of parallel runs.
 
     Args:
-        tell: hears a line whenever one is done.
+        tell: receives a line whenever a run is done.
 
     Raises:
-        UsageError, RunError: as of :func:`fl_core.runner.run`.
+        UsageError, RunError: as for :func:`fl_core.runner.run`.
     """
     failed: dict[tuple[str, int], str] = {}
     of_run = {entry.path: entry for entry in entries}
@@ -164,7 +164,7 @@ def standing(
     failed: dict[tuple[str, int], str],
     guesses: Mapping[int, Mapping[str, float]] | None = None,
 ) -> Standing:
-    """The arms' scores after a round of the race, from validation samples alone.
+    """Return the arms' scores after a round of the race, from validation samples alone.
 
     Args:
         guesses: by seed, each client's balanced accuracy by guessing
@@ -184,7 +184,7 @@ def standing(
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
         raise UsageError("no arm has an evaluated round to judge by")
-    if not TABLE[main].share:  # what has no lower end is at the round's lowest
+    if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
         rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
     rounds[main] = rounds[main].fillna(0.0)
     finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
@@ -207,10 +207,10 @@ def validation_scores(
     guesses: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
 ) -> list[dict[str, float]]:
-    """Validation scores of the model that a client would use after the last evaluated round, in each round that has it.
+    """Return validation scores, in each evaluated round, of the model that a client would use at the end.
 
-    That is ``personal`` if there is one then, else global, as in a comparison. A personal model that is made at the end
-    has no other round; those before, and the start, are left out.
+    That is ``personal`` if it exists in the last round, else global, as in a comparison. A personal model that is made
+    at the end has no other round.
 
     Args:
         until: the last round that counts; None = all.
@@ -218,7 +218,7 @@ def validation_scores(
         metrics: names; default the score that algorithms are ranked by, and the loss.
 
     Returns:
-        For each of these ``round``, ``macro_f1`` (of a regression ``r2``) and ``loss``, or the metrics asked for: means
+        For each round ``round``, ``macro_f1`` (for a regression ``r2``) and ``loss``, or the metrics asked for: means
         over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
         guessing.
     """
@@ -242,6 +242,6 @@ def validation_scores(
 
 
 def standardised(values: pd.Series) -> pd.Series:
-    """Scores standardised over the arms to mean 0 and deviation 1; 0 if they are all equal."""
+    """Standardise scores over the arms to mean 0 and deviation 1; 0 if they are all equal."""
     spread = values.std(ddof=0)
     return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

@@ -1,4 +1,4 @@
-"""Regret of rules: every cut is trained, and a rule's regret is how much its cut loses against the best one."""
+"""Regret of rules: every cut is trained, and a rule's regret is the loss of its cut against the best one."""
 
 from __future__ import annotations
 
@@ -45,34 +45,34 @@ REFERENCES = ("share nothing", "all but the last layer", "share every layer", RA
 SPLITS = ("validation", "test", "held_out")
 DRAWS = 2000
 LEGEND = (
-    "regret: what the rule's cut loses on held-out samples against the cut with the best mean over the runs; below 0\n"
-    "where it did better. cross-fitted: against the cut that is best over the other runs. random: a random cut's\n"
-    "regret in the same runs, the mean over the cuts that a rule can choose. Held-out samples: the test split, and\n"
-    "what the federation left over of its dataset; no choice has seen them. best in validation: each run's best cut\n"
-    "by validation samples, after all have been trained."
+    "regret: loss of the rule's cut on held-out samples against the best cut, the one with the best mean over the\n"
+    "runs; below 0 if the rule's was better. cross-fitted: against the best cut of the other runs. random: the mean\n"
+    "regret of all cuts that a rule can choose, in the same runs. Held-out samples: the test split, and unused\n"
+    "samples of the dataset; no choice has seen them. best in validation: each run's best cut by validation samples,\n"
+    "after all cuts were trained."
 )
 
 
 @dataclass
 class Regret:
-    """The scores of all cuts, and how each rule's choice compares.
+    """The scores of all cuts, and the comparison with each rule's choice.
 
     The reference is one cut for all seeds: that with the best mean held-out score.
 
     Attributes:
         score: the name of the scores.
-        layers: names of the layers that train, L of them; a cut k shares the first k, and the frozen ones.
-        scores: one line a seed and cut (columns seed, cut, last, validation, test, held_out, and maybe
+        layers: names of the L layers that train; a cut k shares the first k, and the frozen ones.
+        scores: one line per seed and cut (columns seed, cut, last, validation, test, held_out, and maybe
             held_out_samples and positive): the headline model after the last round, combined over clients by training
             samples.
-        decisions: one line a rule and seed (rule, seed, cut, status); no cut where the rule could not decide.
-        choices: decisions and references with their scores on each split, and in held-out scores ``regret`` = the
-            reference's - the choice's, below 0 where the choice did better in that seed; ``crossfitted`` = that of the
-            cut with the best mean over the other seeds - the choice's, NaN of a single seed; ``random`` = the
-            reference's - the mean over the cuts 1 .. L-1. For a score of which lower is better the differences are
-            turned round.
-        table: one line a rule: how many seeds it decided, its cuts, and means over them; ``regret_low`` and
-            ``regret_high`` are :meth:`interval`'s, and so those of ``random``.
+        decisions: one line per rule and seed (rule, seed, cut, status); no cut if the rule could not decide.
+        choices: decisions and references with their scores on each split, and differences in held-out scores.
+            ``regret`` = the reference's - the choice's, below 0 if the choice did better in that seed; ``crossfitted``
+            = that of the cut with the best mean over the other seeds - the choice's, NaN for a single seed; ``random``
+            = the reference's - the mean over the cuts 1 .. L-1. If a lower score is better, differences have the other
+            sign.
+        table: one line per rule: how many seeds it decided, its cuts, and means over them; ``regret_low`` and
+            ``regret_high`` come from :meth:`interval`, also those of ``random``.
     """
 
     score: str
@@ -114,7 +114,7 @@ class Regret:
         return 1 if SCORES[self.score] else -1
 
     def _lines(self, seed: Any, scores: pd.DataFrame, decisions: pd.DataFrame) -> list[dict[str, Any]]:
-        """One seed's rules and references, each beside the best cut."""
+        """Return one seed's rules and references, each with the best cut."""
         sign, count, best = self._sign, len(self.layers), self.best
         inner = scores.loc[range(1, count)]
         others = sign * self.held_out.drop(columns=seed).mean(axis=1)
@@ -152,10 +152,11 @@ class Regret:
         return line
 
     def interval(self, held_out: pd.Series) -> Interval:
-        """The mean regret of held-out scores by seed, and the ends of its 95 % percentile bootstrap interval over runs.
+        """Return the mean regret by seed, and the ends of its 95 % percentile bootstrap interval over runs.
 
-        In every draw the reference is found anew among all cuts. Below :data:`~fl_core.statistics.RANGE_BELOW` runs the
-        ends are the least and the greatest regret of a run, a range and no 95 % interval; one run has neither (NaN).
+        Every draw finds its own reference among all cuts. Below :data:`~fl_core.statistics.RANGE_BELOW` runs the ends
+        are the least and the greatest regret of a run, which is a range and no 95 % interval. One run has no ends
+        (NaN).
         """
         cuts = self._sign * self.held_out.to_numpy(float)  # [C, S]
         at = self.held_out.columns.get_indexer(held_out.index)
@@ -178,17 +179,17 @@ class Regret:
 
     @property
     def spread(self) -> str:
-        """The meaning of the brackets behind a regret, in words."""
+        """The meaning of the brackets after a regret, in words."""
         runs = self.held_out.shape[1]
         if runs < 2:
             return "one run: no interval"
         if runs < RANGE_BELOW:
-            return f"in brackets the least and the greatest of {runs} runs, which are too few for an interval"
-        few = f" (of fewer than {RANGE_BELOW} decisions their range)"
+            return f"in brackets the least and the greatest of {runs} runs, too few for an interval"
+        few = f" (for fewer than {RANGE_BELOW} decisions their range)"
         return f"in brackets 95 % intervals by a bootstrap over {runs} runs{few}"
 
     def text(self) -> str:
-        """The table as text for a terminal, the best cuts, and the meaning of the columns."""
+        """Return the table for a terminal, with the best cuts and the meaning of the columns."""
         scale, digits = (100, 1) if TABLE[self.score].share else (1, 3)
         unit = " %" if scale == 100 else ""
         shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
@@ -205,11 +206,11 @@ class Regret:
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [f"{line.rule} does not decide with seed {line.seed}: {line.status}" for line in failed.itertuples()]
         what = self.score + of_class(self.score, str(next(iter(self.scores.get("positive", ())), "")))
-        head = f"{what} of every cut; best mean over runs on held-out samples: cut {self.best}\nlayers: {layers}"
+        head = f"{what} of every cut; best mean on held-out samples: cut {self.best}\nlayers: {layers}"
         if "held_out_samples" in self.scores:
             sizes = self.scores["held_out_samples"]
             least, most = int(sizes.min()), int(sizes.max())
-            head += f"\nheld-out samples a run: {least:,}" + (f" to {most:,}" if most > least else "")
+            head += f"\nheld-out samples per run: {least:,}" + (f" to {most:,}" if most > least else "")
         return "\n\n".join([head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."])
 
 
@@ -231,23 +232,25 @@ def regret(
 ) -> Regret:
     """Train every cut with several seeds, let every rule decide, and compare its choice with the best cut.
 
-    With L layers that train, each of the plans that share the first 0 .. L of them (and the frozen ones) is run under
-    the configuration's algorithm (below ``out``/cuts), and every seed is measured after every client's first local
-    training (``out``/measured), which is what the rules read. Regret is counted on held-out samples
-    (:mod:`fedlayers.studies.held_out`), which neither training nor a rule saw. ``scores.csv`` has all cuts,
-    ``regret.csv`` every rule and seed, ``table.csv`` the means. Finished runs are read and interrupted ones resumed, so
-    that the same call goes on after a stop; every call, also one with other rules, measures anew, which trains each
-    client for one round, and scores held-out samples anew, which takes forward passes only.
+    There is one plan for each number 0 .. L of first layers, out of the L that train. Frozen layers are shared as well.
+    Each plan is run under the configuration's algorithm, below ``out``/cuts. Every seed is measured after each client's
+    first local training, below ``out``/measured. The rules read these measurements. Regret is counted on held-out
+    samples (:mod:`fedlayers.studies.held_out`), which neither training nor a rule saw.
+
+    ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the means. After a stop, the same
+    call resumes: finished runs are read and interrupted ones are resumed. Every call measures again, which takes one
+    round of training per client, and scores held-out samples again.
 
     Args:
-        config: what is trained, small enough that L + 1 runs a seed can be afforded; its ``threshold`` is the rules'.
+        config: of the runs, small enough for L + 1 runs per seed. Its ``threshold`` is that of the rules.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.
-        score: one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
+        score: one of :data:`fl_core.scores.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
 
     Raises:
-        UsageError: anything unknown or not fitting; before the first run where it can be known then.
-        RunError: a run failed; the same call goes on from there. A rule that cannot decide is a line with its reason.
+        UsageError: an unknown name or an invalid value, if possible before the first run.
+        RunError: a run failed; the same call resumes from there. A rule that cannot decide gives a line with its
+            reason.
     """
     task = LOSSES[str(resolved(config).loss)].task
     score = check_score(score or MAIN[task], task)
@@ -255,7 +258,7 @@ def regret(
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)
     if config.plan is not None:
-        raise UsageError("regret makes every plan itself; leave the plan out")
+        raise UsageError("regret makes its own plans; leave the plan out")
     if not find(config.algorithm).uses_plan:
         obey = sorted(name for name, kind in registry().items() if kind.uses_plan)
         raise UsageError(f"{config.algorithm} takes no plan; these do: {listing(obey)}")
@@ -291,7 +294,7 @@ def regret(
 
 
 def _parsed(text: str) -> tuple[str, str | None]:
-    """The rule and the metric in an argument ``RULE`` or ``METRIC=RULE``; no metric in the first."""
+    """Return the rule and the metric in an argument ``RULE`` or ``METRIC=RULE``. The first has no metric."""
     metric, equals, rule = text.rpartition("=")
     if not is_outside(rule):
         judged = [name for name, each in RULES.members().items() if each.decides or each.reads == "curves"]
@@ -300,14 +303,14 @@ def _parsed(text: str) -> tuple[str, str | None]:
     if not joint:
         deciding(rule)
     if equals and joint:
-        raise UsageError(f"rule {rule!r} reads several metrics; it is named alone")
+        raise UsageError(f"rule {rule!r} reads several metrics; give it without a metric")
     return rule, (METRICS[metric].name if equals else None)
 
 
 def _decisions(
     config: RunConfig, parsed_rules: dict[str, tuple[str, str | None]], out: Path, command: str
 ) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
-    """The layers of one seed's model, and each rule's decision after the clients' first local training."""
+    """Return the layers of one seed's model, and each rule's decision after the clients' first local training."""
     task = runner.assemble(config, plan=None)
     metrics = [metric or measure.SENSITIVITY for rule, metric in parsed_rules.values() if RULES[rule].reads != "curves"]
     metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in parsed_rules.values()) else ()
@@ -331,7 +334,7 @@ def _folder(out: Path, cut: int) -> Path:
 
 
 def _jobs(config: RunConfig, seeds: Sequence[int], plan: LayerPlan, folder: Path, command: str) -> list[TrainingJob]:
-    """The runs of one cut; those of all cuts are trained together."""
+    """Return the runs of one cut. The runs of all cuts are trained together."""
     jobs = jobs_of(config, [config.algorithm], seeds, folder, {config.algorithm: config.options}, plan)
     return [replace(job, command=command) for job in jobs]
 
@@ -339,7 +342,7 @@ def _jobs(config: RunConfig, seeds: Sequence[int], plan: LayerPlan, folder: Path
 def _trained(
     config: RunConfig, seeds: Sequence[int], plan: LayerPlan, cut: int, out: Path, score: str, command: str
 ) -> pd.DataFrame:
-    """Validation and test scores of one cut, for every seed."""
+    """Return validation and test scores of one cut, for every seed."""
     run = compare(
         config,
         [config.algorithm],
@@ -362,7 +365,7 @@ def _trained(
 
 
 def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str) -> pd.DataFrame:
-    """Held-out scores of one seed's finished runs, by cut, and the number of samples; nothing is trained."""
+    """Return held-out scores of one seed's finished runs, by cut, and the number of samples. Nothing is trained."""
     samples = held_out(runner.assemble(config))
     count = sum(len(part) for part in samples.values())
     lines = []

@@ -1,4 +1,4 @@
-"""What a race costs: foreseen before it starts, and measured on its runs."""
+"""The cost of a race: estimated before it starts, and measured on its runs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fl_core.task import Task
 from fl_core.training.phases import Phase
 
 STEPS = 16
-"""Of local training that are timed, at most."""
+"""Maximum number of training steps that are timed."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a choice, foreseen or measured.
+    """The cost of a choice, estimated or measured.
 
     Attributes:
-        runs, rounds: how many runs race, and their rounds in all, the winner's completion included.
+        runs, rounds: the number of runs, and of their rounds in total, with the winner's completion.
         full_runs: the same in runs of full length.
-        n_bytes: what all clients together send and receive; foreseen: at most.
-        seconds: of local training on this machine with the given workers; foreseen: as many steps as the algorithms
-            make, each as long as FedAvg's, which are timed at one client.
+        n_bytes: bytes that all clients together send and receive; in an estimate the maximum.
+        seconds: of local training on this machine with the given workers. An estimate counts the steps that the
+            algorithms make. Each step takes as long as one of FedAvg, timed at one client.
     """
 
     runs: int
@@ -43,7 +43,7 @@ class Cost:
     seconds: float
 
     def text(self) -> str:
-        """The foreseen cost in one line."""
+        """Return the estimated cost in one line."""
         took = timed(self.seconds)
         runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
         return (
@@ -52,9 +52,9 @@ class Cost:
         )
 
     def beside(self, measured: Cost) -> str:
-        """The foreseen cost beside the measured one, in one line."""
+        """Return the estimated and the measured cost in one line."""
         return (
-            f"Cost, foreseen / measured: {self.rounds} / {measured.rounds} rounds, "
+            f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
             f"{sized(self.n_bytes)} / {sized(measured.n_bytes)} sent and received, "
             f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
         )
@@ -66,11 +66,11 @@ def foreseen(
     """Estimate the cost of a race before it starts.
 
     Args:
-        tasks: what each arm's runs train, by its name.
+        tasks: the task of each arm, by its name.
         until: the round in which the race ends.
-        finished: how many of the runs then go on to the end.
-        workers: how many runs are trained side by side.
-        apart: whether each client trains on a machine of its own, all at once; they count as fast as this one.
+        finished: the number of runs that then continue to the end.
+        workers: the number of runs that train side by side.
+        apart: whether each client trains on a machine of its own, all at once, as fast as this one.
     """
     task = tasks[entries[0].arm.name]
     full = int(task.config.rounds or 1)
@@ -85,9 +85,9 @@ def foreseen(
 
 
 def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
-    """What the runs of a race have cost, by their own rows and clocks; what was trained earlier counts as well.
+    """Return the cost of a race from its runs' rows and clocks. Earlier training counts as well.
 
-    Arguments as of :func:`foreseen`.
+    For the arguments see :func:`foreseen`.
     """
     rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
     for entry in entries:
@@ -104,7 +104,10 @@ def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, wo
 
 
 def bytes_a_round(task: Task) -> float:
-    """Bytes that all sampled clients send and receive in a round; where the run itself decides on that, at most."""
+    """Return the bytes that all sampled clients send and receive in a round.
+
+    If the run itself decides on its layers, it is the maximum.
+    """
     algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
     clients, rnd = range(len(task.data.clients)), Round(0)
     if not algorithm.static_traffic or algorithm.decides:
@@ -114,17 +117,17 @@ def bytes_a_round(task: Task) -> float:
 
 
 def round_seconds(task: Task) -> float:
-    """Seconds of a round's local training on this machine in one process, from one client's timed steps of FedAvg."""
+    """Estimate the seconds of a round's local training in one process, from one client's timed steps of FedAvg."""
     return round_steps(task) * _seconds_a_step(task)
 
 
 def round_steps(task: Task, apart: bool = False) -> float:
-    """Steps of the sampled clients in the first round, over all phases of local training.
+    """Return the steps of the sampled clients in the first round, over all phases of local training.
 
-    Where the run itself decides on its layers, they are those of FedAvg.
+    If the run itself decides on its layers, these are the steps of FedAvg.
 
     Args:
-        apart: as of :func:`foreseen`: those of the client with the most.
+        apart: as for :func:`foreseen`; then the steps of the client with the most.
     """
     asked = task.algorithm(task.plan)
     algorithm = FedAvg(task.task_info) if asked.decides else asked
@@ -141,18 +144,17 @@ def _side_by_side(runs: int, workers: int) -> int:
 
 
 class _Short(FedAvg):
-    """FedAvg whose clients make no more than :data:`STEPS` steps in a round."""
+    """FedAvg with at most :data:`STEPS` steps per client and round."""
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return tuple(replace(phase, steps=STEPS) for phase in super().phases(rnd, client))
 
 
 def _seconds_a_step(task: Task) -> float:
-    """Seconds of one step in a client's round, with its share of the batches, the optimiser and the messages.
+    """Return the seconds of one step in a client's round, with its share of batches, optimiser and messages.
 
-    The client of middling size trains as with FedAvg, no more than :data:`STEPS` steps, on a copy of the model and on
-    random samples, for those of sites are not here; once before without being timed. The rate is so small that nothing
-    diverges.
+    A client of median size trains with FedAvg for at most :data:`STEPS` steps, after one untimed round. It uses a copy
+    of the model and random samples, since those of sites are not here. The learning rate is too small to diverge.
     """
     weights = task.data.weights
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
@@ -173,7 +175,7 @@ def _seconds_a_step(task: Task) -> float:
 
 
 def sized(n_bytes: float) -> str:
-    """A number of bytes in words.
+    """Format a number of bytes.
 
     >>> sized(5_440_000)
     '5.44 MB'
@@ -186,7 +188,7 @@ def sized(n_bytes: float) -> str:
 
 
 def timed(seconds: float) -> str:
-    """A time in words.
+    """Format a time in seconds.
 
     >>> timed(0.04), timed(1.04), timed(48), timed(600)
     ('< 0.1 s', '1.0 s', '48 s', '10 min')

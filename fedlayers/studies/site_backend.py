@@ -1,4 +1,4 @@
-"""The sites of a federation as a place: whole runs are federations over the same sites, one after another."""
+"""The sites of a federation as a backend: whole runs, one after another, over the same sites."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Federations(Backend):
-    """Where a run's clients are the sites of a link, and its directory is here.
+    """A backend whose clients are the sites of a link. Run directories are on this machine.
 
     Args:
-        patience: how long sites are waited for in each run's exchanges; by default for ever.
+        patience: how long to wait for sites in each exchange; by default for ever.
     """
 
     def __init__(self, link: SiteLink, patience: TimeoutPolicy | None = None) -> None:
@@ -37,31 +37,34 @@ class Federations(Backend):
 
     @cached_property
     def facts(self) -> list[dict[str, Any]]:
-        """What the sites said of themselves at first, which they have to go on saying.
+        """The sites' first descriptions of themselves. They must not change later.
 
         Raises:
-            UsageError, RefusedError: as of :func:`fedlayers.remote.federation.greet`.
+            UsageError, RefusedError: see :func:`fedlayers.remote.federation.greet`.
         """
         return federation.greet(self._line)
 
     def task(self, config: RunConfig, *, plan: LayerPlan | None = None, loaded: FederatedData | None = None) -> Task:
-        """What a run would train over these sites, as the server knows it; ``loaded``: the data of another such task.
+        """Return the task of a run over these sites, as the server knows it.
+
+        Args:
+            loaded: the data of another task over these sites, to use again.
 
         Raises:
-            UsageError: as of :func:`fedlayers.remote.federation.task_of`.
+            UsageError: see :func:`fedlayers.remote.federation.task_of`.
         """
         return federation.task_of(config, loaded or federation.data_of(self.facts, config.dataset), plan)
 
     def guesses(self, tasks: Sequence[Task]) -> dict[str, float]:
-        """Have the sites agree to some runs of one seed, before any of them is begun, and tell what guessing reaches.
+        """Ask the sites to allow the runs of one seed before the first starts. Return the accuracy of guessing.
 
         Returns:
-            As :func:`fedlayers.studies.above_chance.guessing`, from how many classes each site's validation samples
-            have.
+            As :func:`fedlayers.studies.above_chance.guessing`, from the number of classes in each site's validation
+            samples.
 
         Raises:
-            RefusedError: a site does not allow an algorithm, or never sends a layer that a run would share.
-            PacketError: what it tells is no such number.
+            RefusedError: a site does not allow an algorithm, or never sends a layer that a run shares.
+            PacketError: a site's number of classes is impossible.
         """
         seed, classes = tasks[0].config.seed, len(tasks[0].data.classes)
         packets = {}
@@ -85,7 +88,7 @@ class Federations(Backend):
                 yield Result(work, error=error)
 
     def _federate(self, run: TrainingJob) -> None:
-        """Begin a run over the sites, or go on from where it stopped; nothing is done where that is its end."""
+        """Start or resume a run over the sites. A complete run is left as it is."""
         with warnings.catch_warnings() if run.quiet else nullcontext():
             if run.quiet:
                 warnings.simplefilter("ignore")
@@ -100,7 +103,7 @@ class Federations(Backend):
 
 
 def _arm(task: Task, client: int) -> Mapping[str, Any]:
-    """What a site is to allow: an algorithm, and the layers of which it would send something in the first round."""
+    """Return the algorithm and the layers that a site must allow: those it would send in the first round."""
     algorithm = task.algorithm(task.plan)
     sent = set(algorithm.uploaded(Round(0), client))
     layers = [layer.name for layer in task.layers if sent & set(layer.tensors)]

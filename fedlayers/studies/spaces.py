@@ -1,4 +1,4 @@
-"""What is searched when hyper-parameters are tuned: values or a range for each key, and the points tried in it."""
+"""Search spaces of hyper-parameters: values or a range for each key, and the points to try."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.seeds import numpy_generator
 
 TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
-"""Keys of local training that can be tuned: a run takes as many steps whatever they are."""
+"""Keys of local training that can be tuned. They do not change a run's number of steps."""
 ATTEMPTS = 1000
-"""Draws for one point, until it is one that has not been tried."""
+"""Maximum draws for one point until it is a new one."""
 _RANGE = re.compile(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+)(:(?P<scale>.*))?")
 
 Point = dict[str, Any]
@@ -32,16 +32,16 @@ class Values:
         return len(self.values)
 
     def at(self, share: float) -> Any:
-        """The value at a share of the way, 0 to below 1."""
+        """Return the value at a share of the way, 0 to below 1."""
         return self.values[int(share * len(self.values))]
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from ``low`` to ``high``, such as ``1e-4..1e-1:log``; drawn to four digits.
+    """All numbers from ``low`` to ``high``, such as ``1e-4..1e-1:log``, rounded to four digits.
 
     Attributes:
-        log: whether the logarithm is what is uniform.
+        log: whether the logarithm is uniform.
     """
 
     low: float
@@ -49,7 +49,7 @@ class Range:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """The number at a share of the way, 0 to 1."""
+        """Return the number at a share of the way, 0 to 1."""
         ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         number = ends[0] + share * (ends[1] - ends[0])
         return min(max(float(f"{math.exp(number) if self.log else number:.4g}"), self.low), self.high)
@@ -59,10 +59,10 @@ Search = Values | Range
 
 
 def searched(key: str, text: Any) -> Search:
-    """What is searched for a key, from ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
+    """Parse what is searched for a key: ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
 
     Raises:
-        UsageError: no numbers, a range the wrong way round, or a value that is there twice.
+        UsageError: no numbers, a reversed range, or a repeated value.
 
     >>> searched("lr", "1e-4..1e-1:log").at(1 / 3)
     0.001
@@ -93,18 +93,18 @@ def searched(key: str, text: Any) -> Search:
 def spaces(
     over: Mapping[str, Any], algorithms: Sequence[str], options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, Search]]:
-    """What is searched for each algorithm.
+    """Return what is searched for each algorithm.
 
     Args:
         over: by key, see :func:`searched`. A key is one of :data:`TRAINING`, for all algorithms; an algorithm's own,
             for all that have it; or ``ALGORITHM.KEY``.
-        options: keys of the algorithms that are set, by algorithm.
+        options: fixed keys of the algorithms, by algorithm.
 
     Raises:
-        UsageError: nothing to search, a key that no algorithm has, or one that is set too.
+        UsageError: nothing to search, a key that no algorithm has, or one that is also fixed.
     """
     if not over:
-        raise UsageError("nothing to search: say over what, such as lr=1e-4..1e-1:log")
+        raise UsageError("nothing to search: name keys, such as lr=1e-4..1e-1:log")
     own = {name: _own_keys(name, (options or {}).get(name, {})) for name in algorithms}
     found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for said, text in over.items():
@@ -124,10 +124,10 @@ def spaces(
 
 
 def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
-    """The points that are tried: as many different ones as asked for, or all that there are (a grid).
+    """Return the points to try: different ones up to the number of trials, or all of them (a grid).
 
-    A point's values are drawn by the key's name and the point's number, never by the algorithm's name: all algorithms
-    try the same learning rates, and more trials begin with those of fewer.
+    A point's values depend on the key's name and the point's number, not on the algorithm's name. All algorithms
+    therefore try the same learning rates. More trials begin with those of fewer.
 
     >>> space = {"lr": searched("lr", "0.01..1:log"), "mu": searched("mu", "0.1,1")}
     >>> points(space, 2, seed=0) == points(space, 5, seed=0)[:2]

@@ -1,4 +1,4 @@
-"""A whole study on one dataset: decide by a race or a rule, federate, compare; with pictures and a report page."""
+"""A whole study on one dataset: decide by a race or a rule, federate and compare, with pictures and a report page."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fl_core.training.losses import LOSSES
 
 Say = Callable[[str], None]
 CHOSEN = "choose"
-"""The name, among the algorithms, of the run that each seed's own race has chosen."""
+"""The name of each seed's chosen run among the algorithms."""
 RULED = "playerfl"
-"""The algorithm that decides by a rule in each seed for itself."""
+"""The algorithm that decides by a rule, in each seed for itself."""
 NULLS = ("labels", "clients", "fresh")
 
 
@@ -43,11 +43,11 @@ class Outcome:
     """The result of a study.
 
     Attributes:
-        report: what one local epoch measured in every layer, with its nulls.
-        plan: what to obey: the winner's of the race, or the rule's; None if the winner obeys none.
-        choice: the race; None where a rule decided.
-        comparison: all algorithms' runs, the chosen ones among them.
-        lead: what all this comes to: what to do, how sure that is, and what it gains or costs.
+        report: the measurements of every layer after one local epoch, with their nulls.
+        plan: the plan of the race's winner or of the rule; None if the winner obeys none.
+        choice: the race; None if a rule decided.
+        comparison: all algorithms' runs, with the chosen ones.
+        lead: the outcome in words: what to do, how certain it is, and what it gains or costs.
         page: the report.
     """
 
@@ -74,34 +74,36 @@ def study(
     say: Say = lambda text: None,
     progress: bool = True,
 ) -> Outcome:
-    """Decide which layers to federate, run every algorithm over all seeds beside it, and report.
+    """Decide which layers to federate, run every algorithm over all seeds, and report.
 
-    A few candidates race in every seed (:func:`~fedlayers.studies.choose.choose`), which also tells how sure the
-    decision is. Each seed's own winner is trained to the end and is compared, as ``choose``, on that seed's test
-    samples: the plan of all seeds together would have been chosen on some of them. With a ``rule``, one epoch of the
-    first seed's local training decides, and each run of the PLayer-FL family decides for itself, likewise on its own
-    seed's training data. The other algorithms use their own default. Beside them stand the majority class and a
-    logistic regression on all data. What one epoch shows of the layers, with its nulls, is described in either case.
+    A few candidates race in every seed (:func:`~fedlayers.studies.choose.choose`). Several seeds show how certain the
+    decision is. Each seed's own winner is trained to the end and compared, as ``choose``, on that seed's test samples.
+    The plan of all seeds together would have been chosen on some of them.
+
+    With a ``rule``, one epoch of the first seed's local training decides. Each run of the PLayer-FL family then decides
+    for itself on its own seed's training data. The other algorithms use their own default. The majority class and a
+    logistic regression on all data are added as baselines. In either case the report describes what one epoch shows of
+    the layers.
 
     Below ``out`` appear ``race/`` (as ``choose`` leaves it), ``rows.jsonl`` (the diagnosis), ``plan.json``,
-    ``comparison/`` (all runs, their rows and table), the pictures as PNG, and ``report.html``. A study that was
-    interrupted goes on when it is started again.
+    ``comparison/`` (all runs, their rows and table), the pictures as PNG, and ``report.html``. After a stop, the same
+    call resumes.
 
     Args:
-        rule: decides in place of a race: one that decides by itself, with the configuration's threshold.
-        arms: what races; see :func:`~fedlayers.studies.arms.arms_of`.
+        rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
+        arms: the candidates; see :func:`~fedlayers.studies.arms.arms_of`.
         options: each algorithm's own configuration, by name.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`. The diagnosis is measured here.
-        say: hears what is done and what comes of it.
+        say: receives the progress and the outcome, line by line.
 
     Raises:
-        UsageError: anything unknown or not fitting, or a folder that holds another study; nothing is written then.
-        RunError: there is no decision, or a run failed; the same call goes on from there.
+        UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
+        RunError: there is no decision, or a run failed; the same call resumes from there.
     """
     if config.plan is not None:
-        raise UsageError("a study decides on its own plan; compare takes one")
+        raise UsageError("a study decides on its own plan; leave --plan out, or use compare")
     if LOSSES[str(resolved(config).loss)].task == REGRESSION:
-        raise UsageError("a study reports on classes, and numbers are to be predicted: choose and compare do that")
+        raise UsageError("a study needs classes, and this is a regression. Use choose and compare.")
     out = Path(out)
     check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)
@@ -152,7 +154,7 @@ def study(
 
 
 def _rows_of(choice: Choice) -> pd.DataFrame:
-    """The rows of each seed's chosen run, under the name :data:`CHOSEN`."""
+    """Return the rows of each seed's chosen run, under the name :data:`CHOSEN`."""
     frames = [store.Run(entry.path).rows()[1].assign(algorithm=CHOSEN) for entry in choice.of_seed.values()]
     return pd.concat(frames, ignore_index=True)
 
@@ -166,7 +168,7 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
         found = summary.lead(summary.of_rule(do, table, seeds), table, seeds)
     else:
         found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
-        absent = f"{RULED}, which obeys the rule in every seed, is not among what was compared."
+        absent = f"{RULED}, which obeys the rule in every seed, was not compared."
         found = found._replace(answers=(*found.answers, absent))
     return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
 
@@ -176,6 +178,6 @@ def _listed(decisions: Mapping[int, str]) -> str:
 
 
 def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
-    """The last shared layer that each seed's own PLayer-FL run decided on; empty if there is none."""
+    """Return the last shared layer of each seed's own PLayer-FL run; empty if there is none."""
     plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
     return {seed: LayerPlan.load(path).last_shared for seed, path in plans.items() if path.is_file()}

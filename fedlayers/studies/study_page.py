@@ -1,4 +1,4 @@
-"""The report page of a study: the outcome first, then what it rests on."""
+"""The report page of a study: the outcome first, then its evidence."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 
 CAPTIONS = {
-    "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly the layer is pulled.",
+    "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly it is trained.",
     "hessian_trace": "Trace of the loss's Hessian in each layer, per parameter: how sharply the loss curves there.",
     "cka": "How differently the clients' models represent the same samples; 0 is the same representation.",
     "federation_sensitivity": "Federation sensitivity of the layers up to each one, relative to the first; the "
     "rule reads the jumps of the combined line.",
 }
-NULL_CAPTION = " Grey: the same on nulls."
+NULL_CAPTION = " Grey: the same measurement on nulls (shuffled or untrained)."
 
 
 def write_page(
@@ -47,10 +47,10 @@ def write_page(
     lead: summary.Headline,
     command: str,
 ) -> Path:
-    """Write the report page, and its pictures as PNG beside it.
+    """Write the report page, and its pictures as PNG next to it.
 
     Args:
-        described: what a rule makes of the diagnosis: the decision itself where there is no race.
+        described: the plan that a rule makes of the diagnosis; the decision itself if there is no race.
         decisions: the last layer that each seed's own PLayer-FL run shares.
         lead: the outcome.
     """
@@ -58,16 +58,16 @@ def write_page(
     page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", f"**{lead.head}**")
     page.text("\n".join(f"- {line}" for line in lead.answers))
     if lead.gains:
-        whose = "the rule decides" if choice is None else "the race chooses"
-        page.text(f"What {whose} in each seed, on that seed's test samples:")
+        whose = "the rule selects" if choice is None else "the race chooses"
+        page.text(f"The layers that {whose} in each seed, on that seed's test samples:")
         page.text("\n".join(f"- {gain}" for gain in lead.gains))
         page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
     chosen = described.why.rule if choice is None else "race"
     if choice is not None:
         _add_race(page, out, choice)
     _add_worth(page, out, result, config, "playerfl" if choice is None else "choose")
-    page.text("## The data\n\nEach client's training samples by class.")
-    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Who holds what.")
+    page.text("## The data")
+    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Training samples by class.")
     _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
 
     seeds = sorted(result.scores["seed"].unique())
@@ -80,10 +80,10 @@ def write_page(
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
         + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
-        "beside this page: " + "`race/` (what raced), " * (choice is not None) + "`rows.jsonl` (the measurement), "
+        "next to this page: " + "`race/` (the candidates), " * (choice is not None) + "`rows.jsonl` (the measurement), "
         "`plan.json`, `comparison/` (all runs, their rows and table)",
     )
-    page.text("## How it was made")
+    page.text("## Settings")
     page.text("\n".join(f"- {line}" for line in facts))
     path = out / "report.html"
     page.write(path)
@@ -91,7 +91,7 @@ def write_page(
 
 
 def _add_race(page: Page, out: Path, choice: Choice) -> None:
-    """The section on how sure the decision is: the candidates, their differences, and what the race has cost."""
+    """Add the section on the certainty of the decision: the candidates, their differences, and the cost of the race."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
     page.text(
@@ -123,14 +123,14 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
     if len(choice.of_seed) > 1:
         page.table(
             pd.DataFrame([(arm, listing(map(str, of))) for arm, of in leaders.items()], columns=["arm", "seeds"]),
-            "What each seed's own race would choose; these runs are `choose` below.",
+            "The choice of each seed's own race. These runs are `choose` below.",
         )
     page.text(f"{choice.cost.beside(choice.measured)}.")
 
 
 def _add_worth(page: Page, out: Path, result: Comparison, config: RunConfig, chosen: str) -> None:
-    """The section on test scores."""
-    page.text("## What it is worth")
+    """Add the section on test scores."""
+    page.text("## Test scores")
     seeds = result.scores["seed"].nunique()
     page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
     for name, figure in of_comparison(result).items():
@@ -148,10 +148,10 @@ def _add_description(
     decisions: Mapping[int, str],
     is_decision: bool,
 ) -> None:
-    """The section on what one local epoch shows of the layers, and what a rule makes of that."""
+    """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
     page.text(
         f"## What one local epoch shows of the layers\n\nEvery client trains all layers for {_epochs(config)} from the "
-        "same start. " + ("" if is_decision else "This describes the layers; the decision does not rest on it.")
+        "same start. " + ("" if is_decision else "This describes the layers. It is not the basis of the decision.")
     )
     table = pd.concat([report.frame, report.nulls], ignore_index=True) if len(report.nulls) else report.frame
     for name, draw in album(table).items():
@@ -164,21 +164,21 @@ def _add_description(
     missing = report.frame[report.frame["status"] != "ok"]
     if len(missing):
         page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
-    page.text(f"### {'The decision' if is_decision else 'What a rule would make of it'}")
+    page.text(f"### {'The decision' if is_decision else 'The plan of a rule'}")
     if described.why.detail.get("null"):
         page.text(_as_list(in_words(described.why.detail["null"], described.why.variant, full=True)))
-    caption = "Federated and local layers, and where each client would cut."
+    caption = "Federated and local layers, and the cut of each client."
     _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
     others = [(layer, listing(grouped)) for layer, grouped in _inverted(described.why.alternatives).items()]
     page.table(
         pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
-        "What the same measurement would decide under other thresholds and rules.",
+        "Decisions of other thresholds and rules from the same measurement.",
     )
     if decisions:
         by_layer = [(last, listing(map(str, of))) for last, of in _inverted(decisions).items()]
         page.table(
             pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
-            "What each seed's own PLayer-FL run decided, with its own splits, initial weights and batches.",
+            "The decision of each seed's own PLayer-FL run, with its own splits, initial weights and batches.",
         )
 
 
@@ -195,12 +195,12 @@ _COMPARISON_CAPTIONS = {
     "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
     "interval over seeds.",
     "clients": "The same score client by client.",
-    "learning": "Macro-F1 over the rounds; an algorithm that adapts to the clients only at the end has one point.",
+    "learning": "Macro-F1 over the rounds. An algorithm that adapts to the clients at the end has one point.",
 }
 
 
 def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
-    """For each choice the keys (seeds, thresholds) that lead to it."""
+    """Return for each choice the keys (seeds, thresholds) that lead to it."""
     keys: dict[str, list[Any]] = {}
     for key, choice in choices.items():
         keys.setdefault(choice, []).append(key)
@@ -208,10 +208,10 @@ def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
 
 
 def verdict(result: Comparison, reference: str = "playerfl", without: Collection[str] = ()) -> str:
-    """What the scores show of the algorithms, in words: paired differences from the reference, and Friedman's test.
+    """Describe the differences between algorithms: paired by seed from the reference, and Friedman's test.
 
     Args:
-        reference: an algorithm of the comparison; where it is not there, the one with the best score.
+        reference: an algorithm of the comparison; if it is missing, the one with the best score.
         without: algorithms that are shown elsewhere.
     """
     if reference not in set(result.table["algorithm"]):
@@ -221,9 +221,9 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     for line in differences[~differences["algorithm"].isin(list(without))].itertuples():
         points = f"{100 * line.value:+.1f} points"
         if pd.isna(line.low):
-            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed supports no interval")
+            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed gives no interval")
             continue
-        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "not told apart from"
+        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "no significant difference from"
         parts.append(
             f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
         )
@@ -235,7 +235,7 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     )
     head = f"Differences from `{reference}`, paired by seed, each with its own 95 % interval:"
     text = "\n\n".join([head, "\n".join(parts)]) + "\n\n" if parts else ""
-    return f"{text}{friedman} Seeds share the data, so this speaks of this dataset only."
+    return f"{text}{friedman} Seeds share the data, so this holds for this dataset only."
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:

@@ -1,4 +1,4 @@
-"""What a study comes to, in words: what to do, what that gains or costs, and how sure it is."""
+"""The outcome of a study in words: what to do, what that gains or costs, and how certain it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGAINST = {
     "local": "sharing nothing",
     "majority": "each client's majority class",
 }
-"""What a choice of layers is held against, by its name among a comparison's algorithms."""
+"""The algorithms with which a choice of layers is compared, by name."""
 ACCURACY = "accuracy"
 SAME, LEVEL = "the same", "no significant difference"
 COLUMNS = ["against", "metric", "value", "low", "high", "sign", "better"]
@@ -26,14 +26,14 @@ NOTHING = pd.DataFrame(columns=COLUMNS)
 
 
 def gains(result: Comparison, chosen: str) -> pd.DataFrame:
-    """What the chosen layers gain on test samples over sharing all, sharing nothing and the majority class.
+    """Return what the chosen layers gain on test samples over sharing all, sharing nothing and the majority class.
 
-    Each gain is judged by the comparison's score, by default macro-F1. Accuracy against the majority class is a line of
-    its own, by which nothing is judged: it is hard to beat where classes are rare. Differences are paired by seed. The
-    intervals hold together with 95 % (Student's t with Bonferroni's correction), and so depend on how many there are.
+    Each gain is judged by the comparison's score, by default macro-F1. Accuracy against the majority class has a line
+    of its own. It judges nothing, since it is hard to beat if classes are rare. Differences are paired by seed. The 95
+    % intervals hold together (Student's t with Bonferroni's correction), so they depend on the number of lines.
 
     Args:
-        result: in which ``chosen`` and some of :data:`AGAINST` are.
+        result: has ``chosen`` and some of :data:`AGAINST`.
 
     Returns:
         Columns ``against`` and ``metric`` (names), ``value``, ``low``, ``high`` (0 to 1; no ends with one seed),
@@ -60,13 +60,13 @@ def gains(result: Comparison, chosen: str) -> pd.DataFrame:
 
 
 class Headline(NamedTuple):
-    """What a report begins with.
+    """The first lines of a report.
 
     Attributes:
         head: what to use, or that nothing is shown to have been learned.
         answers: the answers in words, a line each.
-        gains: a line for each comparison on test samples, and what their intervals are in ``how``.
-        codes: the answers without words: ``split``, ``which`` and ``guessing`` (:mod:`fedlayers.studies.answers`).
+        gains: a line for each comparison on test samples; ``how`` describes their intervals.
+        codes: the answers as codes: ``split``, ``which`` and ``guessing`` (:mod:`fedlayers.studies.answers`).
     """
 
     head: str
@@ -76,18 +76,18 @@ class Headline(NamedTuple):
     codes: dict[str, str]
 
     def plain(self) -> str:
-        """All of it for a terminal."""
+        """Return all of it for a terminal."""
         gains = ["On test samples:", *(f"  {gain}" for gain in self.gains), f"  ({self.how})"] if self.gains else []
         return "\n".join([self.head, *(f"- {line}" for line in self.answers), *gains])
 
 
 def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Headline:
-    """The answers of a race or a rule, with what test samples say against them.
+    """Combine the answers of a race or a rule with the gains on test samples.
 
     Args:
-        found: what the race answers, or :func:`of_rule`.
-        table: as :func:`worth` gives it.
-        seeds: how many repetitions.
+        found: the answers of the race, or :func:`of_rule`.
+        table: from :func:`gains`.
+        seeds: number of repetitions.
     """
     better = _by_score(table)
     lines = [f"On test samples {AGAINST[name]} is better." for name in ("fedavg", "local") if better.get(name) == NO]
@@ -100,25 +100,25 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Headline:
         lines.append(f"On test samples there is no significant difference from {AGAINST['majority']}.")
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"differences paired over {seeds} seeds; the 95 % intervals hold together (Student's t, Bonferroni)"
-    how = together if seeds > 1 else "one seed supports no interval"
+    how = together if seeds > 1 else "one seed gives no interval"
     return Headline(head, (*answers, *lines), tuple(_gain(line) for line in table.itertuples()), how, codes)
 
 
 def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:
-    """The answers where a rule has decided: which split is not asked, and test samples answer the rest.
+    """Return the answers if a rule has decided. Which split is not asked; test samples answer the rest.
 
     Args:
-        do: what the rule says, such as ``federate conv1; keep fc local``.
+        do: the rule's decision, such as ``federate conv1; keep fc local``.
     """
     better = [code for name, code in _by_score(table).items() if name != "majority"]
     split = "" if not better else NO if NO in better else OPEN if OPEN in better else YES
-    basis = "A rule decided that from one local epoch. It says nothing of its uncertainty."
+    basis = "A rule decided this from one local epoch. It gives no uncertainty."
     alone = "One seed, so no uncertainty can be given."
     return Answers(f"{do[0].upper()}{do[1:]}.", (basis, alone) if seeds < 2 else (basis,), split, "", OPEN)
 
 
 def _by_score(table: pd.DataFrame) -> dict[str, str]:
-    """Whether the choice is better than each of what it is held against, by the score and not by accuracy beside it."""
+    """Return for each opponent whether the choice is better, by the comparison's score."""
     first = table.drop_duplicates("against")
     return dict(zip(first["against"], first["better"], strict=True))
 

@@ -1,4 +1,4 @@
-"""A whole run as the work of a place: a study's runs are made of these, wherever they are trained."""
+"""A whole run as the job of a backend. All studies' runs are made of these."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from fl_core.tree import Tree
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One run: its directory, its configuration, the plan that it obeys, and how far it is to go.
+    """One run: its directory, its configuration, its plan, and its last round.
 
     Attributes:
         until: the round after which it stops, with a checkpoint; None = its last.
         name: for messages; by default that of its directory.
-        quiet: whether what the run would note of its data has been noted before.
+        quiet: whether the run's notes on its data have been given before.
         away: whether it is on another machine than the one that asked for it.
-        start: the pretrained weights that its configuration asks for, so that no worker loads them.
+        start: the pretrained weights of its configuration, so that no worker loads them.
     """
 
     path: Path
@@ -58,12 +58,12 @@ class TrainingJob:
 
     @property
     def begun(self) -> bool:
-        """Whether its directory is there."""
+        """True if its directory exists."""
         return (self.path / "config.json").exists()
 
     @property
     def over(self) -> bool:
-        """Whether it has nothing left to do."""
+        """True if nothing is left to do."""
         return self.begun and store.Run(self.path).rounds[-1:] >= [self.last]
 
     @property
@@ -72,10 +72,10 @@ class TrainingJob:
         return self.until or int(self.config.rounds or resolved(self.config).rounds or 1)
 
     def carry_out(self) -> None:
-        """Begin the run, or go on from where it stopped; nothing is done where that is its end.
+        """Start or resume the run. A complete run is left as it is.
 
         Raises:
-            UsageError, RunError: as of :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
+            UsageError, RunError: as for :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
         """
         with warnings.catch_warnings() if self.quiet else nullcontext(), remote_errors(self.away):
             if self.quiet:
@@ -97,11 +97,11 @@ class TrainingJob:
                 until=self.until,
             )
         elif not self.over:
-            code = allowed_by(self.config)  # what the very command names
+            code = allowed_by(self.config)  # the code that the command names
             runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
 
     def with_weights(self) -> TrainingJob:
-        """Return the run with the pretrained weights that it begins with, if its configuration asks for any."""
+        """Return the run with its pretrained initial weights, if its configuration asks for any."""
         if self.begun or not wants_weights(self.config.model, self.config.model_options):
             return self
         return replace(self, start=runner.assemble(self.config, plan=self.plan, loaded=self._data()).start)
@@ -135,7 +135,7 @@ _OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
 
 @lru_cache(maxsize=1)
 def _data(keys: str) -> FederatedData:
-    """The data that the keys of a configuration name; the last ones are kept, for runs that have them in common."""
+    """Load the data of a configuration. The last ones are cached for runs that have them in common."""
     named = json.loads(keys)
     return datasets.load(named.pop("dataset"), **named)
 
@@ -147,10 +147,10 @@ def train(
     *,
     progress: bool = True,
 ) -> None:
-    """Have runs trained.
+    """Train runs on a backend.
 
     Args:
-        done: hears each result; by default an error in one ends the others and is raised.
+        done: receives each result; by default an error in one ends the others and is raised.
     """
 
     def strict(result: Result, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Tunes several algorithms alike: as many settings for each, trained to the end and judged on validation samples."""
+"""Tunes several algorithms alike: equally many settings each, trained to the end and judged on validation samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
 
 APART = 1000
-"""How far tuning's first seed is from the one that is asked for, so that a comparison's seeds are others."""
+"""Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
 TRIALS = 8
 SCORE = "macro_f1"
 
@@ -41,9 +41,9 @@ class Trial:
     """One setting of one algorithm.
 
     Attributes:
-        number: from 0; the same number has the same values of the keys that algorithms have in common.
+        number: from 0; trials of the same number have the same values of common keys.
         point: the values that are tried, by key.
-        entries: its runs, one a seed.
+        entries: its runs, one per seed.
     """
 
     algorithm: str
@@ -57,11 +57,11 @@ class Tuning:
     """The result of tuning.
 
     Attributes:
-        table: a line a trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN where a run
+        table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
             failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did).
-        tuned: what was chosen, as a comparison takes it.
-        spaces: what was searched, by algorithm.
-        positive: of two classes the one whose AUROC and AUPRC are scored.
+        tuned: the choice, as a comparison takes it.
+        spaces: the search spaces, by algorithm.
+        positive: the class of two whose AUROC and AUPRC are scored.
     """
 
     table: pd.DataFrame
@@ -70,21 +70,21 @@ class Tuning:
     positive: str = ""
 
     def text(self) -> str:
-        """The chosen settings, a line an algorithm, with a note wherever one is at an end of what was searched."""
+        """Return the chosen settings, a line per algorithm, with a note if one is at an end of its range."""
         best = self.table[self.table["best"]].drop(columns=["best", "failed"])
         best.insert(1, "tried", [self.tuned.trials[name] for name in best["algorithm"]])
         shown = best.rename(columns={"value": self.tuned.score}).to_string(index=False, na_rep="", float_format="%.4g")
         failed = self.table["failed"].astype(bool).groupby(self.table["algorithm"], sort=False).sum()
         notes = [f"{count} of {name}'s trials failed: see trials.csv" for name, count in failed.items() if count]
         legend = (
-            f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples, mean over clients "
-            f"by training samples, the last {WINDOW} evaluated rounds (what is fine-tuned at the end has one), seeds "
-            f"{listing(map(str, self.tuned.seeds))}; test samples were not read."
+            f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples of seeds "
+            f"{listing(map(str, self.tuned.seeds))}: mean over clients, weighted by training samples, and over the "
+            f"last {WINDOW} evaluated rounds (a model fine-tuned at the end has one). Test samples were not read."
         )
         return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
 
     def at_an_end(self) -> list[str]:
-        """A note for each chosen value that is the smallest or largest that was tried: a better one may lie beyond."""
+        """Return a note for each chosen value that is the smallest or largest tried. A better one may lie beyond."""
         notes = []
         for _, line in self.table[self.table["best"]].iterrows():
             tried = self.table[self.table["algorithm"] == line["algorithm"]]
@@ -101,7 +101,7 @@ class Tuning:
 
     @staticmethod
     def _near(search: Range, value: float) -> bool:
-        """Whether a value lies in the first or last tenth of a range."""
+        """Return whether a value lies in the first or last tenth of a range."""
         return not search.at(0.1) < value < search.at(0.9)
 
 
@@ -121,28 +121,29 @@ def tune(
 ) -> Tuning:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
 
-    Every algorithm tries as many settings, drawn at random, or all there are if these are fewer (a grid); each is
-    trained in full, once a seed. The one with the best score on validation samples is chosen: mean over clients
-    weighted by training samples, then over the last three evaluated rounds, then over seeds. (An algorithm that
-    fine-tunes at the end is judged by its fine-tuned model, which has the last round alone.) Nothing here reads the
-    scores on test samples. (Where data have no test set of their own, each seed draws its splits anew: what one seed
-    validates on is partly what another tests on.)
+    Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
+    trained in full, once per seed. The one with the best validation score is chosen. The score is the mean over clients
+    weighted by training samples, then over the last three evaluated rounds, then over seeds. An algorithm that
+    fine-tunes at the end is judged by its fine-tuned model in the last round.
 
-    The same call goes on after a stop, and with more ``trials`` from there. Below ``out``: ``trials/`` (run
-    directories), ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.studies.compare.compare` takes.
+    Nothing here reads scores on test samples. Data without a test set of their own are split differently in each seed.
+    One seed's validation samples are then partly another seed's test samples.
+
+    After a stop, the same call resumes, also with more ``trials``. Below ``out``: ``trials/`` (run directories),
+    ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.studies.compare.compare` takes.
 
     Args:
         config: of all runs; its ``workers`` train runs side by side.
         search: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
         trials: settings of each algorithm.
-        seeds: of the runs, apart from those of a later comparison.
+        seeds: of the runs, different from those of a later comparison.
         score: of :data:`fl_core.training.evaluate.SCORES`.
-        options: keys of the algorithms that are set, by algorithm.
+        options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
-        tell: hears what it costs, and a line whenever a run is done.
+        tell: receives the estimated cost, and a line whenever a run is done.
 
     Raises:
-        UsageError: anything unknown or not fitting, or runs of other settings below ``out``, before any training.
+        UsageError: an unknown name or an invalid value, or runs of other settings below ``out``, before any training.
         RunError: every trial of an algorithm failed.
 
     >>> import tempfile
@@ -174,7 +175,7 @@ def tune(
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)
             if count < trials:
-                tell(f"{name} has {count} different settings, which are all tried")
+                tell(f"{name} has {count} different settings; all are tried")
         failed = run_entries(entries, None, place, tell)
     table = _table(tried, score, failed)
     write_atomically(out / "trials.csv", csv_bytes(table))
@@ -207,7 +208,7 @@ def _trials(
     options: Mapping[str, Mapping[str, Any]] | None,
     out: Path,
 ) -> list[Trial]:
-    """The trials of one algorithm, with their runs below ``out``/trials."""
+    """Return the trials of one algorithm, with their runs below ``out``/trials."""
     found = []
     common = replace(config, algorithm=name, workers=0, plan=config.plan if find(name).uses_plan else None)
     for number, point in enumerate(points(searched[name], trials, config.seed)):
@@ -227,10 +228,10 @@ def _trials(
 
 
 def _check(tried: Sequence[Trial]) -> dict[str, Task]:
-    """Refuse settings that cannot be, and directories that hold other runs; returns each algorithm's first task.
+    """Refuse impossible settings, and directories with other runs. Return each algorithm's first task.
 
     Warns:
-        UserWarning: what the first run would note of its data.
+        UserWarning: the first run's notes on its data.
     """
     tasks: dict[str, Task] = {}
     first: Task | None = None
@@ -268,7 +269,7 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
 
 
 def _judged(entry: Entry, score: str) -> float:
-    """A run's score on validation samples: the mean over the last evaluated rounds of the model that counts."""
+    """Return a run's validation score: the mean over the last evaluated rounds of the model that counts."""
     rounds = validation_scores(store.Run(entry.path).rows()[1], metrics=(score,))
     latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
     return sum(latest) / len(latest) if latest else float("nan")

@@ -1,4 +1,4 @@
-"""What tuning has found, as a file that a comparison takes: each algorithm's settings, and what they were judged by."""
+"""The result of tuning as a file for a comparison: each algorithm's settings, and how they were judged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Tuned:
     Attributes:
         settings: keys of the run's configuration, by algorithm, such as ``{"fedavg": {"lr": 0.01}}``.
         options: each algorithm's own keys, by algorithm.
-        values: the score that they reached on validation samples, by algorithm.
-        trials: how many settings of each algorithm were tried, by algorithm.
-        score, dataset, rounds, seeds: what was tuned for, and on what.
+        values: their score on validation samples, by algorithm.
+        trials: number of settings that were tried, by algorithm.
+        score, dataset, rounds, seeds: the conditions of the tuning.
         version: of this package.
     """
 
@@ -47,7 +47,7 @@ class Tuned:
 
     @classmethod
     def load(cls, path: Path | str) -> Tuned:
-        """What :meth:`save` wrote.
+        """Read what :meth:`save` wrote.
 
         Raises:
             UsageError: no such file, or not one of these.
@@ -57,7 +57,7 @@ class Tuned:
         except FileNotFoundError as error:
             raise UsageError(f"there is no file {path}") from error
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not what tune has written: {error}") from error
+            raise UsageError(f"{path} is not a file of fedlayers tune: {error}") from error
         names = cls.__dataclass_fields__.keys()
         known = isinstance(found, dict) and check_version(path, found.pop("format", None), FORMAT)
         if (
@@ -76,13 +76,13 @@ class Tuned:
         seeds: Sequence[int],
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> tuple[Settings, Settings]:
-        """The settings and the options of a comparison's algorithms: what was tuned, beside what is set.
+        """Return the settings and the options of a comparison's algorithms: tuned ones and given ones.
 
         Warns:
             UserWarning: some algorithms were not tuned, or on another dataset.
 
         Raises:
-            UsageError: a seed on which was tuned, a key that is set as well, or none of the algorithms was tuned.
+            UsageError: a seed that tuning used, a key that is also given, or no algorithm that was tuned.
         """
         tuned = [name for name in algorithms if name in self.settings]
         if not tuned:

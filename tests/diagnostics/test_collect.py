@@ -237,7 +237,7 @@ def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureF
     assert "no rows file" in refused(capsys, "plot", "nothing.jsonl")
     assert "did you mean 'held'" in refused(capsys, "plot", "rows.jsonl", "--metrics", "hel")
     assert "is a file" in refused(capsys, "plot", "rows.jsonl", "--out", "rows.jsonl")
-    assert "between 20 and 1200" in refused(capsys, "plot", "rows.jsonl", "--dpi", "3")
+    assert "from 20 to 1200" in refused(capsys, "plot", "rows.jsonl", "--dpi", "3")
     spectrum = ("diagnose", "--dataset", "heart", "--metrics", "hessian_spectrum", "--option")
     assert "did you mean 'density'" in refused(capsys, *spectrum, "hessian_spectrum.densiti=5")
     assert "takes a value such as 0" in refused(capsys, *spectrum, "hessian_spectrum.density=many")
@@ -268,5 +268,5 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here: Path, capsys: pytest
     before = {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")}
     main(["plot", "run", "--metrics", "macro_f1", "--out", "drawn"])
     assert {path.name for path in (here / "drawn").iterdir()} == {"macro_f1.png", "macro_f1_clients.png"}
-    assert "holds a run" in refused(capsys, "plot", "run", "--out", "run")
+    assert "is a run directory" in refused(capsys, "plot", "run", "--out", "run")
     assert {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")} == before

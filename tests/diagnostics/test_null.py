@@ -267,7 +267,7 @@ def test_the_command_measures_nulls_and_select_reads_them(tmp_path, monkeypatch,
     [
         (["--dataset", "heart", "--null", "label"], "unknown null 'label': did you mean 'labels'"),
         (["--dataset", "heart", "--null", "labels", "--null-draws", "0"], "null_draws=0"),
-        (["--dataset", "heart", "--null-draws", "1"], "--null-draws is of nulls, and none is measured"),
+        (["--dataset", "heart", "--null-draws", "1"], "--null-draws needs a null"),
         (["runs/one", "--null-draws", "3"], "name one, such as --null labels"),
         (["--dataset", "heart", "--allow-code", "mine:net"], "--allow-code is for a run directory"),
         (["runs/one", "--null", "label"], "unknown null 'label': did you mean 'labels'"),

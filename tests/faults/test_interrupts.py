@@ -176,7 +176,7 @@ def test_while_runs_are_trained_side_by_side(tmp_path):
     side_by_side = ("choose", "--rounds", "400", "--eval-every", "1", "--backend", "local:2", "--out", FOLDER)
     code, lines = interrupted(tmp_path, *side_by_side, until=until)
     told = [line for line in lines if "run/s" not in line and "s/run" not in line]
-    assert (code, told) == (130, ["fedlayers: interrupted; the same command goes on"])
+    assert (code, told) == (130, ["fedlayers: interrupted; the same command continues"])
     assert pids
     assert not [pid for pid in pids if alive(pid)]
 
@@ -215,7 +215,7 @@ def test_a_full_disk_names_the_path_and_what_to_do(fails, monkeypatch, name):
         patch.setattr(files.Folder, "append", full(files.Folder.append, name, 2))
         said = fails("run", *SMALL)
     assert "No space left on device: 'run/" + name in said
-    assert said.endswith("; make room there, then fedlayers resume run goes on")
+    assert said.endswith("; make room there, then fedlayers resume run continues it")
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
     assert not list(Path("run").rglob("*.part"))
@@ -263,7 +263,7 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
         patch.setattr(Engine, "step", killing)
         said = fails("run", *SMALL, "--workers", "2", "--stack", "off")
     assert "a worker process ended with exit code -9; if memory ran out, use fewer workers" in said
-    assert said.endswith("; fedlayers resume run goes on")
+    assert said.endswith("; fedlayers resume run continues it")
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
     cli.main(["run", *SMALL[:-1], "other", "--workers", "2", "--stack", "off"])

@@ -103,7 +103,7 @@ def test_too_few_open_files(fails, monkeypatch):
         for handle in held:
             os.close(handle)
     assert "Too many open files: 'run" in said
-    assert said.endswith("; allow more open files (ulimit -n 4096), then fedlayers resume run goes on")
+    assert said.endswith("; allow more open files (ulimit -n 4096), then fedlayers resume run continues it")
     assert Run("run").rounds == [1]
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
@@ -126,7 +126,7 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(fails, monkeypatch, 
         patch.setattr(Engine, "step", at_round(1, lambda: patch.setattr(files, "os", FailingOS(call, 1, code))))
         said = fails("run", *SMALL)
     assert f"{os.strerror(code)}: 'run" in said
-    assert said.endswith(f"; {WAYS[call, code]}, then fedlayers resume run goes on")
+    assert said.endswith(f"; {WAYS[call, code]}, then fedlayers resume run continues it")
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
 

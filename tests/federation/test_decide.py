@@ -98,8 +98,8 @@ def test_what_the_sites_measure_is_selected_from_and_federated(
     [
         ("--metrics cka", "cka compares clients"),
         ("--metrics grad_norm --null clients", "null clients takes what all clients have together"),
-        ("--partition iid", "--partition cannot be said over sites"),
-        ("--resamples 4", "--resamples cannot be said over sites"),
+        ("--partition iid", "--partition cannot be set"),
+        ("--resamples 4", "--resamples cannot be set"),
         ("--min-sites 2", "--min-sites and --timeout belong together"),
     ],
 )
@@ -119,7 +119,7 @@ def test_what_sites_cannot_measure_is_refused_before_any_is_asked(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--dataset heart --keys k", "--keys is of a federation over sites: name its --superlink"),
+        ("--dataset heart --keys k", "--keys is for a federation over sites"),
         (f"runs/x {' '.join(AT)}", "--superlink goes without a run directory"),
         ("", "needs a run directory"),
     ],
@@ -221,9 +221,9 @@ def test_other_data_than_a_choice_began_with_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--workers 2", "--workers cannot be said over sites"),
-        ("--backend local:2", "--backend cannot be said over sites"),
-        ("--clients 3", "--clients cannot be said over sites"),
+        ("--workers 2", "--workers cannot be set"),
+        ("--backend local:2", "--backend cannot be set"),
+        ("--clients 3", "--clients cannot be set"),
     ],
 )
 def test_what_a_choice_over_sites_cannot_have_is_refused(

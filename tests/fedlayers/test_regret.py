@@ -277,7 +277,7 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
         ({}, {"rules": ["sensitivity"]}, "'sensitivity': did you mean 'sensitivity_ratio'(?!.*(manual|budget))"),
         ({}, {"rules": ["budget_bytes"]}, "decides by itself 'budget_bytes'"),
         ({}, {"rules": ["kca=largest_jump"]}, "unknown metric 'kca': did you mean 'cka'"),
-        ({}, {"rules": ["cka=vote"]}, "it is named alone"),
+        ({}, {"rules": ["cka=vote"]}, "without a metric"),
         ({}, {"rules": ["vote", "vote"]}, "the rule vote is named twice"),
         ({}, {"seeds": [1, 1]}, "the seed 1 is named twice"),
         ({}, {"seeds": []}, "at least one seed"),

@@ -48,7 +48,7 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({}, "nothing to search: say over what, such as lr="),
+        ({}, "nothing to search: "),
         ({"lr": "1..0.1"}, "a range goes from a number to a larger one"),
         ({"lr": "0..1:log"}, "a logarithmic range is above 0"),
         ({"lr": "0..1:lgo"}, "unknown scale of lr 'lgo': did you mean 'log'"),
@@ -190,7 +190,7 @@ def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) ->
     assert result.tuned.settings == {"local": {"lr": 1e-3}}
     assert result.table["value"].idxmin() == result.table["best"].idxmax()
     assert result.at_an_end() == ["local: the best lr is the largest that was tried; try beyond it"]
-    assert "local has 3 different settings, which are all tried" in said
+    assert "local has 3 different settings" in said
 
 
 def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_another_dataset_is_noted(done) -> None:
     ("text", "message"),
     [
         (None, "there is no file"),
-        ("no json", "is not what tune has written"),
-        ("{}", "is not what tune has written"),
-        (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "is not what tune has written"),
+        ("no json", "is not a file of fedlayers tune"),
+        ("{}", "is not a file of fedlayers tune"),
+        (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "is not a file of fedlayers tune"),
         (json.dumps({"format": "fedlayers.tuned/2"}), "was written by a newer fedlayers"),
     ],
 )

@@ -1,9 +1,9 @@
 """The transport over Flower: bytes between a server and its sites through a superlink and supernodes.
 
-Only this folder imports ``flwr``, and pins its minor version, since Flower's interface moves fast. Both ends attach to
-Flower as processes of their own (its process isolation): the bundle of code that Flower can ship is empty here, and
-nobody runs code that the other side sent. Flower's telemetry, its check for updates and its installation of packages
-at run time are off.
+Only this folder imports ``flwr``. It pins the minor version, since Flower's interface changes fast. Both ends attach to
+Flower as processes of their own (its process isolation). The bundle of code that Flower can ship is empty, and nobody
+runs code from the other side. Flower's telemetry, its check for updates and its installation of packages at run time
+are off.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from fl_core.errors import UsageError
 
 FLWR = "1.41"
-"""The minor version of Flower that this is written for."""
+"""The supported minor version of Flower."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""What keeps Flower from calling anybody but its superlink, as environment variables; read when it is imported."""
+"""Environment variables with which Flower calls only its superlink. It reads them when it is imported."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep calls within this machine off a proxy; calls to elsewhere honour it.
+    """Return variables that keep calls within this machine off a proxy. Other calls still use it.
 
     >>> without_proxy({"NO_PROXY": "example.org"})["no_proxy"]
     'example.org,127.0.0.1,localhost,::1'
@@ -41,10 +41,10 @@ os.environ.update({**QUIET, **without_proxy(os.environ)})
 
 
 def require() -> None:
-    """Check that the right Flower is installed, before what needs it is imported.
+    """Check that the right Flower is installed, before modules that need it are imported.
 
     Raises:
-        UsageError: it is not, with the command that installs it.
+        UsageError: it is not; gives the command that installs it.
     """
     try:
         found = version("flwr")
@@ -55,5 +55,5 @@ def require() -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of a process of Flower, whose own files it puts under ``home``."""
+    """Return the environment of a Flower process, whose own files are below ``home``."""
     return {**os.environ, **QUIET, **without_proxy(os.environ), "FLWR_HOME": str(home)}

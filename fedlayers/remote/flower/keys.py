@@ -1,8 +1,8 @@
-"""Who may take part: an own certificate authority, the server's certificate, and a key of each site.
+"""Keys of a federation: a certificate authority, the server's certificate, and a key for each site.
 
-``KEYS/server`` stays at the server; ``KEYS/sites/NAME`` is handed to that site, by a way that nobody else reads. A site
-that makes its key itself sends only ``NAME.pub``, which belongs into ``KEYS/server/sites``: the files there are the
-list of who may join, and under which name.
+``KEYS/server`` stays at the server. ``KEYS/sites/NAME`` is given to that site, in a way that nobody else reads. A site
+that makes its own key sends only ``NAME.pub``, which belongs into ``KEYS/server/sites``. The files there list who may
+join, and under which name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PEM = serialization.Encoding.PEM
 
 
 def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
-    """Write the keys of a federation, or those of more sites where there is one; what was written.
+    """Write the keys of a new federation, or of more sites of an existing one. Return the files.
 
     Args:
         folder: new, or with the ``server`` folder of an earlier call.
@@ -37,7 +37,7 @@ def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]
         sites: names of sites, which become names of clients.
 
     Raises:
-        UsageError: a name is bad, twice or has a key already, or a new server has no host; nothing is written then.
+        UsageError: a name is bad, repeated or has a key already, or a new server has no host. Nothing is written then.
     """
     server = folder / "server"
     new = not (server / "ca.crt").exists()
@@ -61,10 +61,10 @@ def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]
 
 
 def make_site(folder: Path, name: str, authority: bytes | None = None) -> list[Path]:
-    """Write a site's private key and its public one, ``NAME.pub``, which the server is to be given.
+    """Write a site's private key and its public one, ``NAME.pub``, for the server.
 
     Raises:
-        UsageError: a bad name, or there is a key.
+        UsageError: a bad name, or a key exists already.
     """
     check_names([name])
     if (folder / "key").exists():
@@ -78,7 +78,7 @@ def make_site(folder: Path, name: str, authority: bytes | None = None) -> list[P
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names of sites that are twice or could not name a file or a client.
+    """Refuse repeated names of sites, and names that are not valid for a file or a client.
 
     >>> check_names(["cleveland", "hungary"])
 
@@ -93,15 +93,15 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def public_file(server: Path, name: str) -> Path:
-    """Where the server keeps a site's public key."""
+    """Return the path of a site's public key at the server."""
     return server / "sites" / f"{name}.pub"
 
 
 def registered(server: Path) -> dict[str, bytes]:
-    """The public keys of the sites that may join, by name, in PEM.
+    """Return the public keys of the sites that may join, by name, in PEM.
 
     Raises:
-        UsageError: no sites, a file is no public key of this kind, or two sites have one key.
+        UsageError: no sites, an invalid key file, or two sites with the same key.
     """
     found: dict[str, bytes] = {}
     for file in sorted((server / "sites").glob("*.pub")):
@@ -123,7 +123,7 @@ def registered(server: Path) -> dict[str, bytes]:
 
 
 def certificate(folder: Path, hosts: Sequence[str], authority: Path | None = None, days: int = SERVER_DAYS) -> None:
-    """Write ``server.key`` and ``server.crt`` for these hosts, signed by the authority in a folder, or by itself."""
+    """Write ``server.key`` and ``server.crt`` for these hosts, signed by a folder's authority, or by itself."""
     key = ec.generate_private_key(ec.SECP384R1())
     names = [_general_name(host) for host in hosts]
     if authority is None:
@@ -182,7 +182,7 @@ def _pkcs8(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def private_file(file: Path, content: bytes) -> Path:
-    """Write a file that nobody else reads, where there is none."""
+    """Write a new file that nobody else can read."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
         handle.write(content)
     return file

@@ -1,4 +1,4 @@
-"""A whole federation on this machine: superlink and sites as real processes on 127.0.0.1, which end with this one."""
+"""A federation on this machine: superlink and sites as real processes on 127.0.0.1, which end with this one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedlayers.remote.flower import keys
 from fl_core.errors import RunError
 
 PATIENCE = 300.0
-"""Seconds that a process has to say that it is ready."""
+"""Seconds until a process must report that it is ready."""
 
 
 class Local:
-    """Processes of one federation, with keys, logs and states in one folder.
+    """The processes of one federation, with keys, logs and states in one folder.
 
     Args:
         folder: new or empty.
@@ -45,15 +45,15 @@ class Local:
 
     @property
     def server_keys(self) -> Path:
-        """What ``fedlayers federation run --keys`` takes."""
+        """The folder for ``fedlayers federation run --keys``."""
         return self.folder / "keys" / "server"
 
     def site_keys(self, name: str) -> Path:
-        """What is handed to a site."""
+        """Return the folder of keys for a site."""
         return self.folder / "keys" / "sites" / name
 
     def start_superlink(self) -> str:
-        """Start the superlink, again at its former place if it has one; host:port."""
+        """Start the superlink, at its former address if it has one. Return host:port."""
         flags = ["--port", self.place.rpartition(":")[2], *(["--memory"] if self.memory else [])]
         self.start("superlink", [*FEDLAYERS, "federation", "superlink", str(self.server_keys), *flags])
         line = self.until("superlink", "superlink on https://")
@@ -61,7 +61,7 @@ class Local:
         return self.place
 
     def connection(self, name: str) -> str:
-        """Return the table ``[connection]`` of a site's file, wherever that file lies."""
+        """Return the table ``[connection]`` of a site's file, valid in any folder."""
         files = {"ca": self.site_keys(name) / "ca.crt", "key": self.site_keys(name) / "key"}
         lines = [f'superlink = "{self.place}"', *(f"{key} = {json.dumps(str(file))}" for key, file in files.items())]
         return "\n".join(["[connection]", *lines, ""])
@@ -73,7 +73,7 @@ class Local:
             self.until(name, "is connected to")
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a process, whose output goes into ``NAME.log``."""
+        """Start a process whose output goes to ``NAME.log``."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 list(command),
@@ -85,14 +85,14 @@ class Local:
             )
 
     def log(self, name: str) -> str:
-        """What a process has said."""
+        """Return the output of a process."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def until(self, name: str, said: str, patience: float = PATIENCE) -> str:
-        """Wait until a process says this; the line.
+        """Wait until a process prints a text. Return the line.
 
         Raises:
-            RunError: it ended before, or says nothing of the kind in time.
+            RunError: the process ended first, or printed no such line in time.
         """
         end = time.monotonic() + patience
         while time.monotonic() < end:
@@ -106,13 +106,13 @@ class Local:
         raise RunError(f"{name} did not say {said!r} in {patience:g} s: {self.log(name).strip()[-500:]}")
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a process, by default at once and without a word, and wait until it has ended."""
+        """End a process, by default at once, and wait until it has ended."""
         process = self.processes.pop(name)
         process.send_signal(how)
         process.wait()
 
     def close(self) -> None:
-        """End all processes: first sites, which say goodbye, then the superlink."""
+        """End all processes: first the sites, which say goodbye, then the superlink."""
         last = self.processes.pop("superlink", None)
         _end(list(self.processes.values()))
         _end([last] if last else [])
@@ -131,4 +131,4 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 FEDLAYERS = (sys.executable, "-m", "fedlayers")
-"""The command ``fedlayers`` of this very Python."""
+"""The command ``fedlayers`` of this Python."""

@@ -1,4 +1,4 @@
-"""The server's end: requests to sites through a superlink, asked again until they are answered."""
+"""The server's end of the transport: requests to sites through a superlink, repeated until they are answered."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedlayers.remote.flower.superlink import WORD, word
 from fl_core.errors import RunError, UsageError, check_known, listing
 
 POLL = 0.3
-"""Seconds between two questions for replies."""
+"""Seconds between two requests for replies."""
 LOOK = 2.0
-"""Seconds between two looks at which sites are connected."""
+"""Seconds between two checks of the connected sites."""
 BUNDLE = b"""
 [project]
 name = "fedlayers"
@@ -36,11 +36,11 @@ publisher = "fedlayers"
 serverapp = "nothing:app"
 clientapp = "nothing:app"
 """
-"""The application that Flower asks for and ships: without code, for both ends run their own."""
+"""The application that Flower requires and ships. It has no code, since both ends run their own."""
 
 
 class _Word:
-    """Says the word to the superlink's guard."""
+    """An interceptor that sends the word to the superlink's guard."""
 
     def __init__(self, secret: bytes) -> None:
         self.word = word(secret)
@@ -53,13 +53,13 @@ class _Word:
 class FlowerLink:
     """A :class:`fedlayers.remote.link.SiteLink` over a superlink.
 
-    Where the superlink goes away and comes back, or a site does, what is not answered is asked again.
+    If the superlink or a site disappears and comes back, unanswered requests are sent again.
 
     Args:
         superlink: host:port; ``keys``: ``KEYS/server``, or a folder with its ``ca.crt`` and ``secret``.
         sites: their names in the federation's order; by default all that the superlink knows, sorted.
-        least, timeout: begin with at least so many of them after so many seconds; by default wait for all.
-        say: gets a line when somebody is waited for.
+        least, timeout: start with at least this many sites after this many seconds; by default wait for all.
+        say: receives a line when the link waits for somebody.
 
     Raises:
         UsageError: the superlink cannot be reached, has another secret or clock, or does not know a site.
@@ -132,7 +132,7 @@ class FlowerLink:
         self._control.close()
 
     def _exchange(self, waiting: Mapping[str, bytes], sent: _Sent, nodes: Mapping[str, NodeInfo]) -> dict[str, bytes]:
-        """Send what is not under way to sites that are connected, and take the replies that are there."""
+        """Send new requests to connected sites, and take the replies that have arrived."""
         assert self._task is not None
         for site, request in waiting.items():
             node = nodes.get(site)
@@ -150,7 +150,7 @@ class FlowerLink:
         return answered
 
     def _begin(self) -> None:
-        """Start a run of Flower and take its task: from then on this process is its server."""
+        """Start a run of Flower and take its task. From then on this process is its server."""
         started = self._control.StartRun(StartRunRequest(fab=fab_to_proto(_bundle())))
         if not started.run_id:
             raise RunError("the superlink did not start a run")
@@ -162,7 +162,7 @@ class FlowerLink:
         raise RunError("the superlink started a run and gave it to nobody for 30 s")
 
     def _recover(self, error: BaseException, end: float | None) -> None:
-        """Wait until the superlink is back, and go on with a new run of Flower."""
+        """Wait until the superlink is back, and continue with a new run of Flower."""
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (400, 404, 413, 422):
             raise RunError(f"the superlink refuses a message: {error.response.text[:300] or error}") from error
         self.say(f"the superlink does not answer ({type(error).__name__}); asking again until it does")
@@ -176,7 +176,7 @@ class FlowerLink:
                 time.sleep(2)
 
     def _nodes(self) -> dict[str, NodeInfo]:
-        """The sites that the superlink knows, by name."""
+        """Return the sites that the superlink knows, by name."""
         found = self._control.ListNodes(ListNodesRequest()).nodes_info
         return {node.name: node for node in found if node.status != NodeStatus.UNREGISTERED}
 
@@ -201,7 +201,7 @@ class FlowerLink:
 
 
 class _Sent:
-    """The messages that are under way: to which site, and since when that was connected."""
+    """The messages in transit: to which site, and since when that site was connected."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, str]] = {}
@@ -219,7 +219,7 @@ class _Sent:
         return any(name == site for name, _ in self._of.values())
 
     def forget_gone(self, nodes: Mapping[str, NodeInfo]) -> None:
-        """Forget messages to supernodes that have been connected anew since: what they held is lost."""
+        """Forget messages to supernodes that have reconnected since. Their contents are lost."""
         self._of = {
             identifier: (site, since)
             for identifier, (site, since) in self._of.items()

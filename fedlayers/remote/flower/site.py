@@ -1,7 +1,7 @@
-"""A site's end: a supernode of its own, whose tasks this process carries out, one after the other, as long as it lives.
+"""A site's end of the transport: a supernode, whose tasks this process carries out one after the other.
 
-The supernode is the only one that speaks with the outside and knows nothing of the data; this process speaks with that
-supernode alone, over an encrypted connection within the machine that both can only have from each other.
+Only the supernode speaks with the outside, and it knows nothing of the data. This process speaks with that supernode
+alone, over an encrypted connection within the machine. Its secret is known only to these two.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fedlayers.remote.link import RequestHandler
 from fl_core.errors import UsageError, check_known
 
 POLL = 0.3
-"""Seconds between two questions to the own supernode, which itself asks its superlink every 3 s."""
+"""Seconds between two requests to the own supernode, which itself asks its superlink every 3 s."""
 LINGERS = 75.0
-"""Seconds after which a superlink has forgotten a supernode that ended without a word."""
+"""Seconds until a superlink forgets a supernode that ended without a goodbye."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How a site reaches its superlink: the table ``[connection]`` of its file.
+    """The way to a superlink: the table ``[connection]`` of a site's file.
 
     Attributes:
         superlink: host:port; ``ca``: the certificate of the authority; ``key``: the site's own key.
@@ -48,10 +48,10 @@ class Connection:
 
     @classmethod
     def of(cls, table: Mapping[str, Any], folder: Path) -> Connection:
-        """Of a file's table; paths are relative to its folder.
+        """Return the connection of a file's table. Paths are relative to the file's folder.
 
         Raises:
-            UsageError: a key is unknown or missing, a file is missing, or the address is none.
+            UsageError: an unknown or missing key, a missing file, or an invalid address.
         """
         fields = ("superlink", "ca", "key")
         for name in table:
@@ -73,7 +73,7 @@ def checked_address(place: str) -> str:
     'server.example.org:8000'
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it has another form.
     """
     host, _, port = place.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -82,13 +82,13 @@ def checked_address(place: str) -> str:
 
 
 def check_reachable(place: str, ca: Path) -> float:
-    """Shake hands with a superlink, through a proxy where the environment names one.
+    """Shake hands with a superlink, through a proxy if the environment names one.
 
     Returns:
-        How many seconds this machine's clock is ahead of the superlink's.
+        The seconds by which this machine's clock is ahead of the superlink's.
 
     Raises:
-        UsageError: nobody listens there, or who does has no certificate of this authority for that name.
+        UsageError: nobody listens there, or the certificate is not of this authority and name.
     """
     address = wire.Address(place, ca)
     try:
@@ -105,16 +105,16 @@ def check_reachable(place: str, ca: Path) -> float:
     if "date" not in reply.headers:
         return 0.0
     passed = now() - parsedate_to_datetime(reply.headers["date"]) - reply.elapsed / 2
-    return passed.total_seconds() - 0.5  # it was told in whole seconds, rounded down
+    return passed.total_seconds() - 0.5  # the time comes in whole seconds, rounded down
 
 
 def clock_error(ahead: float) -> str:
-    """Say that a clock is too far off for Flower to let a site in; empty if it is not.
+    """Describe a clock that is too far off for Flower; empty if it is not.
 
     >>> clock_error(60.2), clock_error(-60.2)
     ("this machine's clock is 60 s ahead of the superlink's", '')
     """
-    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE - 1:  # what the superlink tells has whole seconds
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE - 1:  # the superlink's time has whole seconds
         return ""
     return f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the superlink's"
 
@@ -123,7 +123,7 @@ class Supernode:
     """The supernode of a site, as a child process.
 
     Attributes:
-        address: of the interface at which its tasks are taken; ``secret``: with which.
+        address: of the interface that gives out its tasks; ``secret``: for that interface.
     """
 
     def __init__(self, connection: Connection, home: Path) -> None:
@@ -162,17 +162,17 @@ class Supernode:
             )
 
     def connected(self) -> bool:
-        """Whether the superlink has let it in."""
+        """True if the superlink has let it in."""
         return b"SuperNode ID:" in self.log.read_bytes()
 
     def ended(self) -> str | None:
-        """Why it has ended; None while it runs."""
+        """Return why it has ended; None while it runs."""
         if self.process.poll() is None:
             return None
         return reason_of(self.log.read_text(errors="replace")) or f"exit code {self.process.returncode}"
 
     def close(self) -> None:
-        """End it, and wait until it has."""
+        """End it, and wait until it has ended."""
         assert self.process.stdin is not None
         self.process.stdin.close()  # it says goodbye to the superlink, and then ends
         try:
@@ -183,7 +183,7 @@ class Supernode:
 
 
 def reason_of(log: str) -> str:
-    """Return why a supernode has ended, in Flower's words; empty if its log has none.
+    """Return why a supernode has ended, in Flower's words; empty if its log gives no reason.
 
     >>> reason_of("ERROR : Exit Code: 305\\nNo connection.\\n[code: 2004] Failed.\\n\\nSee <...>\\nINFO: down")
     'No connection. [code: 2004] Failed.'
@@ -198,11 +198,11 @@ def reason_of(log: str) -> str:
 
 
 def serve(answers: RequestHandler, connection: Connection, home: Path, say: Callable[[str], None] = print) -> None:
-    """Answer the server's requests until this process is ended; a supernode that ends is started again.
+    """Answer the server's requests until this process ends. A supernode that ends is started again.
 
     Args:
         home: a folder of this site alone, for the supernode's files and log.
-        say: gets a line when the site is connected, and when it no longer is.
+        say: receives a line when the site connects or loses its connection.
 
     Raises:
         UsageError: the superlink cannot be reached or does not know this key.
@@ -237,7 +237,7 @@ def serve(answers: RequestHandler, connection: Connection, home: Path, say: Call
 
 
 def _clock(connection: Connection) -> str:
-    """Say that this machine's clock is off; empty if it is not, or if the superlink does not answer now."""
+    """Describe an error of this machine's clock; empty if it is right, or if the superlink does not answer."""
     try:
         return clock_error(check_reachable(connection.superlink, connection.ca))
     except UsageError:
@@ -245,7 +245,7 @@ def _clock(connection: Connection) -> str:
 
 
 def _attend(answers: RequestHandler, node: Supernode, connected: Callable[[], None]) -> str:
-    """Carry out the supernode's tasks until it ends; why it has."""
+    """Carry out the supernode's tasks until it ends. Return why it ended."""
     while not node.connected():
         if reason := node.ended():
             return reason
@@ -270,8 +270,8 @@ def _attend(answers: RequestHandler, node: Supernode, connected: Callable[[], No
 def carry_out(answers: RequestHandler, task: wire.Task) -> None:
     """Take a task's request, answer it and send the reply.
 
-    What goes wrong on the way is left undone: without signs of life the supernode gives the task up after a minute and
-    says so to the server, which asks again. A task that is reported as failed it would wait for without end.
+    If that fails, nothing is reported. Without signs of life the supernode gives the task up after a minute and
+    notifies the server, which asks again. For a task reported as failed it would wait for ever.
     """
     try:
         for message in task.receive():

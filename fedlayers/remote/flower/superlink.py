@@ -1,8 +1,8 @@
-"""The superlink: Flower's own application, with a guard before it and the sites of the keys' folder registered.
+"""The superlink: Flower's own application, with a guard before it, and the sites of the keys' folder registered.
 
-Of Flower's three interfaces on one port, that for supernodes and that for executors check who calls. The third, with
-which runs are started and keys registered, lets anybody in; the guard asks for a word that only who has the server's
-secret can say, and answers nothing else.
+Flower has three interfaces on one port. Those for supernodes and for executors check the caller. The third starts runs
+and registers keys, and lets anybody in. The guard asks its callers for a word that only the server's secret gives, and
+refuses all others.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from fedlayers.remote.flower import keys
 from fl_core.errors import UsageError
 
 LARGEST = 16 * 2**20
-"""Bytes of the largest request; payloads come in chunks of 5 MB."""
+"""Maximum bytes of a request; payloads come in chunks of 5 MB."""
 WORD = "fedlayers-word"
-"""The header in which who may start runs says the word."""
+"""The header with the word of a caller that may start runs."""
 
 
 def word(secret: bytes) -> str:
-    """What the guard asks for; the secret itself is not sent."""
+    """Return the word that the guard asks for. The secret itself is not sent."""
     return hmac.new(secret, b"fedlayers control", hashlib.sha256).hexdigest()
 
 
 class Guard:
-    """Lets supernodes and executors through to Flower, which checks them, and to the rest only who says the word."""
+    """A filter before Flower, which lets through supernodes, executors and callers with the word.
+
+    Flower itself checks supernodes and executors.
+    """
 
     def __init__(self, app: Any, word: str) -> None:
         self.app, self.word = app, word.encode()
@@ -60,12 +63,12 @@ async def _refuse(send: Any, status: int) -> None:
 
 
 def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
-    """Run the superlink until it is told to stop.
+    """Run the superlink until it is stopped.
 
     Args:
         folder: ``KEYS/server`` of :func:`fedlayers.remote.flower.keys.make`.
-        database: where it keeps messages and who is registered; another start with the same file goes on. Without,
-            in memory.
+        database: stores messages and registrations; a restart with the same file resumes. Without it they are in
+            memory.
 
     Raises:
         UsageError: keys are missing, or the port is taken.
@@ -122,10 +125,10 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
 
 
 def register(state: Any, sites: dict[str, bytes]) -> None:
-    """Make the superlink's list of supernodes that of the keys' folder.
+    """Register the sites of the keys' folder at the superlink, and no others.
 
     Raises:
-        UsageError: a key was withdrawn and comes back.
+        UsageError: a withdrawn key is back.
     """
     stored = [node for node in state.get_node_info() if node.status != NodeStatus.UNREGISTERED]
     for node in stored:

@@ -17,7 +17,7 @@ PATIENCE = 8.0
 def _end_with_parent() -> None:
     """Wait for the end of the parent, which holds the other end of this pipe and never writes.
 
-    It is read without Python's buffer, whose lock would make the interpreter abort when Flower exits by itself.
+    It is read without Python's buffer. The buffer's lock would make the interpreter abort when Flower exits by itself.
     """
     while os.read(sys.stdin.fileno(), 1):
         pass
@@ -27,10 +27,10 @@ def _end_with_parent() -> None:
 
 
 def forget_what_is_over() -> None:
-    """Have Flower forget a message whose run ends while its parts are fetched, as one that did not arrive.
+    """Patch Flower to drop a message whose run ends while its parts are fetched.
 
-    Flower 1.41 keeps it without its contents, gives it to the site all the same, and takes the failure of that for the
-    reply to the next message; the true one then stays here until yet another message comes, which may be never.
+    Flower 1.41 keeps such a message without its contents and hands it to the site. The site's failure then becomes the
+    reply to the next message. The true reply waits for another message, perhaps for ever.
     """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
     from flwr.supercore.run import RunNotRunningException

@@ -1,7 +1,7 @@
-"""Bytes as Flower's messages: what a server at its superlink and a site at its supernode do alike.
+"""Bytes as Flower's messages: the common part of a server at its superlink and a site at its supernode.
 
-Both are executors of Flower's tasks: they take one, pull the messages for it, push messages, and say that they still
-live. A small payload is one value; a large one an array of bytes, which Flower moves in chunks of 5 MB. Nothing is ever
+Both are executors of Flower's tasks. They take a task, pull its messages, push messages, and send signs of life. A
+small payload is one value. A large one is an array of bytes, which Flower moves in chunks of 5 MB. Nothing is ever
 unpickled.
 """
 
@@ -55,9 +55,9 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 
 LOST = (httpx.HTTPError, RunNotRunningException, ObjectPullError, ObjectPushError, OSError)
-"""What says that a message did not get through: ask again, perhaps after connecting anew."""
+"""Errors after which a message may be lost: ask again, perhaps after reconnecting."""
 HEARTBEAT = 10.0
-"""Seconds between two signs of life of a task; Flower gives one up after 60 s without."""
+"""Seconds between two signs of life of a task. Flower gives a task up after 60 s without."""
 LIFETIME = 7 * 24 * 3600.0
 """Seconds after which a superlink forgets a message that nobody asked for."""
 SMALL = 2**20
@@ -67,7 +67,7 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a superlink or a supernode listens, and how its certificate is checked; without ``ca`` it is plain HTTP.
+    """The address of a superlink or a supernode, and how to check its certificate. Without ``ca`` it is plain HTTP.
 
     >>> Address("127.0.0.1:9094").url
     'http://127.0.0.1:9094'
@@ -81,12 +81,12 @@ class Address:
         return f"{'http' if self.ca is None else 'https'}://{self.place}"
 
     def verify(self) -> ssl.SSLContext | bool:
-        """What httpx checks the certificate with."""
+        """Return what httpx needs to check the certificate."""
         return ssl.create_default_context(cafile=str(self.ca)) if self.ca else False
 
 
 class Task:
-    """A task of Flower that this process carries out: its mailbox, and the signs of life that it sends.
+    """A task of Flower that this process carries out: its mailbox and its signs of life.
 
     Attributes:
         run: Flower's number of the run; ``node``: of this end.
@@ -109,7 +109,7 @@ class Task:
                 continue  # whoever sends or receives next meets the same error, and deals with it
 
     def send(self, messages: Sequence[Message]) -> list[str]:
-        """Push messages with their contents; their identifiers.
+        """Push messages with their contents. Return their identifiers.
 
         Raises:
             LOST: they may not have arrived.
@@ -127,10 +127,10 @@ class Task:
         return list(stored.message_ids)
 
     def receive(self, identifiers: Iterable[str] = ()) -> list[Message]:
-        """Pull what has arrived: at a server replies to these messages, at a site the message of this task.
+        """Pull messages that have arrived: at a server replies to these messages, at a site the message of this task.
 
         Raises:
-            LOST: nothing was taken, or what was taken did not come whole.
+            LOST: nothing was taken, or not all of it.
         """
         found = self.client.PullMessages(PullAppMessagesRequest(message_ids=identifiers))
         pull = make_pull_object_fn_protobuf(self.client.PullObject, self.node, self.run)
@@ -148,7 +148,7 @@ class Task:
         return messages
 
     def message(self, payload: bytes, node: int) -> Message:
-        """A message of this task to a node."""
+        """Return a message of this task to a node."""
         head = Metadata(
             run_id=self.run,
             message_id="",
@@ -163,7 +163,7 @@ class Task:
         return make_message(metadata=head, content=packed(payload))
 
     def drop(self) -> None:
-        """Let go of the task without a word, as one that Flower no longer knows."""
+        """Stop the signs of life of a task that Flower no longer knows."""
         self._over.set()
         self.client.close()
 
@@ -177,7 +177,7 @@ class Task:
 
 
 class Desk:
-    """Where a superlink or a supernode gives out tasks, to who knows its secret."""
+    """The interface of a superlink or a supernode that gives out tasks to holders of its secret."""
 
     def __init__(self, address: Address, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
@@ -185,10 +185,10 @@ class Desk:
         self.client = RuntimeHttpClient(address.url, interceptors=[signed], verify=address.verify(), timeout=60.0)
 
     def take(self, kind: TaskType) -> Task | None:
-        """The oldest task of this kind that waits, if any.
+        """Return the oldest waiting task of this kind, if any.
 
         Raises:
-            LOST: nobody answers, or the secret is another.
+            LOST: nobody answers, or the secret is different.
         """
         token = self.client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
         return Task(self.address, token) if token else None
@@ -198,7 +198,7 @@ class Desk:
 
 
 def packed(payload: bytes) -> RecordDict:
-    """Bytes as what Flower carries.
+    """Return bytes as Flower's record.
 
     >>> unpacked(packed(b"weights"))
     b'weights'
@@ -209,10 +209,10 @@ def packed(payload: bytes) -> RecordDict:
 
 
 def unpacked(content: RecordDict) -> bytes:
-    """The bytes of what :func:`packed` made.
+    """Return the bytes in a record of :func:`packed`.
 
     Raises:
-        ValueError: somebody else made it.
+        ValueError: the record was made otherwise.
     """
     record = content.get(RECORD)
     found = record.get(BYTES) if isinstance(record, ConfigRecord | ArrayRecord) else None
@@ -223,10 +223,10 @@ def unpacked(content: RecordDict) -> bytes:
 
 
 def answer(message: Message, payload: bytes) -> Message:
-    """The reply to a message."""
+    """Return the reply to a message."""
     return Message(packed(payload), reply_to=message)
 
 
 def failure(message: Message, reason: str) -> Message:
-    """The reply that says that there is none, which the server takes as lost."""
+    """Return a reply that reports a failure. The server treats it as lost."""
     return Message(Error(code=2, reason=reason), reply_to=message)

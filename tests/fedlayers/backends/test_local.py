@@ -64,7 +64,7 @@ def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(base, "TRIES", 2)
     works = toys(tmp_path, {"dies": 1}, {"dies": 9})
-    with pytest.warns(UserWarning, match=r"a process \(exit code -9\) is lost: toy goes on elsewhere"):
+    with pytest.warns(UserWarning, match=r"a process \(exit code -9\) is lost: toy continues"):
         found = ended(two, works)
     assert found[works[0].path].error is None
     error = found[works[1].path].error
