@@ -156,7 +156,8 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
 
     Args:
         backend: as of :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``progress`` and ``log``, as of :func:`fl_core.runner.resume`.
+        options: ``data``, ``model``, ``allow_code``, ``dataset``, ``data_root``, ``init``, ``progress`` and ``log``, as
+            of :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: no run there, or its own data, model or code not given again.

@@ -22,7 +22,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
 from fl_core.records.files import Folder
-from fl_core.restore import allowed_by
+from fl_core.restore import named_by
 from fl_core.tree import Tree
 
 
@@ -97,8 +97,8 @@ class TrainingJob:
                 until=self.until,
             )
         elif not self.over:
-            code = allowed_by(self.config)  # what the very command names
-            runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
+            own = named_by(self.config)  # what the very command names
+            runner.resume(self.path, instruments=instruments, **own, progress=False, until=self.until)
 
     def with_weights(self) -> TrainingJob:
         """Return the run with the pretrained weights that it begins with, if its configuration asks for any."""
