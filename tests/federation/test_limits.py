@@ -83,30 +83,60 @@ def test_a_model_or_training_that_is_too_large_is_refused_at_once(
     assert limits.data_bytes() - before < 2e8
 
 
+def of_algorithm(
+    requests: dict[str, Packet], site: Site, name: str, options: dict[str, Any], plan: Any = None
+) -> dict[str, Any]:
+    """The answer to a request to train for an algorithm, after the run has joined with it."""
+    assert joined(requests, {"algorithm": name, "options": options}, site)["kind"] == "joined"
+    train = requests["train"]
+    return answered(site, Packet({**train.head, "algorithm": name, "options": options, "plan": plan}, train.trees))
+
+
 def test_epochs_of_an_algorithms_own_are_limited(requests: dict[str, Packet], tmp_path: Path) -> None:
     site = Site(PresplitData(TOY, "a"), tmp_path, Policy(epochs=7))
-    assert joined(requests, {}, site)["kind"] == "joined"
-    train = requests["train"]
     plan = LayerPlan.all_but_last(assemble(SHORT, data=TOY).layers).to_json()
     for algorithm, options, given in (("ditto", {"personal_epochs": 9}, None), ("fedrep", {"head_epochs": 7}, plan)):
-        head = {**train.head, "algorithm": algorithm, "options": options, "plan": given}
-        found = answered(site, Packet(head, train.trees))
+        found = of_algorithm(requests, site, algorithm, options, given)
         assert "[policy] epochs" in found.get("reason", ""), found
+
+
+def test_work_is_for_the_algorithm_and_options_that_joined(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path)
+    assert answered(site, requests["join"])["kind"] == "joined"
+    other: dict[str, Any]
+    for kind in ("train", "finetune", "score"):
+        packet = Packet({**requests[kind].head, "seq": 10**6}, requests[kind].trees)
+        for other in ({"algorithm": "fedavg", "options": {}}, {"options": {"finetune_epochs": 6}}):
+            found = answered(site, Packet({**packet.head, **other}, packet.trees))
+            assert found["kind"] == "refused"
+            assert "local_adaptation" in found["reason"]
+        assert answered(site, packet)["kind"] == "done"
+
+
+def test_a_measurement_ahead_is_playerfls_first_exchange_alone(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path)
+    assert answered(site, requests["join"])["kind"] == "joined"
+    train = requests["train"]
+    stats = {**train.head["round"], "exchange": "stats"}
+    ahead = {**train.head, "algorithm": "playerfl", "options": {}, "round": stats}
+    assert answered(site, Packet({**ahead, "lane": "main"}, train.trees))["kind"] == "refused"
+    assert answered(site, Packet({**ahead, "lane": "beside-1"}, train.trees))["kind"] == "done"
+    for wrong in ({"round": train.head["round"]}, {"options": {"keep": 0.1}}, {"algorithm": "fedper"}):
+        found = answered(site, Packet({**ahead, "lane": "beside-2", **wrong}, train.trees))
+        assert found["kind"] == "refused", wrong
 
 
 def test_work_that_takes_too_long_is_interrupted_and_the_site_goes_on(
     requests: dict[str, Packet], tmp_path: Path
 ) -> None:
     site = Site(PresplitData(TOY, "a"), tmp_path, Policy(seconds=1.5))
-    assert answered(site, requests["join"])["kind"] == "joined"
-    train = requests["train"]
-    head = {**train.head, "algorithm": "pfedme", "options": {"inner_steps": 10**7}, "plan": None}
     begun = time.monotonic()
-    found = answered(site, Packet(head, train.trees))
+    found = of_algorithm(requests, site, "pfedme", {"inner_steps": 10**7})
     assert time.monotonic() - begun < 8
     assert found["kind"] == "refused"
     assert "[policy] seconds" in found["reason"]
-    assert answered(site, train)["kind"] == "done"
+    assert answered(site, requests["join"])["kind"] == "joined"
+    assert answered(site, requests["train"])["kind"] == "done"
 
 
 @pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
