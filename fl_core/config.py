@@ -312,7 +312,7 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     rounded up.
     """
     cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
-    count = min(20, max(3, rounds // max(1, math.ceil(10 * cost))))
+    count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
     return math.ceil(rounds / count)
 
 

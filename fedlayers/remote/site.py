@@ -336,6 +336,8 @@ class _Joined:
                 plan = LayerPlan.from_json(values["plan"])
                 plan.check_tensors(self.task.task_info.tensors)
                 made = made.with_plan(plan)
+            elif made.uses_plan and not made.decides:
+                raise UsageError(f"the plan of {made.name} must be given; got none")
             self._algorithms[named] = made
         return self._algorithms[named]
 
