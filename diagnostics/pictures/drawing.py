@@ -293,7 +293,8 @@ def heat(
     few, ax = max(matrix.shape) <= 6, panel.ax
     beside, beneath = (-(-count // most) for count, most in zip(matrix.shape, names, strict=True))
     values = matrix.to_numpy(dtype=np.float64)
-    mesh = ax.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=high, cmap=cmap, linewidth=0.5 * few, edgecolor="white")
+    look = {"cmap": cmap, "linewidth": 0.5 * few, "edgecolor": "white"}
+    mesh = ax.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=high, **look)
     ax.set(xlim=(0, matrix.shape[1]), ylim=(matrix.shape[0], 0), xticks=[], yticks=[])
     if square:
         ax.set_aspect("equal")
