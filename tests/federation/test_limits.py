@@ -293,9 +293,9 @@ def with_options(name: str, packets: tuple[Packet, Packet], each: int) -> Iterat
 def check_options(
     name: str, each: int, requests: dict[str, Packet], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = Policy(seconds=1.0, memory=MEGABYTES)
-    site, packets = Site(PresplitData(TOY, "a"), folder, policy), honest(name, requests["join"])
+    site, packets = Site(PresplitData(TOY, "a"), folder / "patient"), honest(name, requests["join"])
     assert [answered(site, packet)["kind"] for packet in packets] == ["joined", "done"]
+    site = Site(PresplitData(TOY, "a"), folder / "hasty", Policy(seconds=1.0, memory=MEGABYTES))
     monkeypatch.setattr(_Joined, "_check_model", lambda *given: None)  # a server that knows what digest to send
     for join, train in with_options(name, packets, each):
         wrong = faults(site, [join, train])
