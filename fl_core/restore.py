@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, READING, RunConfig
+from fl_core.config import AUTO, DEALING, FILES, READING, RunConfig, is_file, located
 from fl_core.config import check as check_config
 from fl_core.data import Partition
 from fl_core.data.preprocessing import Preprocessing
@@ -28,7 +28,20 @@ from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
 FEDERATION = "federation"
-"""The key of a run's configuration with its sites, if its clients are not in this process."""
+"""The key of a run's configuration that says which sites it is of, if its clients are not here."""
+_PLAIN = """
+    threshold rounds seed clients alpha classes_per_client samples_per_client dominance max_samples task participation
+    client_weights client_dropout epochs batch_size lr optimizer momentum weight_decay amsgrad max_grad_norm
+    keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device recompute_frozen stack
+    memory_format precision eval_every checkpoint_every on_divergence local_scores local_models positive client_column
+    label_column text_column columns exclude_columns separator encoding scale impute
+"""
+PLAIN = tuple(_PLAIN.split())
+"""Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""
+CODED = ("algorithm", "dataset", "partition", "rule")
+"""Keys that may name code, as may the model and options; :func:`check_own` wants that named again."""
+FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan")
+"""All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
 
 
 @contextmanager
@@ -68,12 +81,12 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     return (replace(config, plan=None) if plan is not None else config), plan
 
 
-def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
-    """Rebuild the task of a run directory, with its initial weights and partition if the run has begun.
+def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = None, **given: Any) -> Task:
+    """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
 
     Args:
-        trained: whether its model gets trained weights, so that no pretrained ones are loaded.
-        given: the user's own data and model.
+        trained: its model gets trained weights, so that no others are loaded for it.
+        files: the files and folders that the user names, by key of the configuration.
 
     Raises:
         CorruptError: its files are damaged or have other contents.
@@ -83,14 +96,17 @@ def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
     with as_corruption(run.path / "config.json"):
         config, plan = stored_config(stored)
         check_config(config)
-    config = replace(config, download=False)  # a file must not start a download
-    if trained:
-        config = replace(config, model_options=without_weights(str(config.model), config.model_options))
+    config = RunConfig(**{key: getattr(config, key) for key in FROM_FILE})
     dealt: dict[str, Any] = {}
     start = None
     if run.begun:
         dealt = {} if given["data"] is not None else _dealt(run, stored)
         start = run.start()
+    if trained:
+        config = replace(config, model_options=without_weights(str(config.model), config.model_options))
+    if trained and start is None:
+        config = replace(config, init=None)
+    config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
     try:
         task = assemble(config, **given, **dealt, plan=plan, start=start)
     except UsageError as error:
@@ -101,6 +117,35 @@ def task_of(run: Run, trained: bool = False, **given: Any) -> Task:
         if len(lost) != 2 or not isinstance(lost[0], int) or lost[1] not in names:
             raise CorruptError(f"{run.path / 'config.json'} is damaged: {lost} is no round and client of this run")
     return task
+
+
+def _own_files(
+    run: Run, config: RunConfig, files: Mapping[str, Any], started: bool, dealt: bool, planned: bool
+) -> RunConfig:
+    """Return a stored configuration with the files that may be read for it.
+
+    The user's command names them. A run that has begun also names its own data, which must have their digest.
+
+    Args:
+        files: what the command names, by key.
+        started: whether the run has its own copy of the initial weights. dealt: whether data were given.
+        planned: whether it has its plan.
+    """
+    if config.plan not in (None, AUTO) and not planned:
+        raise CorruptError(f"{run.path / 'config.json'} is damaged: it names the plan {config.plan!r} and has none")
+    known = {key: str(Path(value).absolute()) for key, value in files.items() if value is not None}
+    needed = {
+        "init": config.init is not None and not started,
+        "dataset": not dealt and not run.begun and is_file(config.dataset),
+    }
+    for key in needed:
+        path = getattr(config, key)
+        if needed[key] and known.get(key) != path:
+            raise UsageError(
+                f"{run.path} names a file as its {key}, {path!r}; if it is yours, say so: --{key} {path} "
+                f"({key}={path!r} in Python)"
+            )
+    return replace(config, data_root=known.get("data_root") or (config.data_root if run.begun else None))
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,8 +275,8 @@ def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
-    named = {key: config.get(key) for key in ("algorithm", "dataset", "partition", "rule")}
+    """The user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
+    named = {key: config.get(key) for key in CODED}
     named |= {f"option {key}": value for key, value in config["options"].items()}
     code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
     return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
@@ -240,6 +285,11 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 def allowed_by(config: RunConfig) -> set[str]:
     """Return the code and the model options that a command's own configuration allows a stored run to use."""
     return {*code_of(config.to_json()).values(), *(shown(key, value) for key, value in config.model_options.items())}
+
+
+def named_by(config: RunConfig) -> dict[str, Any]:
+    """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
+    return {"code": allowed_by(config), **{key: located(config)[key] for key in ("dataset", "data_root", "init")}}
 
 
 def allowed_code(code: Collection[str], allow_code: str | Collection[str] | None) -> set[str]:
@@ -292,4 +342,4 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     if names[: len(began["layers"])] != names[len(began["layers"]) :]:
         raise UsageError(f"{path} began with a model of other layers; pass the same model to go on")
     if weights and began["checkpoint"] != now["checkpoint"]:
-        raise UsageError(f"{path} began with other weights and has no checkpoint yet; pass the same model")
+        raise UsageError(f"{path} began with other weights; pass the same to go on")

@@ -137,6 +137,9 @@ def resume(
     model: nn.Module | None = None,
     code: Collection[str] = (),
     allow_code: str | Collection[str] | None = None,
+    dataset: str | None = None,
+    data_root: Path | str | None = None,
+    init: Path | str | None = None,
     progress: bool = True,
     until: int | None = None,
     log: Collection[str | Logger] = (),
@@ -153,6 +156,8 @@ def resume(
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
             model options other than sizes and rates (:mod:`fl_core.models.options`).
         allow_code: the same, by a former name.
+        dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
+            needs them. A run that has begun has its initial weights and knows the digest of its data.
         until, log, trained_by: as of :func:`run`.
         clients: for a federation over sites, makes the client backend from the stored configuration and its task.
 
@@ -167,7 +172,8 @@ def resume(
         said = restore.allowed_code(code, allow_code)
         started = writer.run.begun and writer.run.start() is not None
         restore.check_own(writer.path, stored, said, started, data=data, model=model)
-        task = task_of(writer.run, data=data, model=model)
+        files = {"dataset": dataset, "data_root": data_root, "init": init}
+        task = task_of(writer.run, files=files, data=data, model=model)
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))

@@ -17,6 +17,7 @@ import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import COLUMNS
@@ -35,6 +36,8 @@ MEAN, FAINT = "0.1", "0.6"
 MOST = 10
 """Clients that get a colour and a legend entry of their own; more are drawn alike."""
 NICE = [1, 2, 5, 10]
+NUMBERS = (ticker.LogFormatter, ticker.ScalarFormatter)
+"""What writes numbers at an axis, such as powers of ten."""
 SCALES = ("auto", "linear", "log", "symlog")
 
 
@@ -50,11 +53,23 @@ def style() -> Iterator[None]:
 @contextmanager
 def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator[Axes]:
     """Yield the given Axes, or a new one of this size in inches, in the package's style while it is drawn."""
-    if ax is not None:
+    with style() if ax is None else nullcontext():
+        if ax is None:
+            ax = plt.figure(figsize=(width, height), layout="constrained").subplots()
         yield ax
-        return
-    with style():
-        yield plt.figure(figsize=(width, height), layout="constrained").subplots()
+        literal([ax])
+
+
+def literal(axes: Sequence[Axes]) -> None:
+    """Draw dollar signs in names as they are, so that they begin no formula; an axis of numbers keeps its own."""
+    for ax in axes:
+        numbers: set[Any] = set()
+        for axis in (ax.xaxis, ax.yaxis):
+            labels = axis.get_ticklabels(which="both")
+            numbers |= {*labels} if isinstance(axis.get_major_formatter(), NUMBERS) else set()
+        for text in ax.findobj(Text):
+            if isinstance(text, Text) and text not in numbers and "$" in text.get_text():
+                text.set_parse_math(False)
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ def panels(
             Panel(ax, not ours or k >= count - columns, not ours or k % columns == 0)
             for k, ax in enumerate(axes[:count])
         ]
+        literal(axes[:count])
 
 
 # --- picking rows ----------------------------------------------------------------------------------------------
@@ -276,13 +292,26 @@ def heat(
     """
     few, ax = max(matrix.shape) <= 6, panel.ax
     beside, beneath = (-(-count // most) for count, most in zip(matrix.shape, names, strict=True))
-    sns.heatmap(
-        matrix, ax=ax, vmin=0, vmax=high, cmap=cmap, square=square, cbar=False, xticklabels=panel.below and beneath,
-        yticklabels=panel.beside and beside, annot=few, fmt=".2f", annot_kws={"fontsize": 6}, linewidths=0.5 * few,
-    )  # fmt: skip
+    values = matrix.to_numpy(dtype=np.float64)
+    look = {"cmap": cmap, "linewidth": 0.5 * few, "edgecolor": "white"}
+    mesh = ax.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=high, **look)
+    ax.set(xlim=(0, matrix.shape[1]), ylim=(matrix.shape[0], 0), xticks=[], yticks=[])
+    if square:
+        ax.set_aspect("equal")
+    for (row, column), value in np.ndenumerate(values) if few else ():
+        if np.isfinite(value):
+            ink = ".15" if sns.utils.relative_luminance(mesh.to_rgba(value)) > 0.408 else "w"
+            at = {"ha": "center", "va": "center", "fontsize": 6}
+            ax.text(column + 0.5, row + 0.5, f"{value:.2f}", color=ink, **at)
+    for axis, labels, step in (
+        (ax.xaxis, matrix.columns, panel.below and beneath),
+        (ax.yaxis, matrix.index, panel.beside and beside),
+    ):
+        if step:
+            axis.set_ticks(np.arange(0, len(labels), step) + 0.5, [str(label) for label in labels[::step]])
     ax.set_facecolor("0.85")
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, labelsize=7)
     ax.tick_params(axis="x", labelrotation=90)
     ax.tick_params(axis="y", labelrotation=0)
-    return ax.collections[0]
+    return mesh

@@ -181,7 +181,7 @@ class Federate(Configured):
 
             out = self.resume or self.out
             if self.resume is not None:
-                engine = federation.resume(self.resume, link, patience=patience, log=self.logger)
+                engine = federation.resume(self.resume, link, init=config.init, patience=patience, log=self.logger)
             else:
                 engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.logger)
             finished(engine, out)

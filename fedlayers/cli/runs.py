@@ -63,9 +63,20 @@ class Run(Configured):
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
         if not begun and self.config.plan == CHOOSE:
-            return "the same command continues"
-        again = shlex.join([str(self.out), *(["--logger", *self.logger] if self.logger else [])])
-        return f"fedlayers resume {again} continues it" if begun else super().interrupted()
+            return "the same command goes on"
+        again = shlex.join([str(self.out), *(["--logger", *self.logger] if self.logger else []), *self._files()])
+        return f"fedlayers resume {again} goes on" if begun else super().interrupted()
+
+    def _files(self) -> list[str]:
+        """Return the flags of files that a run needs again as long as it has not begun."""
+        from fl_core.config import is_file
+
+        if (self.out / "manifest.json").exists():
+            return []
+        named = {"data-root": self.config.data_root, "init": self.config.init}
+        if is_file(self.config.dataset):
+            named["dataset"] = self.config.dataset
+        return [word for flag, value in named.items() if value is not None for word in (f"--{flag}", value)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +89,9 @@ class Resume(Command):
 
     dir: RunDirectory
     allow_code: ModelCode = ()
+    dataset: Annotated[str | None, option("Its own file or folder of data, if it has not begun.", "PATH")] = None
+    data_root: Annotated[Path | None, option("Folder with the named datasets' files.", "DIR")] = None
+    init: Annotated[Path | None, option("The weights to start from, if it has no copy of them.", "PATH")] = None
     logger: Log = ()
     backend: On = ""
 
@@ -87,7 +101,9 @@ class Resume(Command):
 
         from fedlayers import runs
 
-        finished(runs.resume(self.dir, allow_code=self.allow_code, log=self.logger, backend=self.backend), self.dir)
+        files: dict[str, Any] = {"dataset": self.dataset, "data_root": self.data_root, "init": self.init}
+        own = {"allow_code": self.allow_code, **files}
+        finished(runs.resume(self.dir, log=self.logger, backend=self.backend, **own), self.dir)
 
     def interrupted(self) -> str:
         return "the same command continues"

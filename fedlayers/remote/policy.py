@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fl_core.algorithms.base import ALGORITHMS
+from fl_core.algorithms.base import ALGORITHMS, find
+from fl_core.algorithms.fedper import PLayerFL
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from fl_core.training.phases import Phase
 
 MEGABYTE = 10**6
+MEASURING = (PLayerFL.name, {}, "stats")
+"""The algorithm, its options and the exchange by which clients measure ahead of a run."""
 
 
 def check_alone(names: Sequence[str]) -> None:
@@ -37,6 +40,24 @@ def check_alone(names: Sequence[str]) -> None:
         raise UsageError(
             f"{listing(pairs)} compares clients, which sites that share numbers alone cannot; there are: {alone}"
         )
+
+
+def check_joined(config: RunConfig, asked: Mapping[str, Any]) -> None:
+    """Refuse work for another algorithm or other options than a run has joined with.
+
+    Only a measurement ahead of the run differs. It has its own lane and is PLayer-FL's first exchange.
+
+    Args:
+        config: of the run. asked: the values of a request for work.
+
+    Raises:
+        UsageError: names both.
+    """
+    own, wanted = (find(config.algorithm).name, config.options), (asked["algorithm"], asked["options"])
+    exchange = asked.get("round", {}).get("exchange")
+    if wanted != own and (asked["lane"] == "main" or (*wanted, exchange) != MEASURING):
+        names = [f"{name[:80]!r} with options {str(options)[:200]}" for name, options in (own, wanted)]
+        raise UsageError(f"the algorithm must be what the run has joined with, {names[0]}; got {names[1]}")
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from fedlayers.remote import protocol, state_store
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
-from fedlayers.remote.policy import MEGABYTE, Policy
+from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.model_template import StateSchema
+from fl_core.algorithms.options import configurations
 from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client
 from fl_core.data.preprocessing import Preprocessing
@@ -100,13 +101,15 @@ class Site:
         self.policy.check_samples(sum(self.holding.sizes.values()))
 
     def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
-        """Refuse an algorithm that the policy does not allow, or that does not work with noise.
+        """Refuse an algorithm that the policy does not allow, options that it does not take, or what noise takes apart.
 
         Raises:
             UsageError: names it, and what is allowed.
         """
         self.policy.check_algorithm(name, options)
-        if self.privacy.on and (find(name).keeps_server_pair or find(name).base_algorithm(options).keeps_server_pair):
+        algorithms = find(name), find(name).base_algorithm(options)
+        configurations(algorithms[0], options)
+        if self.privacy.on and any(each.keeps_server_pair for each in algorithms):
             raise UsageError(
                 f"the site adds noise to its messages, but in {name!r} a client's copy must equal what it sent. "
                 "Use an algorithm without such a pair, such as fedavg or fedprox."
@@ -325,6 +328,7 @@ class _Joined:
         return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
+        check_joined(self.task.config, values)
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
             self.site.check_algorithm(values["algorithm"], values["options"])
@@ -333,6 +337,8 @@ class _Joined:
                 plan = LayerPlan.from_json(values["plan"])
                 plan.check_tensors(self.task.task_info.tensors)
                 made = made.with_plan(plan)
+            elif made.uses_plan and not made.decides:
+                raise UsageError(f"the plan of {made.name} must be given; got none")
             self._algorithms[named] = made
         return self._algorithms[named]
 

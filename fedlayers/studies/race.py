@@ -242,6 +242,10 @@ def validation_scores(
 
 
 def standardised(values: pd.Series) -> pd.Series:
-    """Standardise scores over the arms to mean 0 and deviation 1; 0 if they are all equal."""
+    """Scores standardised over the arms to mean 0 and deviation 1; 0 if they are all equal.
+
+    An arm that collapsed counts as well, for this is the score that the study of decisions registered. Its loss takes
+    up the spread, so that the other arms are ranked by their main score.
+    """
     spread = values.std(ddof=0)
     return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

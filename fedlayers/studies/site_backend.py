@@ -17,7 +17,7 @@ from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.plan import LayerPlan
-from fl_core.restore import allowed_by
+from fl_core.restore import named_by
 from fl_core.task import Task
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class Federations(Backend):
                 options |= {"plan": run.plan, "command": run.command, "known": self.facts}
                 federation.federate(run.config, self.link, run.path, **options)
             elif not run.over:
-                federation.resume(run.path, self.link, code=allowed_by(run.config), **options)
+                own = named_by(run.config)
+                federation.resume(run.path, self.link, code=own["code"], init=own["init"], **options)
 
 
 def _arm(task: Task, client: int) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
-from fl_core.restore import allowed_by
+from fl_core.restore import named_by
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree
 
@@ -97,8 +97,8 @@ class TrainingJob:
                 until=self.until,
             )
         elif not self.over:
-            code = allowed_by(self.config)  # the code that the command names
-            runner.resume(self.path, instruments=instruments, code=code, progress=False, until=self.until)
+            own = named_by(self.config)  # what the very command names
+            runner.resume(self.path, instruments=instruments, **own, progress=False, until=self.until)
 
     def with_weights(self) -> TrainingJob:
         """Return the run with its pretrained initial weights, if its configuration asks for any."""

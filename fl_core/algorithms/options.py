@@ -10,8 +10,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from fl_core.errors import UsageError, check_known
 
+MOST = {int: 1e9, float: 1e30}
+"""The largest number that an option may be: of a count, and of a strength or rate, which float32 must hold."""
 
-def configured(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
+
+def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
     """The algorithm's own ``Config`` with the given values; strings are read as the field's type.
 
     Raises:
@@ -68,4 +71,6 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
         raise UsageError(f"{what} must be {target.__name__}, not {value!r}") from error
     if target in (int, float) and not (number >= 0 and math.isfinite(number)):  # strengths and counts, all of them
         raise UsageError(f"{what} must be at least 0 and finite, not {value}")
+    if target in MOST and number > MOST[target]:
+        raise UsageError(f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number.")
     return number

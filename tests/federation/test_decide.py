@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,25 @@ def test_choose_prints_what_left_the_sites(sites: InMemoryTransport, capsys: pyt
     assert table.to_string() in said
     asked_apart = {name: sites.received[name] - table["all"][name] for name in HOSPITALS}  # hello and race
     assert all(0 < n < 2000 for n in asked_apart.values())
+
+
+def test_three_seeds_over_sites_are_those_of_one_process(tmp_path: Path) -> None:
+    """Each site answers for a third split of its data, as it may by default for five."""
+    race = replace(RACE, rounds=2)
+    here = choose(race, tmp_path / "here", arms=ARMS, seeds=(0, 1, 2), complete=False)
+    there = choose(
+        race, tmp_path / "there", arms=ARMS, seeds=(0, 1, 2), complete=False, link=hospitals(tmp_path / "sites")
+    )
+    pd.testing.assert_frame_equal(there.standing.rounds, here.standing.rounds, check_exact=True)
+    assert sorted(there.standing.judged["seed"].unique()) == [0, 1, 2]
+    pd.testing.assert_frame_equal(there.inference.pairs, here.inference.pairs, check_exact=True)
+    assert there.winner.name == here.winner.name
+
+
+def test_a_site_that_answers_for_two_splits_refuses_the_third_seed(tmp_path: Path) -> None:
+    link = hospitals(tmp_path / "sites", va=Policy(splits=2))
+    with pytest.raises(RefusedError, match=r"'va'.*splits"):
+        choose(replace(RACE, rounds=2), tmp_path / "out", arms=ARMS, seeds=(0, 1, 2), complete=False, link=link)
 
 
 # --- what left the sites -----------------------------------------------------------------------------------------

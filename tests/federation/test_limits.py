@@ -9,27 +9,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from fedlayers.remote import federation, site_diagnosis
+from fedlayers.remote import federation, protocol, site_diagnosis
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.site import Site
+from fedlayers.remote.site import HERE, Site, _Joined
 from fedlayers.remote.site_data import PresplitData
-from fl_core import limits
+from fl_core import limits, tree
+from fl_core.algorithms import find, registry
+from fl_core.algorithms.base import Round
 from fl_core.errors import UsageError
+from fl_core.execution.client_backend import TrainRequest
 from fl_core.limits import LimitError, within_memory, within_seconds
 from fl_core.plan import LayerPlan
 from fl_core.task import assemble
 from tests.conftest import TOY
 from tests.federation.test_faults import Listening
-from tests.federation.test_in_memory import SHORT
+from tests.federation.test_in_memory import SHORT, config_for
 from tests.federation.test_splits import CONFIG, hospital
 
 ONE = replace(SHORT, participation=1.0, rounds=1, algorithm="local_adaptation")
@@ -83,30 +86,60 @@ def test_a_model_or_training_that_is_too_large_is_refused_at_once(
     assert limits.data_bytes() - before < 2e8
 
 
+def of_algorithm(
+    requests: dict[str, Packet], site: Site, name: str, options: dict[str, Any], plan: Any = None
+) -> dict[str, Any]:
+    """The answer to a request to train for an algorithm, after the run has joined with it."""
+    assert joined(requests, {"algorithm": name, "options": options}, site)["kind"] == "joined"
+    train = requests["train"]
+    return answered(site, Packet({**train.head, "algorithm": name, "options": options, "plan": plan}, train.trees))
+
+
 def test_epochs_of_an_algorithms_own_are_limited(requests: dict[str, Packet], tmp_path: Path) -> None:
     site = Site(PresplitData(TOY, "a"), tmp_path, Policy(epochs=7))
-    assert joined(requests, {}, site)["kind"] == "joined"
-    train = requests["train"]
     plan = LayerPlan.all_but_last(assemble(SHORT, data=TOY).layers).to_json()
     for algorithm, options, given in (("ditto", {"personal_epochs": 9}, None), ("fedrep", {"head_epochs": 7}, plan)):
-        head = {**train.head, "algorithm": algorithm, "options": options, "plan": given}
-        found = answered(site, Packet(head, train.trees))
+        found = of_algorithm(requests, site, algorithm, options, given)
         assert "[policy] epochs" in found.get("reason", ""), found
+
+
+def test_work_is_for_the_algorithm_and_options_that_joined(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path)
+    assert answered(site, requests["join"])["kind"] == "joined"
+    other: dict[str, Any]
+    for kind in ("train", "finetune", "score"):
+        packet = Packet({**requests[kind].head, "seq": 10**6}, requests[kind].trees)
+        for other in ({"algorithm": "fedavg", "options": {}}, {"options": {"finetune_epochs": 6}}):
+            found = answered(site, Packet({**packet.head, **other}, packet.trees))
+            assert found["kind"] == "refused"
+            assert "local_adaptation" in found["reason"]
+        assert answered(site, packet)["kind"] == "done"
+
+
+def test_a_measurement_ahead_is_playerfls_first_exchange_alone(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path)
+    assert answered(site, requests["join"])["kind"] == "joined"
+    train = requests["train"]
+    stats = {**train.head["round"], "exchange": "stats"}
+    ahead = {**train.head, "algorithm": "playerfl", "options": {}, "round": stats}
+    assert answered(site, Packet({**ahead, "lane": "main"}, train.trees))["kind"] == "refused"
+    assert answered(site, Packet({**ahead, "lane": "beside-1"}, train.trees))["kind"] == "done"
+    for wrong in ({"round": train.head["round"]}, {"options": {"keep": 0.1}}, {"algorithm": "fedper"}):
+        found = answered(site, Packet({**ahead, "lane": "beside-2", **wrong}, train.trees))
+        assert found["kind"] == "refused", wrong
 
 
 def test_work_that_takes_too_long_is_interrupted_and_the_site_goes_on(
     requests: dict[str, Packet], tmp_path: Path
 ) -> None:
     site = Site(PresplitData(TOY, "a"), tmp_path, Policy(seconds=1.5))
-    assert answered(site, requests["join"])["kind"] == "joined"
-    train = requests["train"]
-    head = {**train.head, "algorithm": "pfedme", "options": {"inner_steps": 10**7}, "plan": None}
     begun = time.monotonic()
-    found = answered(site, Packet(head, train.trees))
+    found = of_algorithm(requests, site, "pfedme", {"inner_steps": 10**7})
     assert time.monotonic() - begun < 8
     assert found["kind"] == "refused"
     assert "[policy] seconds" in found["reason"]
-    assert answered(site, train)["kind"] == "done"
+    assert answered(site, requests["join"])["kind"] == "joined"
+    assert answered(site, requests["train"])["kind"] == "done"
 
 
 @pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
@@ -220,6 +253,97 @@ def test_any_value_of_any_field_is_refused_by_name_or_answered_within_the_limits
     wrong = faults(site, fuzzed(requests[kind]))
     assert not wrong, "\n".join(wrong)
     assert answered(site, requests["train"])["kind"] == "done"
+
+
+# --- the options of every algorithm --------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    -1, 0, 3, 0.5, 2**31, 2**62, 10**30, 1e308, None, True, "x", "", "os:system", "1,2", [], [10**12], ["x"], {},
+]  # fmt: skip
+
+
+def honest(name: str, join: Packet) -> tuple[Packet, Packet]:
+    """The requests to join and to train first for an algorithm, as a server sends them."""
+    task = federation.task_of(replace(config_for(name), participation=1.0, rounds=1), TOY, None)
+    algorithm = task.algorithm(task.plan)
+    config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
+    layers = [layer.name for layer in task.layers]
+    initial = tree.state_dict(task.model)
+    head = {**join.head, "config": config, "layers": layers, "model": tree.digest(initial)}
+    rnd = Round(0, algorithm.exchanges(0)[0], tuple(range(len(TOY.clients))))
+    server = algorithm.server_state(tree.clone(initial))
+    at = {"run": join.head["run"], "lane": "main", "from": "", "to": "000001-x", "saved": ""}
+    request = TrainRequest(0, rnd, algorithm.server_message(server, 0, rnd), ())
+    stamp = {"session": join.head["session"], "seq": 10**6}
+    train = protocol.request_packet(request, protocol.place(algorithm, **at))
+    return Packet(head, {}), Packet({**train.head, **stamp}, train.trees)
+
+
+def with_options(name: str, packets: tuple[Packet, Packet], each: int) -> Iterator[tuple[Packet, Packet]]:
+    """The same two requests without a plan, and with so many hostile values of every option."""
+    (join, train), draw = packets, random.Random(name)
+    yield join, Packet({**train.head, "plan": None}, train.trees)
+    for key in {field.name for kind in (find(name), find(name).base_algorithm({})) for field in fields(kind.Config)}:
+        for value in draw.sample(VALUES, each):
+            options = {key: value}
+            config = {**join.head["config"], "options": options}
+            yield Packet({**join.head, "config": config}, {}), Packet({**train.head, "options": options}, train.trees)
+
+
+def check_options(
+    name: str, each: int, requests: dict[str, Packet], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, packets = Site(PresplitData(TOY, "a"), folder / "patient"), honest(name, requests["join"])
+    assert [answered(site, packet)["kind"] for packet in packets] == ["joined", "done"]
+    site = Site(PresplitData(TOY, "a"), folder / "hasty", Policy(seconds=1.0, memory=MEGABYTES))
+    monkeypatch.setattr(_Joined, "_check_model", lambda *given: None)  # a server that knows what digest to send
+    for join, train in with_options(name, packets, each):
+        wrong = faults(site, [join, train])
+        assert not wrong, "\n".join(wrong)
+        arm = {"algorithm": name, "options": join.head["config"]["options"], "layers": []}
+        assert not faults(site, [Packet({**requests["race"].head, "arms": [arm]}, {})])
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_any_option_of_an_algorithm_is_refused_by_name_or_answered(
+    name: str, requests: dict[str, Packet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_options(name, 1, requests, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_every_hostile_value_of_an_option(
+    name: str, requests: dict[str, Packet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_options(name, len(VALUES), requests, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedpft", {"queue": 2**62}), ("two_stage", {"queue": 1e308}), ("per_fedavg", {"alpha": 1e308}),
+        ("pfedme", {"personal_lr": 1e308}), ("fedra", {"rank": 2**62}), ("fedpft", {"prompts": 1e30}),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_too_large_is_refused_by_its_name(
+    name: str, options: dict[str, Any], requests: dict[str, Packet], tmp_path: Path
+) -> None:
+    site, (join, _) = Site(PresplitData(TOY, "a"), tmp_path), honest(name, requests["join"])
+    arms = [{"algorithm": name, "options": options, "layers": []}]
+    for packet in (
+        Packet({**join.head, "config": {**join.head["config"], "options": options}}, {}),
+        Packet({**requests["race"].head, "arms": arms}, {}),
+    ):
+        found = answered(site, packet)
+        assert found["kind"] == "refused"
+        assert f"{name}: {next(iter(options))} must be" in found["reason"]
+
+
+@pytest.mark.parametrize("value", [1e-308, 1e-12])
+def test_a_tiny_participation_is_refused_or_taken(value: float, requests: dict[str, Packet], tmp_path: Path) -> None:
+    found = joined(requests, {"participation": value}, Site(PresplitData(TOY, "a"), tmp_path))
+    assert found["kind"] == "joined"
 
 
 def test_any_scaling_is_refused_by_name_or_taken(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Dollar signs in names are drawn as they are, in every picture: they begin no formula and raise nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.text import Text
+
+from diagnostics import plots
+from diagnostics.diagnosis import diagnose
+from diagnostics.pictures import drawing
+from diagnostics.pictures.collect import figure_of
+from fl_core import rows as schema
+from tests.diagnostics.test_algorithm_state import attention, held, mixing, trained
+from tests.diagnostics.test_collect import network, samples
+from tests.diagnostics.test_plots import counted, decision, diagnosis, results, table
+
+pytestmark = pytest.mark.usefixtures("closed")
+NO_PICTURES = {"style", "has_density"}
+
+
+def named(text: object) -> str:
+    """A name that no formula can be."""
+    return f"{text}$x^$" if text else ""
+
+
+def renamed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same rows, and every client, layer and algorithm has a name with dollar signs."""
+    names = ("client", "client_b", "layer", "algorithm", "class", "run", "rule", "last")
+    return frame.assign(**{name: frame[name].map(named) for name in names if name in frame})
+
+
+def measured(metric: str, **options: Any) -> pd.DataFrame:
+    models, data = {"a": network(0), "b": network(1)}, {"a": samples(0), "b": samples(1)}
+    return renamed(diagnose(models, data, metric, options={metric: options} if options else {}, progress=False).frame)
+
+
+def cloud() -> pd.DataFrame:
+    draw = np.random.default_rng(0).normal(size=(12, 2))
+    clients, classes = ["a", "b"] * 6, ["p", "p", "q", "q"] * 3
+    return renamed(pd.DataFrame({"x": draw[:, 0], "y": draw[:, 1], "class": classes, "client": clients}))
+
+
+def accuracies() -> pd.DataFrame:
+    kinds = ("origin_accuracy", "match_accuracy", "probe_accuracy")
+    return renamed(schema.frame([schema.row(kind, 0.5, client=name) for kind in kinds for name in ("a", "b")]))
+
+
+def cuts() -> list[pd.DataFrame]:
+    scores = [{"seed": s, "cut": k, "last": f"l{k}", "held_out": 0.1 * k + s} for s in (0, 1) for k in (0, 1, 2)]
+    choices = [{"rule": rule, "seed": s, "cut": 1.0} for rule in ("near", "far") for s in (0, 1)]
+    return [renamed(pd.DataFrame(scores)), renamed(pd.DataFrame(choices))]
+
+
+def steps() -> pd.DataFrame:
+    columns = {"naive": [1.0, 2.0], "flops": [1.0, 2.0], "moved": [1.0, 2.0]}
+    return renamed(pd.DataFrame({"run": ["a", "a"], "round": [1, 2], **columns}))
+
+
+PICTURES: dict[str, Callable[[], Any]] = {
+    "aggregation_history": lambda: plots.aggregation_history(renamed(mixing())),
+    "aggregation_weights": lambda: plots.aggregation_weights(renamed(mixing())),
+    "allocation": lambda: plots.allocation(renamed(held())),
+    "cka_matrices": lambda: plots.cka_matrices(renamed(diagnosis())),
+    "clients": lambda: plots.clients(renamed(results())),
+    "comparison": lambda: plots.comparison(renamed(table()), "macro_f1"),
+    "cost_steps": lambda: plots.cost_steps(steps()),
+    "costs": lambda: plots.costs(measured("layer_cost")),
+    "learning": lambda: plots.learning(renamed(results())),
+    "metric": lambda: plots.metric(renamed(diagnosis()), "grad_variance"),
+    "mismatch": lambda: plots.mismatch(accuracies()),
+    "partition": lambda: plots.partition(counted(3, 2).rename(index=named, columns=named)),
+    "plan": lambda: plots.plan(
+        decision([named("a"), named("b")], 1, rule=named("r"), values=(1.0, 2.0), votes={named("c"): named("a")})
+    ),
+    "prompt_attention": lambda: plots.prompt_attention(renamed(attention())),
+    "regret": lambda: plots.regret(*cuts()),
+    "spectral_density": lambda: plots.spectral_density(measured("hessian_spectrum", density=10)),
+    "tsne": lambda: plots.tsne(cloud()),
+    "tsne_panels": lambda: plots.tsne_panels({named("before"): cloud(), named("after"): cloud()}),
+    "unfreezing": lambda: plots.unfreezing(renamed(trained())),
+}
+
+
+def test_no_picture_is_left_out() -> None:
+    assert PICTURES.keys() | NO_PICTURES == set(plots.__all__)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_dollar_signs_in_names_are_drawn_as_they_are(name: str) -> None:
+    figure = figure_of(PICTURES[name]())
+    figure.canvas.draw()
+    drawn = [text for text in figure.findobj(Text) if isinstance(text, Text) and "$x^$" in text.get_text()]
+    assert drawn
+    assert not any(text.get_parse_math() for text in drawn)
+
+
+def test_given_axes_and_a_heat_map_of_them() -> None:
+    figure, axes = plt.subplots(1, 5)
+    plots.metric(renamed(diagnosis()), "cka", axes[0])
+    plots.aggregation_weights(renamed(mixing()), axes=list(axes[1:]))
+    figure.canvas.draw()
+    shown = [label.get_text() for label in axes[1].get_xticklabels()]
+    assert shown
+    assert all("$x^$" in each for each in shown)
+
+
+def test_powers_of_ten_and_titles_of_the_user_stay_formulas() -> None:
+    with drawing.canvas(None) as axes:
+        axes.set_yscale("log")
+        axes.plot([1, 2], [1e-9, 1e3], label=named("a"))
+        drawing.legend(axes)
+    figure_of(axes).canvas.draw()
+    powers = [label for label in axes.get_yticklabels() if "$" in label.get_text()]
+    assert powers
+    assert all(label.get_parse_math() for label in powers)
+    axes.set_title(r"$\alpha$")
+    assert axes.title.get_parse_math()

@@ -1,0 +1,200 @@
+"""A stored configuration makes nobody read a file or folder that the user has not named."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from fedlayers.cli.main import main
+from fedlayers.studies.training_job import TrainingJob
+from fl_core import config, models, restore, runner, tree
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, UsageError
+from fl_core.records.store import START, Run, checkpoint_name
+from fl_core.storage.files import Folder, sha, signed
+from tests.conftest import CONFIG
+from tests.faults.test_loading_options import SIZES, VIT
+
+SMALL = replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A file of weights for the small model."""
+    path = tmp_path / "weights.safetensors"
+    save_file(tree.state_dict(models.build("mlp", (1, 8, 8), 10, seed=7)), path)
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A file of data."""
+    draw = np.random.default_rng(0)
+    path = tmp_path / "own.npz"
+    x, y = draw.normal(size=(60, 3)).astype(np.float32), draw.integers(0, 2, 60)
+    np.savez(path, x=x, y=y, client=np.repeat(["a", "b"], 30))
+    return path
+
+
+def not_begun(path: Path, found: RunConfig, **changes: Any) -> Path:
+    """A run that was killed when its configuration was all that there was, and whose file somebody changed."""
+    runner.run(found, path, progress=False, until=1)
+    for each in path.iterdir():
+        if each.name != "config.json":
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+    folder = Folder(path)
+    folder.write("config.json", signed({**folder.read_signed("config.json"), **changes}))
+    return path
+
+
+def without_start(path: Path) -> None:
+    """Make of a run what earlier versions left: checkpoints, and no copy of the initial weights."""
+    folder = Folder(path)
+    manifest = folder.read_signed("manifest.json")
+    del manifest["files"][START]
+    folder.write("manifest.json", signed(manifest))
+    previous = None
+    for which in Run(path).rounds:
+        stored = {**folder.read_signed(checkpoint_name(which)), "run": Run(path).id}
+        if previous:
+            stored["chain"] = previous
+        folder.write(checkpoint_name(which), signed(stored))
+        previous = sha(folder.read(checkpoint_name(which)))
+    (path / START).unlink()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that readers of weights, data and plans were asked for."""
+    from fl_core import initial, plan
+    from fl_core.data import files, loading
+
+    asked: list[str] = []
+
+    def refused(path: object, *given: object, **named: object) -> Any:
+        asked.append(str(path))
+        raise AssertionError(f"reads {path}")
+
+    monkeypatch.setattr(initial, "_of_run", refused)
+    monkeypatch.setattr(initial.weights, "read", refused)
+    monkeypatch.setattr(plan.LayerPlan, "load", refused)
+    monkeypatch.setattr(files, "read", refused)
+    monkeypatch.setattr(loading.files, "read", refused)
+    return asked
+
+
+def test_every_key_is_judged() -> None:
+    """A new key is not taken from a file before somebody has said what it may name."""
+    assert {*restore.FROM_FILE, "download"} == {field.name for field in fields(RunConfig)}
+    assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *config.FILES}) + 4
+    assert not set(restore.PLAIN) & {*restore.CODED, *config.FILES, "model", "options", "model_options", "plan"}
+
+
+@pytest.mark.parametrize("key", ["init", "dataset"])
+def test_a_changed_configuration_reads_nothing(key: str, tmp_path: Path, opened: list[str]) -> None:
+    """It names no weights and no data but those that the command names."""
+    secret = tmp_path / "secret.npz"
+    path = not_begun(tmp_path / "run", SMALL, **{key: str(secret)})
+    with pytest.raises(UsageError, match=f"--{key} {secret}"):
+        runner.resume(path, progress=False)
+    with pytest.raises(UsageError, match=f"--{key} {secret}"):
+        runner.resume(path, progress=False, **{key: str(tmp_path / "other.npz")})
+    assert not opened
+
+
+def test_a_changed_plan_is_not_read(tmp_path: Path, opened: list[str]) -> None:
+    """A run keeps its plan in its configuration and names no file of one."""
+    path = not_begun(tmp_path / "run", replace(SMALL, algorithm="fedper"), plan="/etc/passwd", given=None)
+    with pytest.raises(CorruptError, match=r"/etc/passwd"):
+        runner.resume(path, progress=False)
+    assert not opened
+
+
+def test_a_changed_data_root_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag and the environment name the folder, and the file does not."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.mkdir()
+    (root / "seen").touch()
+    monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
+    path = not_begun(tmp_path / "run", SMALL, dataset="mnist", data_root=str(root))
+    with pytest.raises(UsageError, match="--data-root") as refused:
+        runner.resume(path, progress=False)
+    assert "seen" not in str(refused.value)
+    with pytest.raises(UsageError, match="seen"):
+        runner.resume(path, data_root=root, progress=False)
+    monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(other))
+    with pytest.raises(UsageError, match=f"below {other}"):
+        runner.resume(path, progress=False)
+
+
+def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
+    tmp_path: Path, weights: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the end that it would have had, also within a study."""
+    monkeypatch.chdir(tmp_path)
+    for name, found, flags in (
+        ("init", replace(SMALL, init="weights.safetensors"), ["--init", "weights.safetensors"]),
+        ("table", RunConfig(dataset="own.npz", rounds=2, stack="off"), ["--dataset", "own.npz"]),
+    ):
+        whole = runner.run(found, tmp_path / f"whole-{name}", progress=False)
+        path = not_begun(tmp_path / name, found)
+        with pytest.raises(SystemExit):
+            main(["resume", str(path)])
+        main(["resume", str(path), *flags])
+        last = Run(path).checkpoint("last").server
+        assert tree.digest(last.trees["model"]) == tree.digest(whole.server.trees["model"])
+        job = not_begun(tmp_path / f"job-{name}", found)
+        TrainingJob(job, found).carry_out()  # a study names its files by its own configuration
+        assert Run(job).rounds[-1:] == [2]
+
+
+def test_a_begun_run_needs_no_flag(tmp_path: Path, weights: Path, table: Path) -> None:
+    """It has its weights, and checks the digest of its data."""
+    for name, found in (
+        ("init", replace(SMALL, init=str(weights))),
+        ("table", RunConfig(dataset=str(table), rounds=2)),
+    ):
+        runner.run(found, tmp_path / name, progress=False, until=1)
+        weights.unlink(missing_ok=True)
+        assert runner.resume(tmp_path / name, progress=False).done == 2
+
+
+def test_an_older_run_without_its_copy_names_the_weights_again(tmp_path: Path, weights: Path) -> None:
+    """It has checkpoints, but its clients may still begin from the initial weights."""
+    found = replace(SMALL, init=str(weights))
+    whole = runner.run(found, tmp_path / "whole", progress=False)
+    runner.run(found, tmp_path / "run", progress=False, until=1)
+    without_start(tmp_path / "run")
+    assert Run(tmp_path / "run").verify()
+    assert runner.load_models(tmp_path / "run", which="global")
+    with pytest.raises(UsageError, match="--init"):
+        runner.resume(tmp_path / "run", progress=False)
+    again = runner.resume(tmp_path / "run", init=weights, progress=False)
+    assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+
+
+def test_an_older_pretrained_run_asks_for_its_weights_again(tmp_path: Path) -> None:
+    """Its checkpoints are read without them; to resume, the flag allows them, and other weights are refused."""
+    file = tmp_path / "vit.safetensors"
+    save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), file)
+    found = replace(SMALL, stack="off", model=VIT, model_options={**SIZES, "pretrained": str(file)})
+    whole = runner.run(found, tmp_path / "whole", progress=False)
+    runner.run(found, tmp_path / "run", progress=False, until=1)
+    without_start(tmp_path / "run")
+    assert runner.load_models(tmp_path / "run", which="global")
+    with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
+        runner.resume(tmp_path / "run", progress=False)
+    kept, said = file.read_bytes(), [f"pretrained={file}"]
+    save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=8, options=SIZES)), file)
+    with pytest.raises(UsageError, match="other weights"):
+        runner.resume(tmp_path / "run", code=said, progress=False)
+    file.write_bytes(kept)
+    again = runner.resume(tmp_path / "run", code=said, progress=False)
+    assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
