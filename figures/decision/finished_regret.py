@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from figures.decision.families import FAMILIES
 from figures.decision.finished import DITTO, FORGETFUL, MAIN_CUT, RESTARTS, STUDY
 from figures.decision.finished_ways import (
     ARMS,
@@ -35,6 +36,7 @@ from figures.decision.finished_ways import (
 from figures.decision.runs import PERSONALISED
 from fl_core.statistics import Interval
 
+FIRST_LOOK = ("heart", "tweets_table", "digits_turned", "digits_dirichlet", "mnist_mlp")
 DRAWS = 10_000
 FEWEST_POINTS = 0.01
 """The regret of a random cut below which no ratio is given."""
@@ -96,17 +98,45 @@ def sign_test(values: Array) -> tuple[int, int, float]:
     return above, below, float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
 
 
-def table(parts: Sequence[Part], natural: bool = False, draws: int = DRAWS) -> pd.DataFrame:
+def everyone(part: Part) -> bool:
+    """Return whether a federation is in the whole study."""
+    return True
+
+
+def natural(part: Part) -> bool:
+    """Return whether the data name a federation's clients."""
+    return STUDY[part.name].natural
+
+
+def new(part: Part) -> bool:
+    """Return whether no way of choosing was developed with a federation's data family."""
+    return part.family in FAMILIES
+
+
+def first_look(part: Part) -> bool:
+    """Return whether a federation was in the first look at tuned rates."""
+    return part.name in FIRST_LOOK
+
+
+def table(
+    parts: Sequence[Part],
+    among: Callable[[Part], bool] = everyone,
+    reference: Way = Part.reference,
+    draws: int = DRAWS,
+) -> pd.DataFrame:
     """Return the regret of every way of choosing: one line each, in macro-F1 from 0 to 1.
 
     ``regret``: mean over families, with ``low`` and ``high``; ``share``: of a random cut's. ``median``, ``above`` and
     ``below`` count families against a random cut: above is worse. ``worst`` is the greatest regret of a federation.
 
     Args:
-        natural: whether only federations with natural clients count.
+        among: which federations count.
+        reference: what a way's score is held against; :func:`highest` is the check that is not cross-fitted.
     """
-    chosen = [part for part in parts if STUDY[part.name].natural or not natural]
-    regrets = {name: _regrets(chosen, way) for name, way in ways(parts).items()}
+    chosen = [part for part in parts if among(part)]
+    regrets = {
+        name: [float(np.mean(reference(part) - way(part))) for part in chosen] for name, way in ways(parts).items()
+    }
     families = {name: by_family(chosen, values).to_numpy() for name, values in regrets.items()}
     sample = drawn(len(families[RANDOM]), draws)
     lines = []
@@ -121,9 +151,10 @@ def table(parts: Sequence[Part], natural: bool = False, draws: int = DRAWS) -> p
     return pd.DataFrame(lines)
 
 
-def _regrets(parts: Sequence[Part], way: Way) -> list[float]:
-    """Return the mean over seeds of what a way loses against the cross-fitted best cut, one a federation."""
-    return [float(np.mean(part.reference() - way(part))) for part in parts]
+def highest(part: Part) -> Array:
+    """Return the scores of the cut with the highest mean over all seeds: a reference that is not cross-fitted."""
+    scores = [fixed(cut)(part) for cut in part.cuts.variants]
+    return max(scores, key=lambda values: float(values.mean()))
 
 
 def gain(parts: Sequence[Part], first: Way, second: Way, draws: int = DRAWS) -> dict[str, float]:
@@ -137,23 +168,40 @@ def gain(parts: Sequence[Part], first: Way, second: Way, draws: int = DRAWS) -> 
     }  # fmt: skip
 
 
-def worth(parts: Sequence[Part], draws: int = DRAWS) -> pd.DataFrame:
-    """Return what the cut, the rate, the algorithm and the optimiser's state are worth, in macro-F1.
+Asked = tuple[str, Way, Way]
+MAIN_COMPARISONS: tuple[Asked, ...] = (
+    (f"{MAIN_CUT} against a random cut", fixed(MAIN_CUT), mean_of(inner=True)),
+    (f"race of four against {MAIN_CUT}", race(), fixed(MAIN_CUT)),
+    ("four rates against four cuts", rates_of(MAIN_CUT), race(tuned=False)),
+    ("four rates against four starts", rates_of(MAIN_CUT), starts_of),
+)
+"""The registered ones, in their order."""
+WORTH: tuple[Asked, ...] = (
+    ("cut: best against a random one", Part.reference, mean_of(inner=True)),
+    (f"cut: best against {MAIN_CUT}", Part.reference, fixed(MAIN_CUT)),
+    (f"rate: {MAIN_CUT}, tuned against not", fixed(MAIN_CUT), untuned(MAIN_CUT)),
+    (f"algorithm: FedAvg and fine-tuning against {MAIN_CUT}", other(PERSONALISED), fixed(MAIN_CUT)),
+    ("algorithm: FedAvg and fine-tuning against the best cut", other(PERSONALISED), Part.reference),
+)
+"""What the cut, the rate and the algorithm are worth; over all federations."""
+WORTH_OF_EXTRAS: tuple[Asked, ...] = (
+    (f"algorithm: Ditto against {MAIN_CUT}", other(DITTO), fixed(MAIN_CUT)),
+    ("algorithm: Ditto against the best cut", other(DITTO), Part.reference),
+    (f"state of the optimiser: {MAIN_CUT}, kept against not", fixed(MAIN_CUT), forgetful),
+)
+"""The same over the federations that have the extra runs."""
 
-    The first three lines are over all federations. The others are over those that have the extra runs.
-    """
-    extras = [part for part in parts if {DITTO, FORGETFUL, PERSONALISED} <= part.kinds.keys()]
-    reference: Way = Part.reference
-    main = fixed(MAIN_CUT)
-    asked: list[tuple[str, Sequence[Part], Way, Way]] = [
-        ("cut: best against a random one", parts, reference, mean_of(inner=True)),
-        (f"cut: best against {MAIN_CUT}", parts, reference, main),
-        (f"rate: {MAIN_CUT}, tuned against not", parts, main, untuned(MAIN_CUT)),
-        (f"algorithm: Ditto against {MAIN_CUT}", extras, other(DITTO), main),
-        (f"algorithm: FedAvg and fine-tuning against {MAIN_CUT}", extras, other(PERSONALISED), main),
-        (f"state of the optimiser: {MAIN_CUT}, kept against not", extras, main, forgetful),
-    ]
-    return pd.DataFrame([{"what": what, **gain(own, a, b, draws)} for what, own, a, b in asked if own])
+
+def compared(parts: Sequence[Part], asked: Sequence[Asked], draws: int = DRAWS) -> pd.DataFrame:
+    """Return what the first of two ways scores above the second, one line a question, in macro-F1 from 0 to 1."""
+    return pd.DataFrame([{"what": what, **gain(parts, first, second, draws)} for what, first, second in asked])
+
+
+def worth(parts: Sequence[Part], draws: int = DRAWS) -> pd.DataFrame:
+    """Return what the cut, the rate, the algorithm and the optimiser's state are worth."""
+    extras = [part for part in parts if {DITTO, FORGETFUL} <= part.kinds.keys()]
+    found = [compared(parts, WORTH, draws), *([compared(extras, WORTH_OF_EXTRAS, draws)] if extras else [])]
+    return pd.concat(found, ignore_index=True)
 
 
 def winners(parts: Sequence[Part]) -> pd.DataFrame:

@@ -100,7 +100,7 @@ class Outputs:
 
     def __init__(self, task: runner.Task) -> None:
         self.task, self.scores = task, runs.Scores(task)
-        self.logs: dict[str, NDArray[Any]] = {}
+        self.logs: dict[str, Any] = {}
 
     def of_run(self, kind: str, variant: str, ended: Ended) -> Iterator[rows.Row]:
         """Yield the rows of a run: when it stopped, its scores on validation by round, and every client's scores."""
@@ -121,10 +121,12 @@ class Outputs:
                 with tree.one_thread():
                     outputs = evaluate.predict(self.scores.model, part.x)
                     found = evaluate.scores(outputs, part.y, self.task.criterion, self.task.data.positive_index)
-                sizes = {"n_samples": len(part), "n_train": len(client.train)}
-                about = {"estimator": kind, "variant": variant, "split": split, "client": client.name, "round": done}
+                about: dict[str, Any] = {
+                    "estimator": kind, "variant": variant, "split": split, "client": client.name, "round": done,
+                    "n_samples": len(part), "n_train": len(client.train), **labels(self.task),
+                }  # fmt: skip
                 for metric in runs.SCORES:
-                    yield rows.row(metric, found[metric], **about, **sizes, **labels(self.task))
+                    yield rows.row(metric, found[metric], **about)
                 if split == HELD_OUT:
                     logs.append(torch.log_softmax(self.task.criterion.logits(outputs).double(), dim=1).numpy())
         self.logs[f"{kind}, {variant}"] = rounded(np.concatenate(logs))

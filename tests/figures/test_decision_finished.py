@@ -173,8 +173,10 @@ def test_regrets_of_known_scores_are_exact():
     assert table.loc["all", ["above", "below", "p"]].tolist() == [3, 0, 0.25]
     assert table.loc[MAIN_CUT, ["above", "below"]].tolist() == [0, 3]
     worth = finished_regret.worth(parts, draws=50).set_index("what")["gain"]
-    assert worth.iloc[:3].tolist() == pytest.approx([0.1, 0.0, 0.1])
-    assert worth.iloc[3:].tolist() == pytest.approx([0, 0, 0])
+    assert worth.tolist() == pytest.approx([0.1, 0, 0.1, 0, 0, 0, 0, 0])
+    main = finished_regret.compared(parts, finished_regret.MAIN_COMPARISONS, draws=50)
+    assert main["gain"].tolist() == pytest.approx([0.1, 0, 0.1, 0.1])
+    assert main[["above", "below"]].iloc[0].tolist() == [3, 0]
     assert set(finished_regret.winners(parts)["best"]) == {MAIN_CUT}
     assert set(finished_regret.winners(parts)["rate"]) == {1e-2}
     assert finished_regret.at_edge(parts) == 0
@@ -263,6 +265,17 @@ def test_intervals_over_families_cover_the_mean_of_simulated_ones():
     draws = finished_regret.drawn(20, 1000)
     found = [finished_regret.interval(draw.normal(0.03, 0.02, size=20), draws) for _ in range(300)]
     assert np.mean([each.low <= 0.03 <= each.high for each in found]) > 0.87
+
+
+def test_tables_may_be_of_some_federations_and_against_the_highest_cut():
+    parts = finished_ways.parts_of(simulated(plain, ("chile", "heart", "seer")))
+    for among, count in (
+        (finished_regret.everyone, 3), (finished_regret.natural, 2), (finished_regret.new, 2),
+        (finished_regret.first_look, 1),
+    ):  # fmt: skip
+        assert set(finished_regret.table(parts, among, draws=10)["federations"]) == {count}
+    assert finished_regret.highest(parts[0]) == pytest.approx([0.8] * 3)
+    assert set(finished_regret.FIRST_LOOK) <= set(STUDY)
 
 
 def test_arms_are_cuts_that_every_federation_has():
