@@ -36,7 +36,7 @@ from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
 from fl_core.execution.client_runner import FinetuneJob
 from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.records.files import write_atomically
+from fl_core.storage.files import write_atomically
 from fl_core.training import evaluate
 from fl_core.tree import Tree
 
