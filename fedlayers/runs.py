@@ -161,7 +161,8 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
 
     Args:
         backend: as for :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``progress`` and ``log``, as for :func:`fl_core.runner.resume`.
+        options: ``data``, ``model``, ``allow_code``, ``dataset``, ``data_root``, ``init``, ``progress`` and ``log``, as
+            for :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: there is no run, or its own data, model or code are missing from the call.

@@ -25,6 +25,8 @@ AUTO = "auto"
 READING = ("max_samples", *tables.READING)
 DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
 """Keys about reading a dataset and its partition over clients."""
+FILES = ("dataset", "data_root", "init", "dropout_trace")
+"""Keys that name files and folders, as far as they name no registered dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,10 +337,7 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
         loss_options={**own_loss, **(config.loss_options or {})},
         eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),
         checkpoint_every=or_else(config.checkpoint_every, default),
-        data_root=None if root is None else str(Path(root).absolute()),
-        dataset=given.name if given is not None else _located(config.dataset),
-        init=None if config.init is None else str(Path(config.init).absolute()),
-        dropout_trace=None if config.dropout_trace is None else str(Path(config.dropout_trace).absolute()),
+        **{**located(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
     )
     _ = filled.training  # checks its numbers
     return filled
@@ -355,12 +354,20 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     the rounds, rounded up.
     """
     cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
-    count = min(20, max(3, rounds // max(1, math.ceil(10 * cost))))
+    count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
     return math.ceil(rounds / count)
 
 
-def _located(dataset: str) -> str:
-    return dataset if dataset in DATASETS or is_outside(dataset) else str(Path(dataset).absolute())
+def is_file(dataset: str) -> bool:
+    """Return whether a dataset is a file or folder, and no name."""
+    return dataset not in DATASETS and not is_outside(dataset)
+
+
+def located(config: RunConfig) -> dict[str, str | None]:
+    """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
+    found = {key: getattr(config, key) for key in FILES}
+    paths = {key for key, value in found.items() if value is not None and (key != "dataset" or is_file(value))}
+    return {key: str(Path(value).absolute()) if key in paths else value for key, value in found.items()}
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

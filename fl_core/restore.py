@@ -28,7 +28,7 @@ from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
 FEDERATION = "federation"
-"""The key of a run's configuration that says which sites it is of, if its clients are not here."""
+"""The key of a run's configuration with its sites, if its clients are not in this process."""
 _PLAIN = """
     threshold rounds seed clients alpha classes_per_client samples_per_client dominance max_samples task participation
     client_weights client_dropout epochs batch_size lr optimizer momentum weight_decay amsgrad max_grad_norm
@@ -82,10 +82,11 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 
 def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = None, **given: Any) -> Task:
-    """The task of a run directory, with what it began with if it has begun; ``given``: the user's own data and model.
+    """Rebuild the task of a run directory, with its initial weights and partition if the run has begun.
 
     Args:
-        trained: its model gets trained weights, so that no others are loaded for it.
+        trained: whether its model gets trained weights, so that no others are loaded for it.
+        given: the user's own data and model.
         files: the files and folders that the user names, by key of the configuration.
 
     Raises:
@@ -275,7 +276,7 @@ def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
+    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
     named = {key: config.get(key) for key in CODED}
     named |= {f"option {key}": value for key, value in config["options"].items()}
     code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}

@@ -242,10 +242,10 @@ def validation_scores(
 
 
 def standardised(values: pd.Series) -> pd.Series:
-    """Scores standardised over the arms to mean 0 and deviation 1; 0 if they are all equal.
+    """Return scores with mean 0 and deviation 1 over the arms; 0 if they are all equal.
 
-    An arm that collapsed counts as well, for this is the score that the study of decisions registered. Its loss takes
-    up the spread, so that the other arms are ranked by their main score.
+    A collapsed arm counts as well, because the study of decisions registered this score. Its loss takes up the
+    spread, so the main score ranks the other arms.
     """
     spread = values.std(ddof=0)
     return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

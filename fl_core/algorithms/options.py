@@ -14,8 +14,8 @@ MOST = {int: 1e9, float: 1e30}
 """The largest number that an option may be: of a count, and of a strength or rate, which float32 must hold."""
 
 
-def configured(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
-    """The algorithm's own ``Config`` with the given values; strings are read as the field's type.
+def configured(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
+    """Return the algorithm's own ``Config`` with the given values; strings are read as the field's type.
 
     Raises:
         UsageError: an unknown key, or a value of the wrong type, also among the keys of what it is laid over.
