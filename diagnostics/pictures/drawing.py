@@ -301,7 +301,7 @@ def heat(
     for (row, column), value in np.ndenumerate(values) if few else ():
         if np.isfinite(value):
             ink = ".15" if sns.utils.relative_luminance(mesh.to_rgba(value)) > 0.408 else "w"
-            at = {"ha": "center", "va": "center", "fontsize": 6}
+            at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6}
             ax.text(column + 0.5, row + 0.5, f"{value:.2f}", color=ink, **at)
     for axis, labels, step in (
         (ax.xaxis, matrix.columns, panel.below and beneath),

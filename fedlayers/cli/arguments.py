@@ -109,8 +109,9 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
         for key in dataclasses.fields(keys):
             if key.name not in (*without, *OTHERWISE):
                 flag = _flag(key.name, hints[key.name])
-                hidden = shown is not None and key.name not in shown
-                fields.append((key.name, Suppress[flag] if hidden else flag, key.default))
+                if shown is not None and key.name not in shown:
+                    flag = Suppress[flag]  # type: ignore[misc, valid-type]
+                fields.append((key.name, flag, key.default))
         if fields:
             group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, frozen=True, kw_only=True)
             group_class.__doc__ = ABOUT.get(group, " ")  # a blank, or help would show the constructor's signature

@@ -36,6 +36,10 @@ class Command:
         """
         raise NotImplementedError
 
+    def printed(self) -> str:
+        """Return the text that the command prints instead of its work; empty = it works."""
+        return ""
+
     def interrupted(self) -> str:
         """Return what to print after Ctrl-C: how to continue the work."""
         return "nothing was written"
@@ -60,7 +64,9 @@ class Configured(Command):
         raise NotImplementedError
 
     def printed(self) -> str:
-        """Return the configuration as TOML, with the dataset's defaults filled in."""
+        """Return the configuration as TOML, with the dataset's defaults filled in, if it was asked for."""
+        if not self.print_config:
+            return ""
         from fedlayers.cli.config_files import to_toml
 
         return to_toml(self.asked_config())

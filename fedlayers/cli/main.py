@@ -97,8 +97,8 @@ def _main(words: Sequence[str]) -> None:
     try:
         with interrupts.ending(command.interrupted), warnings.catch_warnings():
             warnings.showwarning = _Notes()
-            if getattr(command, "print_config", False):
-                print(command.printed(), end="")
+            if text := command.printed():
+                print(text, end="")
             else:
                 command.main(shlex.join(["fedlayers", *words]))
     except BrokenPipeError:
