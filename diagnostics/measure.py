@@ -49,7 +49,7 @@ def diagnose_run(
     measure_batch: int = MEASURE_BATCH,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    allow_code: str | Collection[str] | None = None,
+    allow_code: str | Collection[str] = (),
     command: str = "",
     null: str | Sequence[str] = (),
     null_draws: int = 1,

@@ -25,6 +25,7 @@ from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
 from fl_core.models.options import check_stored, without_weights
 from fl_core.records import store
+from fl_core.restore import allowed_code
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, signed
 from fl_core.task import Task, drop_statistics
@@ -62,12 +63,12 @@ class Exported:
         """Return the names of the classes, in the order of the logits."""
         return tuple(self.about["classes"])
 
-    def model(self, *, model: nn.Module | None = None, code: Collection[str] = ()) -> nn.Module:
+    def model(self, *, model: nn.Module | None = None, allow_code: str | Collection[str] = ()) -> nn.Module:
         """Return the model with its trained weights, in evaluation mode.
 
         Args:
             model: your own, if the run was given one from Python. It is copied.
-            code: ``package.module:name`` of the code that the file names, to allow it, as in resume.
+            allow_code: ``package.module:name`` of the code that the file names, to allow it, as in resume.
 
         Raises:
             UsageError: code or a model is missing, or the weights do not fit.
@@ -78,7 +79,7 @@ class Exported:
             raise UsageError(
                 f"{self.path} is a program for others to run ({file['format']}): export the model as safetensors"
             )
-        built = _built(self.path, self.about, model, code)
+        built = _built(self.path, self.about, model, allow_code)
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
         tree.load(built, weights)
         return built.eval()
@@ -162,7 +163,7 @@ def export(
     format: str | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    code: Collection[str] = (),
+    allow_code: str | Collection[str] = (),
 ) -> Exported:
     """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
 
@@ -185,7 +186,7 @@ def export(
         format: ``safetensors``; or for other programs ``onnx``, which needs the packages onnx and onnxscript, or
             ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file describes.
             None follows the suffix of ``out`` in :data:`SUFFIXES`, and is ``safetensors`` for any other.
-        data, model, code: as of :func:`fl_core.runner.resume`.
+        data, model, allow_code: as of :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: the run, round, model or client does not exist; the file exists or has another format's suffix; or
@@ -196,10 +197,10 @@ def export(
     format = _format(out, format)
     _check_free(out)
     found = store.Run(path)
-    trained, task = runner.load_models(path, round, which, data=data, model=model, code=code)
+    trained, task = runner.load_models(path, round, which, data=data, model=model, allow_code=allow_code)
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)
-    rebuilt = _built(out, about, model, code)
+    rebuilt = _built(out, about, model, allow_code)
     tree.load(rebuilt, tree.state_dict(trained[chosen]))
     example = models.example(task.data.shape)
     with tree.one_thread():
@@ -239,7 +240,7 @@ def predict(
     new: Any,
     *,
     model: nn.Module | None = None,
-    code: Collection[str] = (),
+    allow_code: str | Collection[str] = (),
 ) -> Predictions:
     """Predict new samples with an exported model. They are prepared exactly as the training samples were.
 
@@ -253,7 +254,7 @@ def predict(
         path: the file of weights from :func:`export`.
         new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
             for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
-        model, code: as of :meth:`Exported.model`.
+        model, allow_code: as of :meth:`Exported.model`.
 
     Raises:
         UsageError: there is no exported model, its code is not allowed, or the samples differ in kind from training.
@@ -261,7 +262,7 @@ def predict(
         NonFiniteError: the model's output is NaN or infinite.
     """
     exported = read(path)
-    built = exported.model(model=model, code=code)
+    built = exported.model(model=model, allow_code=allow_code)
     samples = exported.inputs.samples(new)
     with tree.one_thread():
         outputs = evaluate.predict(built, samples.x)
@@ -315,13 +316,16 @@ def _described(
     }
 
 
-def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: Collection[str]) -> nn.Module:
+def _built(
+    path: Path, about: Mapping[str, Any], model: nn.Module | None, allow_code: str | Collection[str]
+) -> nn.Module:
     """Return the model that the JSON file names, with fresh weights."""
+    allowed = allowed_code(allow_code)
     said, inputs = about["model"], Inputs.from_json(about["inputs"])
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
     runner.check_code(
-        path, {key: name for key, name in runner.code_of(named).items() if model is None or key != "model"}, code
+        path, {key: name for key, name in runner.code_of(named).items() if model is None or key != "model"}, allowed
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     if model is not None:
@@ -329,7 +333,7 @@ def _built(path: Path, about: Mapping[str, Any], model: nn.Module | None, code: 
     elif not said["callable"]:
         raise UsageError(f"{path} was trained with a model of your own, {said['class']}: pass it again, model=...")
     else:
-        check_stored(str(path), said["callable"], said["options"], code)
+        check_stored(str(path), said["callable"], said["options"], allowed)
         made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
     if said["bn"] == "drop":
         drop_statistics(made)

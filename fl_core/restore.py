@@ -290,13 +290,12 @@ def allowed_by(config: RunConfig) -> set[str]:
 
 def named_by(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
-    return {"code": allowed_by(config), **{key: located(config)[key] for key in ("dataset", "data_root", "init")}}
+    return {"allow_code": allowed_by(config), **{key: located(config)[key] for key in ("dataset", "data_root", "init")}}
 
 
-def allowed_code(code: Collection[str], allow_code: str | Collection[str] | None) -> set[str]:
-    """Return the code that a caller allows, as a set of names, from both keywords."""
-    names = [(each,) if isinstance(each, str) else (each or ()) for each in (code, allow_code)]
-    return {name for group in names for name in group}
+def allowed_code(allow_code: str | Collection[str]) -> set[str]:
+    """Return the code that a caller allows as a set of names; one name may come without a list."""
+    return {allow_code} if isinstance(allow_code, str) else set(allow_code)
 
 
 def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weights: bool, **given: Any) -> None:
@@ -329,7 +328,7 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
         if name not in code:
             raise UsageError(
                 f"{path} names code as its {key}, {name!r}; if it is yours, say so: "
-                f"--allow-code {' '.join(needed.values())} (code={list(needed.values())} in Python)"
+                f"--allow-code {' '.join(needed.values())} (allow_code={list(needed.values())} in Python)"
             )
 
 

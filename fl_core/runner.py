@@ -135,8 +135,7 @@ def resume(
     instruments: Instruments | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    code: Collection[str] = (),
-    allow_code: str | Collection[str] | None = None,
+    allow_code: str | Collection[str] = (),
     dataset: str | None = None,
     data_root: Path | str | None = None,
     init: Path | str | None = None,
@@ -152,10 +151,9 @@ def resume(
 
     Args:
         data, model: your own, if the run was given them.
-        code: the ``package.module:name`` of all your own code in the run (its model, algorithm, dataset or rule), to
+        allow_code: the ``package.module:name`` of all your own code in the run (its model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
             model options other than sizes and rates (:mod:`fl_core.models.options`).
-        allow_code: the same, by a former name.
         dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
             needs them. A run that has begun has its initial weights and knows the digest of its data.
         until, log, trained_by: as of :func:`run`.
@@ -169,7 +167,7 @@ def resume(
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
         restore.check_at_home(writer.path, stored, clients is not None)
-        said = restore.allowed_code(code, allow_code)
+        said = restore.allowed_code(allow_code)
         started = writer.run.begun and writer.run.start() is not None
         restore.check_own(writer.path, stored, said, started, data=data, model=model)
         files = {"dataset": dataset, "data_root": data_root, "init": init}
@@ -340,8 +338,7 @@ def load_models(
     *,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
-    code: Collection[str] = (),
-    allow_code: str | Collection[str] | None = None,
+    allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
     """Return the models of a checkpoint, one for each client, with their task.
 
@@ -357,7 +354,7 @@ def load_models(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
             (fine-tuned if the algorithm does this), or ``global``.
-        data, model, code, allow_code: as in :func:`resume`.
+        data, model, allow_code: as in :func:`resume`.
 
     Raises:
         UsageError: the round or model does not exist (the message lists others), or data or model differ from the
@@ -366,7 +363,7 @@ def load_models(
     """
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    stored, said = found.task_config(), restore.allowed_code(code, allow_code)
+    stored, said = found.task_config(), restore.allowed_code(allow_code)
     restore.check_at_home(found.path, stored, False)
     restore.check_own(found.path, stored, said, True, data=data, model=model)
     task = task_of(found, trained=True, data=data, model=model)

@@ -52,7 +52,7 @@ class Export(Command):
         from fl_core.exported import export
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
-        made = export(self.dir, self.out, code=self.allow_code, **asked)  # type: ignore[arg-type]
+        made = export(self.dir, self.out, allow_code=self.allow_code, **asked)  # type: ignore[arg-type]
         print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
 
 
@@ -81,7 +81,7 @@ class Predict(Command):
         from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
-        made = predict(self.file, self.data, code=self.allow_code)
+        made = predict(self.file, self.data, allow_code=self.allow_code)
         write_atomically(self.out, csv_bytes(made.frame(self.scores)))
         print(f"{len(made.samples)} predictions: {self.out}")
 

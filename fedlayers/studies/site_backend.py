@@ -100,7 +100,7 @@ class Federations(Backend):
                 federation.federate(run.config, self.link, run.path, **options)
             elif not run.over:
                 own = named_by(run.config)
-                federation.resume(run.path, self.link, code=own["code"], init=own["init"], **options)
+                federation.resume(run.path, self.link, allow_code=own["allow_code"], init=own["init"], **options)
 
 
 def _arm(task: Task, client: int) -> Mapping[str, Any]:

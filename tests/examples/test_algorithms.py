@@ -40,7 +40,7 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(name: str, tmp_path: P
         runner.resume(part, progress=False)
     with pytest.raises(UsageError, match=refusal):
         runner.load_models(part, which="personal")
-    assert runner.resume(part, code=[name], progress=False).done == 3
+    assert runner.resume(part, allow_code=[name], progress=False).done == 3
     assert store.Run(part).verify() == store.Run(whole).verify()
     assert contents(part) == contents(whole)
     (ours, _), (theirs, _) = (runner.load_models(run, which="personal", allow_code=name) for run in (whole, part))
@@ -62,7 +62,7 @@ def test_a_directory_does_not_choose_what_is_imported_below_a_schedule_or_for_a_
     runner.run(config, tmp_path / "run", data=TOY, model=network("plain"), progress=False)
     with pytest.raises(UsageError, match=f"names code as its option base, '{APFL}'"):
         runner.load_models(tmp_path / "run", data=TOY, model=network("plain"))
-    runner.load_models(tmp_path / "run", data=TOY, model=network("plain"), code=[APFL])
+    runner.load_models(tmp_path / "run", data=TOY, model=network("plain"), allow_code=[APFL])
 
 
 @pytest.mark.filterwarnings("ignore:client")

@@ -286,10 +286,10 @@ def test_what_the_user_says_again_is_allowed(tmp_path: Path, monkeypatch: pytest
     config = RunConfig(dataset="heart", model="net_of_options:net", model_options={"activation": "tanh"}, rounds=2)
     runner.run(config, "run", progress=False, until=1)
     with pytest.raises(UsageError, match="activation=tanh"):
-        runner.resume("run", code=["net_of_options:net"], progress=False)
+        runner.resume("run", allow_code=["net_of_options:net"], progress=False)
     with pytest.raises(UsageError, match="activation=tanh"):
-        runner.resume("run", code=["net_of_options:net", "activation=relu"], progress=False)
-    assert runner.resume("run", code=["net_of_options:net", "activation=tanh"], progress=False).done == 2
+        runner.resume("run", allow_code=["net_of_options:net", "activation=relu"], progress=False)
+    assert runner.resume("run", allow_code=["net_of_options:net", "activation=tanh"], progress=False).done == 2
 
 
 # --- pretrained weights ------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
     (run / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
         runner.resume(run, progress=False)
-    engine = runner.resume(run, code=[f"pretrained={path}"], progress=False)
+    engine = runner.resume(run, allow_code=[f"pretrained={path}"], progress=False)
     assert tree.digest(engine.server.trees["model"]) == tree.digest(whole.server.trees["model"])
 
 

@@ -194,7 +194,7 @@ def test_an_older_pretrained_run_asks_for_its_weights_again(tmp_path: Path) -> N
     kept, said = file.read_bytes(), [f"pretrained={file}"]
     save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=8, options=SIZES)), file)
     with pytest.raises(UsageError, match="other weights"):
-        runner.resume(tmp_path / "run", code=said, progress=False)
+        runner.resume(tmp_path / "run", allow_code=said, progress=False)
     file.write_bytes(kept)
-    again = runner.resume(tmp_path / "run", code=said, progress=False)
+    again = runner.resume(tmp_path / "run", allow_code=said, progress=False)
     assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])

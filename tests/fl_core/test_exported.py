@@ -435,12 +435,12 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     fl.run(dataset="heart", model=mine, model_options={"width": 3}, rounds=1, out="run", progress=False)
     with pytest.raises(UsageError, match=f"names code as its model, '{mine}'.*--allow-code {mine}"):
         fl.export("run", "a", which="global")
-    made = fl.export("run", "a", which="global", code=[mine])
+    made = fl.export("run", "a", which="global", allow_code=[mine])
     Path("imported").unlink()
     monkeypatch.delitem(__import__("sys").modules, "my_net_of_export")
     with pytest.raises(UsageError, match=f"a names code as its model, '{mine}'.*--allow-code {mine}"):
         fl.predict("a", X)
     assert not Path("imported").exists()
-    assert fl.predict("a", X, code=[mine]).logits.shape == (5, 5)
+    assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)
     assert made.about["model"]["options"] == {"width": 3}
     assert runner.code_of({"model": mine, "options": {}}) == {"model": mine}
