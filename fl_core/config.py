@@ -321,7 +321,7 @@ def is_file(dataset: str) -> bool:
     return dataset not in DATASETS and not is_outside(dataset)
 
 
-def located(config: RunConfig) -> dict[str, str | None]:
+def located(config: RunConfig) -> dict[str, Any]:
     """Return the files and folders that a configuration names as a run stores them, by key; names of datasets stay."""
     found = {key: getattr(config, key) for key in FILES}
     paths = {key for key, value in found.items() if value is not None and (key != "dataset" or is_file(value))}

@@ -293,7 +293,7 @@ def heat(
     few, ax = max(matrix.shape) <= 6, panel.ax
     beside, beneath = (-(-count // most) for count, most in zip(matrix.shape, names, strict=True))
     values = matrix.to_numpy(dtype=np.float64)
-    look = {"cmap": cmap, "linewidth": 0.5 * few, "edgecolor": "white"}
+    look: dict[str, Any] = {"cmap": cmap, "linewidth": 0.5 * few, "edgecolor": "white"}
     mesh = ax.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=high, **look)
     ax.set(xlim=(0, matrix.shape[1]), ylim=(matrix.shape[0], 0), xticks=[], yticks=[])
     if square:
@@ -301,8 +301,7 @@ def heat(
     for (row, column), value in np.ndenumerate(values) if few else ():
         if np.isfinite(value):
             ink = ".15" if sns.utils.relative_luminance(mesh.to_rgba(value)) > 0.408 else "w"
-            at = {"ha": "center", "va": "center", "fontsize": 6}
-            ax.text(column + 0.5, row + 0.5, f"{value:.2f}", color=ink, **at)
+            ax.text(column + 0.5, row + 0.5, f"{value:.2f}", color=ink, ha="center", va="center", fontsize=6)
     for axis, labels, step in (
         (ax.xaxis, matrix.columns, panel.below and beneath),
         (ax.yaxis, matrix.index, panel.beside and beside),
