@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fl_core.training.local import Phase
 
 MEGABYTE = 10**6
-MEASURING = (PLayerFL.name, {}, "stats")
+MEASURING: tuple[str, dict[str, Any], str] = (PLayerFL.name, {}, "stats")
 """The algorithm, its options and the exchange by which clients measure ahead of a run."""
 
 
