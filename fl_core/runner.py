@@ -151,7 +151,7 @@ def resume(
 
     Args:
         data, model: your own, if the run was given them.
-        allow_code: the ``package.module:name`` of all your own code in the run (its model, algorithm, dataset or rule), to
+        allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
             model options other than sizes and rates (:mod:`fl_core.models.options`).
         dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun

@@ -116,7 +116,7 @@ class Site(Command):
         from fedlayers.remote import flower
 
         flower.require()
-        from fedlayers.remote.flower.supernode import Connection, check_reachable, serve
+        from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
         from fedlayers.remote.site_config import SiteFile
 
         found = SiteFile.read(self.file)

@@ -18,8 +18,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from fedlayers.remote.flower import wire
+from fedlayers.remote.flower.site_process import check_reachable, checked_address, clock_error
 from fedlayers.remote.flower.superlink import WORD, word
-from fedlayers.remote.flower.supernode import check_reachable, checked_address, clock_error
 from fl_core.errors import RunError, UsageError, check_known, listing
 
 POLL = 0.3

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedlayers.remote.flower.supernode import Connection, serve
+from fedlayers.remote.flower.site_process import Connection, serve
 
 
 class Echo:

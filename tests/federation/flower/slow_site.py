@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from fedlayers.remote.codec import decode
-from fedlayers.remote.flower.supernode import Connection, serve
+from fedlayers.remote.flower.site_process import Connection, serve
 from fedlayers.remote.site_config import SiteFile
 
 WAIT = 3.0

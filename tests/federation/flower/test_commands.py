@@ -14,7 +14,7 @@ from fedlayers.cli.main import main
 from fedlayers.remote import flower
 from fedlayers.remote.flower import keys
 from fedlayers.remote.flower.local import Local
-from fedlayers.remote.flower.supernode import Connection, checked_address
+from fedlayers.remote.flower.site_process import Connection, checked_address
 from fedlayers.remote.site_config import SiteFile
 from fl_core.errors import UsageError
 
