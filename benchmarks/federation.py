@@ -237,7 +237,7 @@ def _answers(local: Local, name: str) -> list[float]:
 
 def site(words: Sequence[str]) -> None:
     """One site as a process: NAME, PLACE, KEYS, HOME and the job."""
-    from fedlayers.remote.flower.supernode import Connection, serve
+    from fedlayers.remote.flower.site_process import Connection, serve
     from fedlayers.remote.site import Site
     from fedlayers.remote.site_data import PresplitData
 
