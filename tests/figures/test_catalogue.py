@@ -39,6 +39,14 @@ def test_what_lacks_rows_says_what_a_run_takes() -> None:
     assert all(entry.hours for entry in PUBLISHED if entry.state() not in ("ready", "cannot"))
 
 
+def test_the_readme_is_short_and_links_a_page_for_each_paper() -> None:
+    text = (items.HERE / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    for paper in (*PAPERS, "decision"):
+        assert f"]({paper}.md)" in text
+        assert (items.HERE / f"{paper}.md").is_file()
+
+
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]

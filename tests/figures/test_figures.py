@@ -72,11 +72,11 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
-def test_layerwise_tables_are_whole_and_the_readme_links_their_findings(name: str) -> None:
+def test_layerwise_tables_are_whole_and_the_papers_page_links_their_findings(name: str) -> None:
     table = pd.read_csv(items.PICTURES / f"{name}.csv")
     assert list(table) == list(items.COLUMNS)
     assert np.isfinite(table["measured"]).all()
-    assert f"[the page](pictures/{name}.md)" in (items.HERE / "README.md").read_text()
+    assert f"[the page](pictures/{name}.md)" in (items.HERE / "player_fl.md").read_text()
     assert any(line.startswith("- ") for line in (items.PICTURES / f"{name}.md").read_text().splitlines())
 
 
