@@ -77,6 +77,17 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
 
 
+def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["list", "fedra"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.startswith("fedra.")] == [
+        entry.name for entry in catalogue.entries("fedra")
+    ]
+
+
 def test_what_was_trained_on_cifar10_says_so_on_its_page_and_in_the_list() -> None:
     """The list's column is written by hand, the page's note by what was trained."""
     told = {entry.name for entry in PUBLISHED if "CIFAR-10 as published" in entry.lacks}
