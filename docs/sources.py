@@ -21,8 +21,8 @@ from fl_core.source_scan import Entry
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md",
-    "figures/README.md", "figures/gallery.md", "figures/player_fl_what_figures_rest_on.md",
     "figures/decision/PREREGISTERED.md",
+    *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "figures").glob("*.md"))),
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if path.stem != "index"),
 )  # fmt: skip
 """Pages that stand in the site as in the repository; figures' pages and the notebooks come to them."""

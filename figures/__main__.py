@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
@@ -76,9 +78,10 @@ class Figures:
         if self.paper and self.name != "list":
             raise UsageError(f"{self.paper}: one name at a time; a paper's name goes with list")
         if self.name == "list":
-            print("\n".join(catalogue.lines(self.paper, self.scale)))
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+            print("\n".join(catalogue.wrapped(catalogue.lines(self.paper, self.scale), width)))
         elif self.name == "scorecard":
-            print(f"page: {scorecard.write()}")
+            print(f"page: {self._scorecard()}")
         elif self.name == "all":
             self._all()
         elif self.name == gallery.NAME:
@@ -86,8 +89,17 @@ class Figures:
         else:
             self._item(command)
 
+    def _scorecard(self) -> Path:
+        """Renew the scorecard where the project keeps it, or write its tables into a folder of the user's own."""
+        if self.out is None:
+            return scorecard.write()
+        _make_folder(self.out)
+        page = self.out / "scorecard.md"
+        page.write_text(f"# The scorecard\n\n{scorecard.table()}\n", encoding="utf-8")
+        return page
+
     def _item(self, command: str) -> None:
-        item = items.find(self.name).at(self.scale)
+        item = catalogue.drawn(self.name).at(self.scale)
         study = item.study
         if self.seeds is not None and not self.train:
             raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
@@ -98,7 +110,7 @@ class Figures:
         if self.backend:
             check_backend(self.backend)
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.out)
         path = item.path(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
@@ -136,7 +148,7 @@ class Figures:
                 "all only draws what has rows, at each scale: no --train, --seeds, --only, --budget, --backend"
             )
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.out)
         print(f"drawn: {everything.redraw(self.out)}")
 
     def _gallery(self, command: str) -> None:
@@ -147,7 +159,7 @@ class Figures:
         if self.scale != items.QUICK:
             raise UsageError("the gallery has one scale")
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.out)
         stored = gallery.folder(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains and measures for the gallery: {gallery.BUDGET}")
@@ -169,6 +181,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder that can be written to.
+
+    Raises:
+        UsageError: it cannot be made, or nothing can be written to it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--out must be a folder that can be written to; got {path} ({error.strerror}). Choose another folder."
+        ) from error
 
 
 def _command(wanted: Figures) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from figures import items
 from figures.items import QUICK
 from figures.page import span
 from fl_core.config import RunConfig
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 
 PATH = items.HERE / "catalogue.csv"
 
@@ -127,6 +129,33 @@ def entries(paper: str = "") -> list[Entry]:
     if paper:
         check_known("paper", paper, dict.fromkeys(entry.paper for entry in listed))
     return [entry for entry in listed if not paper or entry.paper == paper]
+
+
+def drawn(name: str) -> items.Drawn:
+    """Return an item that is drawn here, by its name.
+
+    Raises:
+        UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason.
+    """
+    known = {entry.name: entry for entry in published()}
+    if check_known("figure or table", name, sorted({*items.REGISTRY, *known})) in items.REGISTRY:
+        return items.find(name)
+    entry = known[name]
+    lacking = f"it needs {entry.lacks}, which cannot be had" if entry.lacks else "it is planned"
+    raise UsageError(f"{name} cannot be drawn: {entry.note or lacking}. See: python -m figures list {entry.paper}")
+
+
+def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
+    """Return lines that fit a terminal; a width of 0 leaves them as they are.
+
+    >>> list(wrapped(["fedra.fig1    cannot    -  a schematic drawing of clients"], 40))
+    ['fedra.fig1  cannot  -  a schematic', '    drawing of clients']
+    """
+    for text in texts:
+        shown = (
+            textwrap.wrap(re.sub(" {3,}", "  ", text), max(width, 40), subsequent_indent="    ") if width else [text]
+        )
+        yield from shown
 
 
 def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:

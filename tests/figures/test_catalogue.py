@@ -39,6 +39,14 @@ def test_what_lacks_rows_says_what_a_run_takes() -> None:
     assert all(entry.hours for entry in PUBLISHED if entry.state() not in ("ready", "cannot"))
 
 
+def test_the_readme_is_short_and_links_a_page_for_each_paper() -> None:
+    text = (items.HERE / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    for paper in (*PAPERS, "decision"):
+        assert f"]({paper}.md)" in text
+        assert (items.HERE / f"{paper}.md").is_file()
+
+
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
@@ -69,6 +77,17 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
 
 
+def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["list", "fedra"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.startswith("fedra.")] == [
+        entry.name for entry in catalogue.entries("fedra")
+    ]
+
+
 def test_what_was_trained_on_cifar10_says_so_on_its_page_and_in_the_list() -> None:
     """The list's column is written by hand, the page's note by what was trained."""
     told = {entry.name for entry in PUBLISHED if "CIFAR-10 as published" in entry.lacks}
@@ -77,6 +96,15 @@ def test_what_was_trained_on_cifar10_says_so_on_its_page_and_in_the_list() -> No
     assert noted == {name for name, page in pages if name in told and page.is_file()}
     assert {"pfedla.table3", "scheduling.table2", "player_fl.table1"} <= noted
     assert not {"scheduling.fig4", "player_fl.tableA3", "fedpft.fig4", "fedra.table1"} & told
+
+
+def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None:
+    pages = list(items.PICTURES.glob("*.md"))
+    assert len(pages) > 80
+    for page in pages:
+        lead, *_, settings = page.read_text(encoding="utf-8").split("\n\n")[1:]
+        assert lead.startswith("**"), page.name
+        assert settings.startswith("| setting | value |"), page.name
 
 
 def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:

@@ -72,11 +72,11 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
-def test_layerwise_tables_are_whole_and_the_readme_links_their_findings(name: str) -> None:
+def test_layerwise_tables_are_whole_and_the_papers_page_links_their_findings(name: str) -> None:
     table = pd.read_csv(items.PICTURES / f"{name}.csv")
     assert list(table) == list(items.COLUMNS)
     assert np.isfinite(table["measured"]).all()
-    assert f"[the page](pictures/{name}.md)" in (items.HERE / "README.md").read_text()
+    assert f"[the page](pictures/{name}.md)" in (items.HERE / "player_fl.md").read_text()
     assert any(line.startswith("- ") for line in (items.PICTURES / f"{name}.md").read_text().splitlines())
 
 
@@ -185,6 +185,9 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.C
         (["gallery", "fedra"], "one name at a time"),
         (["gallery", "--scale", "paper"], "the gallery has one scale"),
         (["gallery", "--budget", "3"], "made as a whole"),
+        (["fedra.fig1"], "schematic"),
+        (["fedpft.table2"], "CIFAR-100"),
+        (["fedra.fig11"], "did you mean 'fedra.fig1'"),
         (["gallery", "--train", "--seeds", "3"], "its own seeds"),
     ],
 )
@@ -196,6 +199,18 @@ def test_a_request_that_cannot_be_met_exits_with_2_and_writes_nothing(
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["scorecard", "gallery", "all", HEART])
+def test_a_folder_that_cannot_be_written_to_is_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--out", str(tmp_path / "file" / "below")])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--out" in line
 
 
 def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) -> None:
