@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from figures import items
+from figures import changes, items
 from figures.page import markdown
 from figures.papers import PAPERS
 from fl_core.errors import UsageError
@@ -41,6 +41,7 @@ class Claim:
     """What a paper claims, and where it is decided.
 
     Attributes:
+        line: its name, by which a change of its verdict is recorded (:mod:`figures.changes`).
         claim: in plain words.
         figure: whose page decides it; of a figure that is not made yet, its name in the catalogue.
         finding: how the expectation on that page begins; empty where nothing was measured.
@@ -48,6 +49,7 @@ class Claim:
         data, scale: behind the number.
     """
 
+    line: str
     paper: str
     claim: str
     figure: str
@@ -95,6 +97,11 @@ def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
     return WORDS[found[0].verdict], "; ".join(parts)
 
 
+def verdicts() -> dict[str, str]:
+    """Return today's verdict of every line, as plain words."""
+    return {claim.line: judged(claim)[0].strip("*") for claim in claims()}
+
+
 def table() -> str:
     """The scorecard in Markdown, a table for each paper."""
     return "\n\n".join(f"**{TITLES[paper]}**\n\n{part}" for paper, part in _tables())
@@ -127,6 +134,7 @@ def renewed(text: str) -> str:
 
 
 def write(path: Path = README) -> Path:
-    """Renew the scorecard in the README and return its path."""
+    """Renew the scorecard in the README and the list of changed verdicts beside it; return the README's path."""
     path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    changes.write(path.parent)
     return path
