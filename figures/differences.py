@@ -1,6 +1,7 @@
 """Compares the scores of two runs: their differences paired by seed, what those decide, and how they are drawn.
 
-A run's score is the mean of its last three evaluations wherever its rows have several (:func:`settled`).
+A run's score is the mean of its last three evaluations (:func:`settled`). A study that stores the last evaluation of
+every run, and no other, is judged by that one: there is no round to choose.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LEAST = 3
 FEWEST = "fewer than 3 seeds: no order"
 EVALUATIONS = 3
 """The last evaluations of a run whose mean is its score; rows that have fewer decide nothing."""
-TOO_FEW = "rows have fewer than 3 evaluations: no order"
+TOO_FEW = "fewer than 3 evaluations"
 TWO_SIDED = "90 % intervals: two one-sided tests at 5 %"
 """What is said beside :attr:`Difference.bounded` where an equivalence is judged."""
 UNDECIDED = "undecided"
@@ -37,7 +38,7 @@ class Difference(NamedTuple):
         bounds: mean with one-sided 95 % bounds (the 90 % interval), by which an equivalence is tested.
         pairs: seeds that both have.
         error: standard error of the mean.
-        evaluations: of each run behind its score.
+        evaluations: behind each run's score; as many as needed where no run has more.
         moves: evidence that the difference still shrinks over those evaluations; empty without any.
     """
 
@@ -102,7 +103,18 @@ def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Diff
     """
     if not {run, reference} <= set(scores.index):
         return Difference(NOTHING, NOTHING, 0)
-    return _of_pairs((scores.loc[run] - scores.loc[reference]).dropna())
+    return of_each((scores.loc[run] - scores.loc[reference]).dropna())
+
+
+def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return each row's mean of its last three evaluations, rows x seeds; of fewer there is none.
+
+    Args:
+        curves: (row, round) x seeds.
+    """
+    trained = curves[curves.index.get_level_values(1) > 0].sort_index(level=1, sort_remaining=False)
+    kept = trained.groupby(level=0, sort=False).filter(lambda own: len(own) >= EVALUATIONS)
+    return kept.groupby(level=0, sort=False).tail(EVALUATIONS).groupby(level=0, sort=False).mean()
 
 
 def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
@@ -115,11 +127,15 @@ def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Differe
         return Difference(NOTHING, NOTHING, 0)
     gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
     last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
-    found = _of_pairs(last.mean(skipna=False).dropna())
-    return found._replace(evaluations=len(last), moves=_shrinks(last) if not found.few else "")
+    found = of_each(last.mean(skipna=False).dropna())
+    most = curves.index[curves.index.get_level_values(1) > 0].get_level_values(0).value_counts().max()
+    enough = len(last) >= min(EVALUATIONS, most)
+    found = found._replace(evaluations=EVALUATIONS if enough else len(last))
+    return found._replace(moves="" if found.few else _shrinks(last))
 
 
-def _of_pairs(each: pd.Series) -> Difference:
+def of_each(each: pd.Series) -> Difference:
+    """The difference that the seeds' values are, one a seed."""
     if each.empty:
         return Difference(NOTHING, NOTHING, 0)
     return Difference(mean_interval(each), mean_interval(each, level=0.9), len(each), float(each.sem()))

@@ -43,6 +43,7 @@ class Claim:
     Attributes:
         line: its name, by which a change of its verdict is recorded (:mod:`figures.changes`).
         claim: in plain words.
+        place, words: where in the paper, and a quotation from there; ``…`` stands for what is left out.
         figure: whose page decides it; of a figure that is not made yet, its name in the catalogue.
         finding: how the expectation on that page begins; empty where nothing was measured.
         shown: regular expression of what is shown of the measurement.
@@ -52,6 +53,8 @@ class Claim:
     line: str
     paper: str
     claim: str
+    place: str
+    words: str
     figure: str
     finding: str
     shown: str
@@ -110,12 +113,13 @@ def table() -> str:
 def _tables() -> Iterator[tuple[str, str]]:
     for paper in PAPERS:
         columns: dict[str, list[str]] = {
-            name: [] for name in ("the paper claims", "here", "our number", "data", "scale", "page")
+            name: [] for name in ("claim", "the paper's words", "here", "our number", "data", "scale", "page")
         }
         for each in (claim for claim in claims() if claim.paper == paper):
             where = items.PICTURES / f"{each.figure}.md"
             link = f"[{each.figure}](pictures/{where.name})" if where.is_file() else f"`{each.figure}`, planned"
-            cells = (each.claim, *judged(each), each.data, each.scale, link)
+            quoted = f"“{each.words}” ({each.place})"
+            cells = (each.claim, quoted, *judged(each), each.data, each.scale, link)
             for column, cell in zip(columns.values(), cells, strict=True):
                 column.append(cell.replace("|", "\\|"))
         yield paper, markdown(columns)

@@ -109,6 +109,15 @@ class Odds(NamedTuple):
     fails: float
 
 
+def of_share(successes: int, trials: int) -> Odds:
+    """The p-values of a share above and below one half, by the exact binomial test."""
+    from scipy import stats
+
+    sides = (stats.binomtest(successes, trials, HALF, alternative=way).pvalue for way in ("greater", "less"))
+    holds, fails = (min(1.0, 2 * float(side)) for side in sides)
+    return Odds(holds, fails)
+
+
 class Check(NamedTuple):
     """What every part of a claim says of its difference.
 
@@ -178,6 +187,11 @@ def points(values: Interval) -> str:
     return percent(*values, sign="+")
 
 
+def plain(values: Interval) -> str:
+    """A difference with half its interval, in its own unit."""
+    return f"{values.value:+.2f}" + ("" if math.isnan(values.low) else f" ± {(values.high - values.low) / 2:.2f}")
+
+
 def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[Interval], str] = points) -> Judged:
     """Judge a claim of one or several parts, corrected for their number.
 
@@ -195,7 +209,9 @@ def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[I
         )
         value = show(gap.bounds if test.bounds else gap.interval) if gap.pairs else "no pair of runs"
         told.append(f"{name} {value}".strip() + (f" ({word})" if gap.pairs else ""))
-    notes = [f"{len(gaps)} parts, Holm's correction"] * (len(gaps) > 1) + ["90 % intervals"] * test.bounds
+    notes = [f"{len(gaps)} parts, Holm's correction"] * (len(gaps) > 1) + [
+        f"90 % intervals, margin {100 * MARGIN:g} point"
+    ] * test.bounds
     held, moving = joint(parts), [gap.moves for gap in gaps.values()]
     steady = joint([None if moves else part for part, moves in zip(parts, moving, strict=True)])
     said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")

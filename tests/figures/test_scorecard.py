@@ -20,8 +20,11 @@ CLAIMS = scorecard.claims()
 def test_every_paper_has_claims_of_figures_that_there_are() -> None:
     known = {entry.name: entry for entry in catalogue.entries()}
     assert tuple(dict.fromkeys(claim.paper for claim in CLAIMS)) == PAPERS
+    assert len({claim.line for claim in CLAIMS}) == len(CLAIMS)
+    assert all(claim.line.startswith(f"{claim.paper}.") for claim in CLAIMS)
     for claim in CLAIMS:
-        assert all((claim.claim, claim.data, claim.scale))
+        assert all((claim.claim, claim.place, claim.words, claim.data, claim.scale))
+        assert claim.place.startswith(("Abstract", "Sec", "Table", "Appendix", "MLSys"))
         assert claim.figure in known
         planned = known[claim.figure].state() == "planned"
         assert not (planned and claim.finding), f"{claim.figure} is planned and cannot have been measured"

@@ -24,6 +24,7 @@ from figures.verdicts import (
     median_ends,
     of_ranges,
     of_seeds,
+    of_share,
 )
 from fl_core.errors import UsageError
 from fl_core.statistics import RANGE_BELOW, mean_interval, median_interval, share_interval
@@ -136,6 +137,12 @@ def test_holms_procedure_is_statsmodels_rule() -> None:
     assert holm([Odds(0.9, 0.001), Odds(float("nan"), float("nan"))]) == [False, None]
 
 
+def test_a_share_of_few_seeds_decides_nothing() -> None:
+    assert holm([of_share(0, 3), of_share(3, 3)]) == [None, None]
+    assert holm([of_share(0, 10), of_share(5, 10)]) == [False, None]
+    assert of_share(10, 10).holds == pytest.approx(2 * 0.5**10)
+
+
 def test_odds_are_those_of_scipys_tests() -> None:
     values = [0.3, 0.9, 0.2, 0.6]
     assert LEAD.odds(between(values)).holds == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
@@ -155,7 +162,10 @@ def test_a_score_is_the_mean_of_the_last_three_evaluations() -> None:
     found = settled(curves([9, 9, 9], [9, 9, 9], [1, 2, 3], [2, 3, 4], [3, 4, 5]), "x", "y")
     assert found.interval.value == pytest.approx(3.0)
     assert found.pairs == EVALUATIONS == 3
-    few = settled(curves([9, 9, 9], [1, 2, 3], rounds=(0, 40)), "x", "y")
+    once = curves([9, 9, 9], [1, 2, 3], rounds=(0, 40))
+    assert settled(once, "x", "y").few == "", "no run has more"
+    more = curves(*[[9, 9, 9]] * 5).rename(index={"x": "other", "y": "more"})
+    few = settled(pd.concat([once, more]), "x", "y")
     assert (few.above, few.evaluations) == (None, 1)
     assert judged({"": few}).held is None
     assert settled(curves([9, 9, 9], [1, 2, 3], rounds=(0, 40)), "x", "z").pairs == 0
