@@ -125,7 +125,10 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     return Drawing(
-        figure, table, caption, set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), apart(header, dataset))
+        figure,
+        table,
+        caption,
+        set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), apart(header, frame, dataset)),
     )
 
 
@@ -197,7 +200,7 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
-    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), apart(header, dataset)))
+    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), apart(header, frame, dataset)))
 
 
 def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:

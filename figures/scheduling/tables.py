@@ -97,9 +97,9 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
                 f"{NAMES[dataset]}, end of training: {names.title(method)} lies above the paper's six other methods",
                 found.told,
                 found.held,
-                apart(header, dataset) or found.apart,
+                apart(header, frame, dataset) or found.apart,
             )
-    near = [dataset for dataset in columns(header) if not apart(header, dataset)]
+    near = [dataset for dataset in columns(header) if not apart(header, frame, dataset)]
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
     where = "on every dataset" + (f" that is comparable (not {' and '.join(far)})" if far else "")
     where += ", mean of the table's three numbers of rounds"
@@ -230,7 +230,7 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     "1 point)",
                     found.told,
                     found.held,
-                    apart(header, dataset) or found.apart,
+                    apart(header, frame, dataset) or found.apart,
                 )
             )
     with style():
