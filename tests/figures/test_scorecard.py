@@ -13,6 +13,7 @@ from figures import catalogue, changes, items, scorecard
 from figures.items import Finding
 from figures.papers import PAPERS
 from fl_core.errors import UsageError
+from tests.figures import recompute
 
 CLAIMS = scorecard.claims()
 
@@ -83,3 +84,19 @@ def test_an_entry_must_fit_what_was_before_it(tmp_path: Path, entry: str) -> Non
     path.write_text(head + entry + "\n")
     with pytest.raises(UsageError, match="must fit"):
         changes.verdicts(first=first, path=path)
+
+
+@pytest.mark.parametrize("line", recompute.LINES)
+def test_a_second_computation_gives_the_same_numbers(line: str) -> None:
+    (claim,) = (each for each in CLAIMS if each.line == line)
+    _, number = scorecard.judged(claim)
+    numbers = recompute.LINES[line]()
+    assert numbers
+    for each in numbers:
+        assert each in number
+
+
+def test_the_second_computation_shares_nothing_with_the_first() -> None:
+    text = Path(recompute.__file__).read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(from|import) (figures|fedlayers|fl_core)\b", text, re.MULTILINE)
+    assert len(recompute.LINES) >= 30
