@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md",
     "figures/README.md", "figures/gallery.md", "figures/player_fl_what_figures_rest_on.md",
-    "figures/decision/PREREGISTERED.md",
+    "figures/decision/PREREGISTERED.md", "figures/decision/REGISTERED_FINISHED.md",
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if path.stem != "index"),
 )  # fmt: skip
 """Pages that stand in the site as in the repository; figures' pages and the notebooks come to them."""
