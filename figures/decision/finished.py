@@ -14,7 +14,7 @@ from figures.decision.families import FAMILIES, READING, dataset_of
 from figures.decision.federations import FEDERATIONS
 from fl_core.config import RunConfig
 
-PATIENCE = 10
+PATIENCE = 15
 """Evaluations without a better smoothed score after which a run stops."""
 WIDE = (1e-3, 3e-3, 1e-2, 3e-2)
 """Rates of perceptrons on tables."""

@@ -66,6 +66,10 @@ def test_a_pickle_may_not_reach_a_method_or_the_outside_and_must_be_a_table():
     dotted = b"\x80\x04\x8c\x11pandas.core.frame\x8c\x0eDataFrame.eval\x93."
     with pytest.raises(RunError, match=r"DataFrame\.eval"):
         convert.unpickled(dotted, "dotted")
+    changing = b"\x80\x04\x8c\x06pandas\x8c\x05Index\x93N}\x8c\x04evil\x8c\x06pandas\x8c\x09DataFrame\x93s\x86b."
+    with pytest.raises(RunError, match="change a class"):
+        convert.unpickled(changing, "changing")
+    assert not hasattr(pd.Index, "evil")
     with pytest.raises(RunError, match="outside"):
         convert.unpickled(b"\x80\x02K\x01Q.", "persistent")
     with pytest.raises(RunError, match="EOFError"):
