@@ -118,7 +118,10 @@ def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
 
 
 def check_end(run: Run, done: int) -> None:
-    """Refuse the result of a stored run whose models have diverged at its last evaluation.
+    """Refuse the result of a stored run whose models have diverged at its last evaluation, or at its best.
+
+    Args:
+        done: The round of that evaluation.
 
     Raises:
         DivergedError: names the first client and model.

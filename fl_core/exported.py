@@ -153,7 +153,7 @@ def export(
     *,
     which: str = "personal",
     client: str | None = None,
-    round: int | str = "last",
+    round: int | str | None = None,
     format: str | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
@@ -176,7 +176,8 @@ def export(
         out: the file of weights, which must not be there yet.
         which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`).
         client: whose; None where all clients have the same.
-        round: one with a checkpoint, or ``last``.
+        round: one with a checkpoint, ``last``, or ``best``: that of the stopping rule. None = ``best`` where the run
+            has a stopping rule, else ``last``.
         format: ``safetensors``; or, for other programs, ``onnx``, which takes the packages onnx and onnxscript, or
             ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file says. None =
             by the suffix of ``out``, of :data:`SUFFIXES`; with any other ``safetensors``.
@@ -191,6 +192,8 @@ def export(
     format = _format(out, format)
     _check_free(out)
     found = store.Run(path)
+    if round in (None, "best"):
+        round = "last" if round is None and found.stopping() is None else found.best_round(which)
     trained, task = runner.load_models(path, round, which, data=data, model=model, code=code)
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)

@@ -141,6 +141,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             where = run.path / blob_name(entries[name]["blob"]) if in_tensors else path
             raise CorruptError(f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})")
 
+    run.stopping()  # which checks what is stored of it
     with as_corruption(path):
         algorithm = _under_its_plan(task, server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)

@@ -30,9 +30,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("model", "init", "batchnorm", "layer_granularity"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),
     "training": (
-        "rounds", "participation", "client_dropout", "dropout_trace", "client_weights", "epochs", "batch_size", "lr",
-        "optimizer",
-        "momentum", "weight_decay", "amsgrad", "max_grad_norm", "keep_optimizer", "loss", "class_weights",
+        "rounds", "patience", "participation", "client_dropout", "dropout_trace", "client_weights", "epochs",
+        "batch_size", "lr", "optimizer", "momentum", "weight_decay", "amsgrad", "max_grad_norm", "keep_optimizer",
+        "loss", "class_weights",
     ),
     "execution": (
         "seed", "workers", "stack", "device", "memory_format", "precision", "recompute_frozen", "eval_every",

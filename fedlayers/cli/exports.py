@@ -29,7 +29,9 @@ class Export(Command):
     dir: RunDirectory
     model: Annotated[str, option("personal, global or local.")] = "personal"
     client: Annotated[str | None, option("Whose; not needed where all have the same.", "NAME")] = None
-    round: Annotated[str, option("A round with a checkpoint, or last.")] = "last"
+    round: Annotated[
+        str | None, option("A round with a checkpoint, last, or best; default best after --patience, else last.")
+    ] = None
     format: Annotated[
         str | None,
         option("safetensors; for other programs, onnx or torch_export. By default that of --out's suffix.", "NAME"),

@@ -96,9 +96,9 @@ class Compare(SeveralAlgorithms):
     seeds: Seeds = 3
     tuned: Annotated[Path | None, option("What tune has chosen for each algorithm: its tuned.json.", "FILE")] = None
     select_by: Annotated[
-        Literal["last", "validation"],
-        option("The round that is scored: the last, or each client's of lowest validation loss."),
-    ] = "last"
+        Literal["last", "validation"] | None,
+        option("The round that is scored: the last, or each model's best on validation (default with --patience)."),
+    ] = None
     score: Score = ""
     baselines: Annotated[bool, option("Add the majority class and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
@@ -127,7 +127,7 @@ class Compare(SeveralAlgorithms):
             options=options,
             plan=plan,
             tuned=self.tuned,
-            best=self.select_by == "validation",
+            best=None if self.select_by is None else self.select_by == "validation",
             score=self.score,
             baselines=self.baselines,
             backend=self.backend,

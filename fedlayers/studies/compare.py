@@ -29,13 +29,17 @@ from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
 from fl_core.records.files import write_atomically
 from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score, positive_in
+from fl_core.stopping import WINDOW, best_round, weighted_mean
 from fl_core.training.losses import LOSSES
 
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
 BEST = "@best_val"
-"""What is added to the name of a model that is each client's best on its validation split."""
-MOMENTS = {False: "after the last round", True: "at each client's evaluated round of lowest validation loss"}
+"""What is added to the name of a model that is scored at its best round on validation."""
+MOMENTS = {
+    False: "after the last round",
+    True: f"at each model's best round on validation (main score, mean over clients and {WINDOW} evaluations)",
+}
 LEGEND = (
     "Test split {moment}, combined over clients by training samples; mean ± half the 95 % interval over "
     "seeds.\nfairness: variance over clients of {score}, lower is fairer. incentive: clients whose {score} is {better} "
@@ -49,7 +53,7 @@ class Comparison:
 
     Attributes:
         frame: the rows of all runs.
-        best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
+        best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
         training: the local training in words, by algorithm where they differ.
         score: by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, of numbers R2.
         scores: one value a run and metric: the headline model on the test split, combined over clients by training
@@ -191,12 +195,11 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
 def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
     """Scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
-    With ``best`` each client's are those of its evaluated round, but the first of all, in which that model's validation
-    loss is lowest (of equal ones the earlier), and the model's name ends in ``@best_val``. PLayer-FL chooses so too,
-    among every epoch's locally trained models. A personal model that is made at the end only has no other round.
+    With ``best`` they are those of the model's best round, one for all clients, and its name ends in ``@best_val``. A
+    personal model that is made at the end only has no other round.
 
     Raises:
-        UsageError: a client without a validation loss, of which there is no best round.
+        UsageError: a run without a validation score, of which there is no best round.
     """
     run = ["algorithm", "seed"]
     scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
@@ -206,15 +209,36 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     final = final[final["model"] == np.where(has_personal, "personal", "global")]
     if not best:
         return final
-    of_model = [*run, "client", "model"]
-    judged = scored[(scored["split"] == "validation") & (scored["metric"] == "loss") & (scored["round"] > 0)]
-    judged = judged.dropna(subset="value").sort_values(["value", "round"], kind="stable").drop_duplicates(of_model)
-    best_rounds = final[of_model].drop_duplicates().merge(judged[[*of_model, "round"]], how="left")
-    if best_rounds["round"].isna().any():
-        name, seed, client, _ = best_rounds.loc[best_rounds["round"].isna(), of_model].iloc[0]
-        raise UsageError(f"client {client!r} has no validation loss in the run of {name} with seed {seed}")
-    at_best = test.merge(best_rounds)
+    of_model = [*run, "model"]
+    found = best_rounds(scored)
+    wanted = final[of_model].drop_duplicates().merge(found, how="left")
+    if wanted["round"].isna().any():
+        name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
+        raise UsageError(f"the run of {name} with seed {seed} has no {model} model with a score on validation samples")
+    at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
+
+
+def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the best round of each run's models, as a stopping rule finds it (:mod:`fl_core.stopping`).
+
+    Args:
+        frame: Rows of runs.
+
+    Returns:
+        A line for each model that has one: algorithm, seed, model, round.
+    """
+    main = main_score(frame["metric"].unique())
+    judged = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["round"] > 0)]
+    lines = []
+    for (algorithm, seed, model), part in judged.groupby(["algorithm", "seed", "model"], sort=False):
+        scores = {
+            int(str(done)): weighted_mean(zip(of_round["value"].astype(float), of_round["n_train"], strict=True))
+            for done, of_round in part.groupby("round")
+        }
+        lines.append((algorithm, seed, model, best_round(scores, SCORES[main])))
+    found = pd.DataFrame(lines, columns=["algorithm", "seed", "model", "round"])
+    return found.dropna(subset="round").astype({"seed": frame["seed"].dtype, "round": frame["round"].dtype})
 
 
 Plans = LayerPlan | Mapping[str, LayerPlan] | None
@@ -281,7 +305,7 @@ def compare(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     tuned: Tuned | Path | str | None = None,
-    best: bool = False,
+    best: bool | None = None,
     score: str = "",
     baselines: bool = False,
     beside: pd.DataFrame | None = None,
@@ -305,7 +329,8 @@ def compare(
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or each one's own by name; the others use their default.
         tuned: what :func:`~fedlayers.studies.tune.tune` has chosen for each algorithm, or the path of its file.
-        best: score clients at their best round on validation (:func:`headline`); the runs are the same.
+        best: score models at their best round on validation (:func:`headline`); the runs are the same. By default
+            they are scored so under a stopping rule (``patience``).
         score: by which algorithms are ranked; see :class:`Comparison`.
         baselines: add rows of what no federation is needed for (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, under a name of their own among the algorithms.
@@ -334,6 +359,7 @@ def compare(
     for job in jobs[:: len(algorithms)] if baselines else ():
         frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
+    best = config.patience is not None if best is None else best
     result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))

@@ -120,10 +120,15 @@ class TaskInfo:
         tuple[str, int], ...
     ] = ()  # tensors that train and travel only from a round on, by 0-based index
     uniform: bool = False  # whether clients count all the same where they are averaged
+    may_stop_every: int = 0  # rounds between those after which a stopping rule may end the run; 0 = no such rule
 
     def weight(self, client: int) -> int:
         """How much a client counts in a weighted mean: its training samples, or 1."""
         return 1 if self.uniform else self.n_train[client]
+
+    def may_end(self, done: int) -> bool:
+        """Whether training may end after this many rounds: after all, or where a stopping rule decides."""
+        return done == self.rounds or (self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0)
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -51,6 +51,11 @@ def verify(run: Run) -> list[str]:
         if run.folder.read("plan.json") != json_bytes(plan):
             raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
         checked.append("plan.json")
+    rule = run.stopping()
+    for model, best in ({} if rule is None else rule.best).items():
+        if best not in rounds:
+            raise CorruptError(f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models")
+        checked.append(f"best round of the {model} models: {best}")
     checked.append(_progress(run, timed))
     _check_named(run, {*blobs} - seen - {*begun})
     return checked
@@ -63,7 +68,7 @@ def _check_named(run: Run, strange: set[str]) -> None:
         CorruptError: names the first, and the checkpoint before the one that is missing.
     """
     last = max(run.rounds, default=0)
-    if last == run.config.get("rounds"):
+    if run.finished:
         return
     for blob in sorted(strange):
         name = f"blobs/{blob}.safetensors"
@@ -161,4 +166,6 @@ def _progress(run: Run, timed: set[int]) -> str:
             f"{run.checkpoint_path(gone)} is missing: the run had {what}, {last} of {asked} rounds are left; resume "
             "trains the others again"
         )
+    if last != asked and run.finished:
+        return f"{last} of at most {asked} rounds: stopped by the stopping rule"
     return f"{last} of {asked} rounds" + ("" if last == asked else ": not finished, resume goes on")
