@@ -144,6 +144,8 @@ class FederationConfig:
     """Threshold of the rule: layers before the first jump above it are shared."""
     rounds: int | None = None
     """Communication rounds."""
+    patience: int | None = None
+    """Stop after this many evaluations without a better main score on validation; rounds are then the most."""
     participation: float = 1.0
     """Fraction of clients that take part in a round, at least one."""
     client_weights: str = "samples"
@@ -259,7 +261,8 @@ def check(config: RunConfig) -> None:
     ):
         if value is not None:
             check_known(what, value, known)
-    for name, least in (("rounds", 1), ("workers", 0), ("local_models", 0), ("eval_every", 1), ("checkpoint_every", 1)):
+    of_counts = ("rounds", "patience", "eval_every", "checkpoint_every")
+    for name, least in (*((name, 1) for name in of_counts), ("workers", 0), ("local_models", 0)):
         value = getattr(config, name)
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}; got {value}.")

@@ -118,7 +118,10 @@ def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
 
 
 def check_end(run: Run, done: int) -> None:
-    """Check that no model of a stored run has diverged at its last evaluation.
+    """Check that no model of a stored run has diverged at its last evaluation, or at its best.
+
+    Args:
+        done: the round of that evaluation.
 
     Raises:
         DivergedError: names the first client and model.

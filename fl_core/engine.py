@@ -37,6 +37,7 @@ from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row
 from fl_core.schedule import Schedule, sampled_clients
+from fl_core.stopping import BEST_ROUND, STATE, StoppingRule
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
@@ -53,6 +54,7 @@ class Engine:
         columns: further ones of every row.
         on_divergence: ``note`` or ``stop``, once a client's loss is beyond the limit of :mod:`fl_core.divergence`.
         loggers: that get every round's rows once they are complete.
+        stopping: ends the run before its last round; what it has seen is stored in the server's state.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         writer: Writer | None = None,
         on_divergence: str = "note",
         loggers: Sequence[Logger] = (),
+        stopping: StoppingRule | None = None,
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
         self.client_runner, self.clients, self.schedule = client_runner, clients, schedule
@@ -79,6 +82,7 @@ class Engine:
         self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
         columns = {"algorithm": algorithm.name, "seed": self.task_info.seed, **(columns or {})}
         self.ledger = Ledger(data, columns, self._flops_of, self.limit, writer, loggers)
+        self.stopping = stopping
         self._missing: set[int] = set()  # who did not answer in time in the present round
         self._flops: dict[tuple[frozenset[str], ...], float] = {}
         clients.begin(algorithm)
@@ -101,21 +105,29 @@ class Engine:
         """Continue from a checkpoint; clients' states are read from it when they are needed."""
         self.server, self.done = checkpoint.server, checkpoint.round
         self.clients.restore(checkpoint)
+        if self.stopping and STATE in self.server.meta:
+            self.stopping = StoppingRule.from_json(self.server.meta[STATE])
         if self.writer:
             run = self.writer.run
             self.limit.stored = lambda: starts_of(run, self.limit.tuned)
         if "plan" in self.server.meta:
             self.algorithm = self.algorithm.with_plan(LayerPlan.from_json(self.server.meta["plan"]))
 
+    @property
+    def finished(self) -> bool:
+        """Whether no round is left to train, by their number or by the stopping rule."""
+        return self.done == self.schedule.rounds or (self.stopping is not None and self.stopping.stops)
+
     @tree.one_thread()
     def run(self, progress: bool = True) -> None:
-        """Run all remaining rounds.
+        """Run all remaining rounds, or as many as the stopping rule lets it.
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
             DivergedError: a loss is finite and beyond the limit, and ``on_divergence`` is ``stop``.
             UsageError: a decision is needed and no instruments were given; or, before anything is trained, the
-                algorithm's phases name a loss, a step or an observer that is not there.
+                algorithm's phases name a loss, a step or an observer that is not there, or a client has no validation
+                score that the stopping rule needs.
         """
         if self.done == 0:
             self.plan_selection.check(self.algorithm)
@@ -139,7 +151,7 @@ class Engine:
             smoothing=0.0,  # the estimate to the end is from all rounds, those with an evaluation too
         )
         with bar:
-            while self.done < self.schedule.end:
+            while self.done < self.schedule.end and not self.finished:
                 self.step()
                 bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)
                 bar.update()
@@ -156,11 +168,12 @@ class Engine:
         self._missing.clear()
         work = CostCounter(float)
         exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
+        keeps = saves or (self.stopping is not None and self.schedule.evaluates(index + 1))
         lost = self.schedule.dropout.lost(self.task_info.seed, index, sampled)
         work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
-            kept = sampled[: self.schedule.local_models] if last and self.writer and saves else ()
+            kept = sampled[: self.schedule.local_models] if last and self.writer and keeps else ()
             self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost)
             gone = {*lost, *self._missing}
             sampled = tuple(client for client in sampled if client not in gone)  # the round goes on without them
@@ -175,6 +188,7 @@ class Engine:
         untuned = self._finetune(recorded=last) if last or evaluates or saves else frozenset[int]()
         if evaluates:
             self._evaluate_all(untuned)
+            saves |= self._judge_round()
         self._close_round(saves)
 
     def _close_round(self, saves: bool = False) -> None:
@@ -373,6 +387,24 @@ class Engine:
     def _record_scores(self, reply: ClientReply, done: int) -> None:
         for model, scores in reply.scores.items():
             self.ledger.scores(reply.client, model, scores, done)
+            if self.stopping and "validation" in scores:
+                n_train = len(self.data.clients[reply.client].train)
+                self.stopping.take(done, model, scores["validation"], self.names[reply.client], n_train)
+
+    def _judge_round(self) -> bool:
+        """Put the round's scores to the stopping rule; returns whether a checkpoint is due.
+
+        One is due at the end, and after the best round so far of some model.
+        """
+        if self.stopping is None:
+            return False
+        self.stopping.close(self.done)
+        self.server.meta[STATE] = self.stopping.to_json()
+        best = self.stopping.best
+        for model, at in best.items() if self.finished else ():
+            columns = {"model": model, "split": "validation", "estimator": self.stopping.words}
+            self.ledger.row(BEST_ROUND, at, self.done, None, **columns)
+        return self.finished or self.done in best.values()
 
     def _flops_of(self, phase: Phase, submodel: frozenset[str]) -> float:
         case = (phase.train, submodel)

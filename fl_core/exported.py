@@ -159,7 +159,7 @@ def export(
     *,
     which: str = "personal",
     client: str | None = None,
-    round: int | str = "last",
+    round: int | str | None = None,
     format: str | None = None,
     data: FederatedData | None = None,
     model: nn.Module | None = None,
@@ -182,7 +182,8 @@ def export(
         out: the file of weights, which must not exist.
         which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`).
         client: the model's client. None if all clients have the same model.
-        round: one with a checkpoint, or ``last``.
+        round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
+            stopping rule, else ``last``.
         format: ``safetensors``; or for other programs ``onnx``, which needs the packages onnx and onnxscript, or
             ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file describes.
             None follows the suffix of ``out`` in :data:`SUFFIXES`, and is ``safetensors`` for any other.
@@ -197,6 +198,8 @@ def export(
     format = _format(out, format)
     _check_free(out)
     found = store.Run(path)
+    if round in (None, "best"):
+        round = "last" if round is None and found.stopping() is None else found.best_round(which)
     trained, task = runner.load_models(path, round, which, data=data, model=model, allow_code=allow_code)
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)

@@ -27,8 +27,8 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
     therefore have the model's shape.
 
     Args:
-        path: a run's directory, for its global model after the last checkpoint, or a file of weights (see
-            :func:`fl_core.models.weights.read`).
+        path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
+            rule; or a file of weights (see :func:`fl_core.models.weights.read`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts.
 
@@ -60,7 +60,8 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
             f"{path} is a run of {config['algorithm']}, whose models are the clients' own: start from a run with a "
             f"global model, such as one of fedavg"
         )
-    found = dict(run.checkpoint("last", lazy=True).server.trees["model"])
+    which = "last" if run.stopping() is None else run.best_round("global")
+    found = dict(run.checkpoint(which, lazy=True).server.trees["model"])
     return found, config.get("words"), config["batchnorm"] == "local"
 
 

@@ -30,7 +30,7 @@ from fl_core.tree import Tree
 FEDERATION = "federation"
 """The key of a run's configuration with its sites, if its clients are not in this process."""
 _PLAIN = """
-    threshold rounds seed clients alpha classes_per_client samples_per_client dominance max_samples task participation
+    threshold rounds patience seed clients alpha classes_per_client samples_per_client dominance max_samples task participation
     client_weights client_dropout epochs batch_size lr optimizer momentum weight_decay amsgrad max_grad_norm
     keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device recompute_frozen stack
     memory_format precision eval_every checkpoint_every on_divergence local_scores local_models positive client_column
@@ -188,6 +188,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             where = run.path / blob_name(entries[name]["blob"]) if in_tensors else path
             raise CorruptError(f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})")
 
+    run.stopping()  # which checks what is stored of it
     with as_corruption(path):
         algorithm = _under_its_plan(task, server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)

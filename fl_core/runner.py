@@ -28,6 +28,8 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.records import environment, store, writing
 from fl_core.restore import check_code, code_of, stored_config, task_of
+from fl_core.scores import MAIN
+from fl_core.stopping import StoppingRule
 from fl_core.storage import files
 from fl_core.task import Task, assemble
 
@@ -191,7 +193,7 @@ def resume(
         if done == 0:
             restore.check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
-        if changed and done < int(task.config.rounds or 1):
+        if changed and not writer.run.finished:
             warnings.warn(
                 f"{writer.path} began with {listing(changed)}: what follows may differ in its last bits from an "
                 "undisturbed run's",
@@ -263,12 +265,13 @@ def _execute(
             writer=writer,
             on_divergence=config.on_divergence,
             loggers=loggers,
+            stopping=None if config.patience is None else StoppingRule(config.patience, MAIN[task.data.task]),
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
-        with opened(loggers, logged, lambda: engine.done == engine.schedule.rounds):
+        with opened(loggers, logged, lambda: engine.finished):
             try:
                 engine.run(progress)
             except (RunError, OSError):
@@ -351,7 +354,7 @@ def load_models(
     True
 
     Args:
-        round: a round with a checkpoint, or ``"last"``.
+        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
             (fine-tuned if the algorithm does this), or ``global``.
         data, model, allow_code: as in :func:`resume`.
@@ -362,7 +365,7 @@ def load_models(
         CorruptError: stored files are damaged.
     """
     found = store.Run(path)
-    checkpoint = found.checkpoint(round)
+    checkpoint = found.checkpoint(found.best_round(which) if round == "best" else round)
     stored, said = found.task_config(), restore.allowed_code(allow_code)
     restore.check_at_home(found.path, stored, False)
     restore.check_own(found.path, stored, said, True, data=data, model=model)

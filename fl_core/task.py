@@ -171,6 +171,11 @@ def assemble(
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
+    blind = [client.name for client in data.clients if not len(client.validation)]
+    if config.patience and blind:
+        raise UsageError(
+            f"patience must have validation samples to judge by; {data.name} has none for {listing(blind)}."
+        )
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)
@@ -221,6 +226,7 @@ def assemble(
         mean=data.mean,
         std=data.std,
         uniform=config.client_weights == "uniform",
+        may_stop_every=int(config.eval_every or 1) if config.patience else 0,
     )
     config = replace(
         config,

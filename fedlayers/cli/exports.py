@@ -36,7 +36,9 @@ class Export(Command):
         str, option("personal (with which a client predicts), global (the server's), or local (after its training).")
     ] = "personal"
     client: Annotated[str | None, option("The client; not needed if all have the same model.", "NAME")] = None
-    round: Annotated[str, option("A round with a checkpoint, or last.")] = "last"
+    round: Annotated[
+        str | None, option("A round with a checkpoint, last, or best; default best after --patience, else last.")
+    ] = None
     format: Annotated[
         str | None,
         option("safetensors; for other programs onnx or torch_export. Default: by the suffix of --out.", "NAME"),

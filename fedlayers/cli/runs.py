@@ -139,12 +139,15 @@ def finished(engine: Any, out: Path) -> None:
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
-    stored = StoredRun(out)
-    print(tables.scores(stored.rows()[1], engine.done))
+    stored, rule = StoredRun(out), engine.stopping
+    best = {} if rule is None else rule.best
+    print(tables.scores(stored.rows()[1], engine.done, best))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
     print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.description}")
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
+    if rule is not None:
+        print(rule.report(engine.done, engine.schedule.rounds))
     print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")
-    divergence.check_end(stored, engine.done)
+    divergence.check_end(stored, engine.done if rule is None else best.get(rule.main, engine.done))

@@ -104,9 +104,9 @@ class Compare(SeveralAlgorithms):
     seeds: Seeds = 3
     tuned: Annotated[Path | None, option("Settings from fedlayers tune: its tuned.json.", "FILE")] = None
     select_by: Annotated[
-        Literal["last", "validation"],
-        option("Round to score: the last, or each client's with the lowest validation loss."),
-    ] = "last"
+        Literal["last", "validation"] | None,
+        option("Round to score: the last, or each model's best on validation (default with --patience)."),
+    ] = None
     score: Score = ""
     baselines: Annotated[bool, option("Add the majority class, and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
@@ -135,7 +135,7 @@ class Compare(SeveralAlgorithms):
             options=options,
             plan=plan,
             tuned=self.tuned,
-            best=self.select_by == "validation",
+            best=None if self.select_by is None else self.select_by == "validation",
             score=self.score,
             baselines=self.baselines,
             backend=self.backend,

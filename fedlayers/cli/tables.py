@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 RANKED_BY = "macro_f1"
 
 
-def scores(frame: pd.DataFrame, round: int) -> str:
+def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None) -> str:
     """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
     Beyond eight clients three are shown: the lowest, the median and the highest by macro-F1, or else by the first
@@ -25,9 +26,12 @@ def scores(frame: pd.DataFrame, round: int) -> str:
 
     Args:
         frame: the rows of a run.
+        best: the best round of each model under a stopping rule, in place of ``round``.
     """
-    last = frame[(frame["round"] == round) & (frame["split"] == "test")]
-    title, positive = f"test split, round {round}", positive_in(last)
+    of_model = frame["model"].map(best).fillna(0) if best else round
+    last = frame[(frame["round"] == of_model) & (frame["split"] == "test")]
+    when = f"best round on validation ({listing(f'{model} {at}' for model, at in best.items())})" if best else ""
+    title, positive = f"test split, {when or f'round {round}'}", positive_in(last)
     if last.empty:
         return f"{title}: no scores"
     weights = last.groupby("client")["n_train"].first().astype(float)

@@ -29,14 +29,18 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
 from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score, positive_in
+from fl_core.stopping import WINDOW, best_round, weighted_mean
 from fl_core.storage.files import write_atomically
 from fl_core.training.losses import LOSSES
 
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
 BEST = "@best_val"
-"""The suffix of a model's name if it is each client's best on its validation split."""
-MOMENTS = {False: "after the last round", True: "in each client's round with the lowest validation loss"}
+"""The suffix of a model's name if it is scored at its best round on validation."""
+MOMENTS = {
+    False: "after the last round",
+    True: f"at each model's best round on validation (main score, mean over clients and {WINDOW} evaluations)",
+}
 LEGEND = (
     "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over seeds.\n"
     "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
@@ -50,7 +54,7 @@ class Comparison:
 
     Attributes:
         frame: the rows of all runs.
-        best: whether clients are scored at their best round on validation and not at the last (:func:`headline`).
+        best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
         training: the local training in words, per algorithm if they differ.
         score: the score by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, for a
             regression R2.
@@ -194,13 +198,11 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
 def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
     """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
-    With ``best``, each client's scores are those of its best round: that with the lowest validation loss, of equal ones
-    the earlier. The very first evaluation does not count. The model's name then ends in ``@best_val``. PLayer-FL
-    chooses in this way too, among every epoch's locally trained models. A personal model that is made at the end has no
-    other round.
+    With ``best`` the scores are those of the model's best round, one for all clients. The model's name then ends in
+    ``@best_val``. A personal model that is made at the end has no other round.
 
     Raises:
-        UsageError: a client without a validation loss, and so without a best round.
+        UsageError: a run without a validation score, and so without a best round.
     """
     run = ["algorithm", "seed"]
     scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
@@ -210,15 +212,36 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     final = final[final["model"] == np.where(has_personal, "personal", "global")]
     if not best:
         return final
-    of_model = [*run, "client", "model"]
-    judged = scored[(scored["split"] == "validation") & (scored["metric"] == "loss") & (scored["round"] > 0)]
-    judged = judged.dropna(subset="value").sort_values(["value", "round"], kind="stable").drop_duplicates(of_model)
-    best_rounds = final[of_model].drop_duplicates().merge(judged[[*of_model, "round"]], how="left")
-    if best_rounds["round"].isna().any():
-        name, seed, client, _ = best_rounds.loc[best_rounds["round"].isna(), of_model].iloc[0]
-        raise UsageError(f"client {client!r} has no validation loss in the run of {name} with seed {seed}")
-    at_best = test.merge(best_rounds)
+    of_model = [*run, "model"]
+    found = best_rounds(scored)
+    wanted = final[of_model].drop_duplicates().merge(found, how="left")
+    if wanted["round"].isna().any():
+        name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
+        raise UsageError(f"the run of {name} with seed {seed} has no {model} model with a score on validation samples")
+    at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
+
+
+def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the best round of each run's models, as a stopping rule finds it (:mod:`fl_core.stopping`).
+
+    Args:
+        frame: Rows of runs.
+
+    Returns:
+        A line for each model that has one: algorithm, seed, model, round.
+    """
+    main = main_score(frame["metric"].unique())
+    judged = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["round"] > 0)]
+    lines = []
+    for (algorithm, seed, model), part in judged.groupby(["algorithm", "seed", "model"], sort=False):
+        scores = {
+            int(str(done)): weighted_mean(zip(of_round["value"].astype(float), of_round["n_train"], strict=True))
+            for done, of_round in part.groupby("round")
+        }
+        lines.append((algorithm, seed, model, best_round(scores, SCORES[main])))
+    found = pd.DataFrame(lines, columns=["algorithm", "seed", "model", "round"])
+    return found.dropna(subset="round").astype({"seed": frame["seed"].dtype, "round": frame["round"].dtype})
 
 
 Plans = LayerPlan | Mapping[str, LayerPlan] | None
@@ -285,7 +308,7 @@ def compare(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     tuned: Tuned | Path | str | None = None,
-    best: bool = False,
+    best: bool | None = None,
     score: str = "",
     baselines: bool = False,
     beside: pd.DataFrame | None = None,
@@ -309,7 +332,8 @@ def compare(
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or one per algorithm by name; the others use their default.
         tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
-        best: score clients at their best round on validation (:func:`headline`); the runs are the same.
+        best: score models at their best round on validation (:func:`headline`); the runs are the same. The default
+            is true under a stopping rule (``patience``).
         score: by which algorithms are ranked; see :class:`Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, to show as a further algorithm.
@@ -338,6 +362,7 @@ def compare(
     for job in jobs[:: len(algorithms)] if baselines else ():
         frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
+    best = config.patience is not None if best is None else best
     result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))

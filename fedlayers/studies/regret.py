@@ -355,7 +355,7 @@ def _trained(
     )
     columns: dict[str, Any] = {}
     for split in ("validation", "test"):
-        final = headline(run.frame, split)
+        final = headline(run.frame, split, run.best)
         final = final[final["metric"] == score]
         columns[split] = {
             seed: statistics.combine(part["value"], part["n_train"]) for seed, part in final.groupby("seed")
@@ -372,7 +372,8 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
     for line in scores.itertuples():
         path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
         code = allowed_by(config)
-        models, task = runner.load_models(path, which=str(line.model), allow_code=code)
+        which, _, best = str(line.model).partition("@")
+        models, task = runner.load_models(path, "best" if best else "last", which, allow_code=code)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
         lines[-1] |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}

@@ -64,7 +64,8 @@ class TrainingJob:
     @property
     def over(self) -> bool:
         """True if nothing is left to do."""
-        return self.begun and store.Run(self.path).rounds[-1:] >= [self.last]
+        run = store.Run(self.path) if self.begun else None
+        return run is not None and (run.rounds[-1:] >= [self.last] or run.finished)
 
     @property
     def last(self) -> int:

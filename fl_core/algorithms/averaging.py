@@ -60,6 +60,8 @@ class FedProx(Algorithm):
 class FineTuned(Algorithm):
     """Base of algorithms whose clients fine-tune all layers of a copy of their model after the last round.
 
+    Under a stopping rule each round with an evaluation may be the last, and copies are fine-tuned there.
+
     - ``finetune_epochs``: 5 by default, as in FedBABU. Layer scheduling does not state its number.
     - ``finetune_at``: numbers of completed rounds after which copies are fine-tuned and evaluated as well, if clients
       are evaluated then. This changes neither the run nor its recorded costs.
@@ -71,7 +73,7 @@ class FineTuned(Algorithm):
         finetune_at: tuple[int, ...] = ()
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        if done not in (self.task_info.rounds, *self.config.finetune_at):
+        if not self.task_info.may_end(done) and done not in self.config.finetune_at:
             return ()
         return (Phase("finetune", self.task_info.tensors, self.config.finetune_epochs, batch_stream="finetune"),)
 

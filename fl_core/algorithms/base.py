@@ -326,7 +326,7 @@ class Algorithm:
 
         Args:
             done: rounds completed. It is asked before the first round, after every round with an evaluation or a
-                checkpoint, and after the last one, ``task_info.rounds``.
+                checkpoint, and after the last one. ``task_info.may_end`` says which rounds may be the last.
         """
         return ()
 

@@ -118,10 +118,15 @@ class TaskInfo:
     blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may lack, input to output
     unfreeze_at: tuple[tuple[str, int], ...] = ()  # tensors and the 0-based round from which they train and travel
     uniform: bool = False  # whether averages weigh clients equally
+    may_stop_every: int = 0  # rounds between those after which a stopping rule may end the run; 0 = no such rule
 
     def weight(self, client: int) -> int:
         """Return a client's weight in a weighted mean: its training samples, or 1."""
         return 1 if self.uniform else self.n_train[client]
+
+    def may_end(self, done: int) -> bool:
+        """Whether training may end after this many rounds: after all, or where a stopping rule decides."""
+        return done == self.rounds or (self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0)
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -234,7 +234,7 @@ class FedPFT(Contrasting):
         return {self.evaluates: {**server.trees["model"], **tree.select(client.trees["model"], personal)}}
 
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
-        if rnd.index != self.task_info.rounds or not isinstance(model, Prompted) or not self.config.attention:
+        if not self.task_info.may_end(rnd.index) or not isinstance(model, Prompted) or not self.config.attention:
             return
         with torch.no_grad():
             weights = model.attention(x[: self.config.attention])

@@ -29,6 +29,8 @@ class RunFiles(Protocol):
     @property
     def rounds(self) -> list[int]: ...
     @property
+    def finished(self) -> bool: ...
+    @property
     def config(self) -> dict[str, Any]: ...
     def begin(self) -> dict[str, Any]: ...
     def plan(self) -> dict[str, Any] | None: ...
@@ -72,6 +74,11 @@ def verify(run: RunFiles) -> list[str]:
         if run.folder.read("plan.json") != json_bytes(plan):
             raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
         checked.append("plan.json")
+    rule = run.stopping()
+    for model, best in ({} if rule is None else rule.best).items():
+        if best not in rounds:
+            raise CorruptError(f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models")
+        checked.append(f"best round of the {model} models: {best}")
     checked.append(_progress(run, timed))
     _check_named(run, {*blobs} - seen - {*begun})
     return checked
@@ -84,7 +91,7 @@ def _check_named(run: RunFiles, strange: set[str]) -> None:
         CorruptError: names the first, and the checkpoint before the one that is missing.
     """
     last = max(run.rounds, default=0)
-    if last == run.config.get("rounds") or run.begin()["format"] == "fedlayers.run/1":  # which kept no journal
+    if run.finished or run.begin()["format"] == "fedlayers.run/1":  # which kept no journal
         return
     for blob in sorted(strange):
         name = f"blobs/{blob}.safetensors"
@@ -182,4 +189,6 @@ def _progress(run: RunFiles, timed: set[int]) -> str:
             f"{run.checkpoint_path(gone)} is missing: the run had {what}, {last} of {asked} rounds are left; resume "
             "trains the others again"
         )
+    if last != asked and run.finished:
+        return f"{last} of at most {asked} rounds: stopped by the stopping rule"
     return f"{last} of {asked} rounds" + ("" if last == asked else ": not finished, resume goes on")

@@ -29,6 +29,7 @@ from fl_core import limits, rows
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
 from fl_core.former import current_keys
 from fl_core.records import checking
+from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema
 from fl_core.storage.files import Folder, check_version, json_bytes, sha
 
@@ -329,6 +330,41 @@ class Run:
         """The plan in force, which the last checkpoint has, or else the configuration."""
         decided = self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan") if self.rounds else None
         return decided or self.config.get("in_force")
+
+    def stopping(self) -> StoppingRule | None:
+        """Return the stopping rule with all that it has seen up to the last checkpoint; None without such a rule.
+
+        Raises:
+            CorruptError: What is stored is no stopping rule.
+        """
+        meta = self.manifest(self.rounds[-1])["states"]["server"]["meta"] if self.rounds else {}
+        try:
+            return StoppingRule.from_json(meta[STATE]) if STATE in meta else None
+        except UsageError as error:
+            raise CorruptError(f"{self.checkpoint_path(self.rounds[-1])} is damaged: {error}") from error
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended, after all rounds or by its stopping rule."""
+        rule = self.stopping()
+        return self.rounds[-1:] == [self.config.get("rounds")] or (rule is not None and rule.stops)
+
+    def best_round(self, model: str) -> int:
+        """Return the best round of a model (``local``, ``personal`` or ``global``), at which its snapshot ``best`` is.
+
+        Raises:
+            UsageError: The run has no stopping rule, or the model no best round.
+        """
+        rule = self.stopping()
+        if rule is None:
+            raise UsageError(
+                f"round must be one with a checkpoint, or last; got 'best', and {self.path} has no stopping rule. "
+                "Train with --patience N to have one."
+            )
+        if model not in rule.best:
+            known = listing(rule.best) or "none"
+            raise UsageError(f"{self.path} has no best round of {model!r} models yet; it has those of: {known}")
+        return rule.best[model]
 
     def covered_rows(self) -> dict[str, Any]:
         """How far the rows are covered, by the last checkpoint or else by the manifest: their bytes and sha256."""

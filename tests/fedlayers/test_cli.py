@@ -294,7 +294,7 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     runs = contents()
     best = fedlayers(*words, "--select-by", "validation", "--baselines")
     assert "pooled_logistic: logistic regression on all clients' training samples together: centralised" in best
-    assert "lowest validation loss" in best
+    assert "best round on validation" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best
     assert {p: seen for p, seen in contents().items() if "runs" in p} == {p: s for p, s in runs.items() if "runs" in p}

@@ -17,7 +17,7 @@ from scipy.stats import t
 
 from diagnostics import measure
 from fedlayers.cli import main as cli
-from fedlayers.studies.compare import Comparison, compare, display_name, headline, jobs_of
+from fedlayers.studies.compare import Comparison, best_rounds, compare, display_name, headline, jobs_of
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -206,33 +206,32 @@ def test_headline_takes_the_final_round_of_the_personal_model():
     assert (frame.loc[frame["metric"] == "macro_f1", "value"] > 0).all()
 
 
-def test_the_best_round_is_each_clients_own_by_validation_loss_and_the_last_no_longer():
-    """Validation losses by round; test scores say which round they are of. Round 0 is before any training."""
-    losses = {"a": [0.1, 0.9, 0.2, 0.5], "b": [0.1, 0.4, 0.4, 0.4], "c": [0.1, None, 0.7, 0.3]}
+def test_the_best_round_is_one_for_all_clients_of_a_model_and_smoothed():
+    """Validation scores by round; test scores say which round they are of. Round 0 is before any training."""
+    judged = {"a": [9, 0.1, 0.4, 0.7, 0.4, 0.1], "b": [9, 0.5, 0.3, 0.2, 0.2, 0.1]}
     found = []
-    for client, values in losses.items():
+    for client, values in judged.items():
         for done, value in enumerate(values):
-            for model in ("global", "personal"):
-                common = {"algorithm": "x", "seed": 3, "client": client, "round": done, "model": model, "n_train": 1}
-                judged = -done if model == "global" else value
-                status = {"status": "not finite"} if judged is None else {}
-                found.append(rows.row("loss", judged, split="validation", **status, **common))
+            for model, counted in (("global", done), ("personal", value)):
+                n_train = 30 if client == "a" else 10
+                common = {"algorithm": "x", "seed": 3, "client": client, "round": done, "model": model}
+                common["n_train"] = n_train
+                found.append(rows.row("macro_f1", counted, split="validation", **common))
                 found += [rows.row(metric, done, split="test", **common) for metric in ("accuracy", "macro_f1", "loss")]
     frame = rows.frame(found)
+    means = [(30 * a + 10 * b) / 40 for a, b in zip(*judged.values(), strict=True)]
+    smooth = {done: sum(means[done - 2 : done + 1]) / 3 for done in range(3, 6)}
+    assert max(smooth, key=smooth.__getitem__) == 4
     best = headline(frame, best=True)
-    assert {(row.client, row.metric): row.value for row in best.itertuples()} == {
-        (client, metric): done
-        for client, done in {"a": 2, "b": 1, "c": 3}.items()
-        for metric in ("accuracy", "macro_f1", "loss")
-    }
+    assert set(best["round"]) == {4}
+    assert len(best) == 6
     assert set(best["model"]) == {"personal@best_val"}
-    assert (best["value"] == best["round"]).all()
+    assert best_rounds(frame).set_index("model")["round"].to_dict() == {"global": 5, "personal": 4}
     line = Comparison(frame, best=True)
-    assert line.table["accuracy"].tolist() == [2.0]
-    assert "lowest validation loss" in line.text()
-    blind = frame[(frame["client"] != "c") | (frame["split"] == "test")]
-    with pytest.raises(UsageError, match="client 'c' has no validation loss in the run of x with seed 3"):
-        headline(blind, best=True)
+    assert line.table["accuracy"].tolist() == [4.0]
+    assert "best round on validation" in line.text()
+    with pytest.raises(UsageError, match="the run of x with seed 3 has no personal model with a score"):
+        headline(frame[frame["split"] == "test"], best=True)
 
 
 def test_pretty_table_says_the_numbers():

@@ -58,7 +58,7 @@ ROOMS = {
     "fl_core": (
         "errors calling former choices lazy limits tree source_scan registry scores",
         "names seeds tokens layers interrupts",
-        "storage rows plan statistics",
+        "storage rows plan statistics stopping",
         "models data layer_mapping",
         "training",
         "algorithms",

@@ -1,0 +1,257 @@
+"""The stopping rule: when a run stops, which round counts, and that neither depends on interruptions."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from diagnostics.measure import instruments
+from fedlayers.remote import federation
+from fedlayers.studies.compare import best_rounds
+from fl_core import exported, runner, tree
+from fl_core.config import RunConfig
+from fl_core.data import Split
+from fl_core.engine import Engine
+from fl_core.errors import CorruptError, DivergedError, UsageError
+from fl_core.records import store
+from fl_core.stopping import BEST_ROUND, STATE, StoppingRule, best_round, weighted_mean
+from fl_core.storage.files import signed
+from tests.conftest import CONFIG, TOY
+from tests.federation.test_in_memory import comparable, link
+from tests.fl_core.test_runner import contents, cut_back
+
+NAN = math.nan
+LONG = replace(CONFIG, rounds=40, patience=3, lr=0.3, model="mlp", model_options={"sizes": (8, 6)}, checkpoint_every=9)
+FINETUNES = {"algorithm": "fedbabu", "options": {"finetune_epochs": 1}, "lr": 0.1}
+CASES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "ditto, half the clients": {"algorithm": "ditto", "participation": 0.5},
+    "fedbabu": FINETUNES,
+    "fedper, every second round": {"algorithm": "fedper", "eval_every": 2},
+}
+
+
+def by_brute_force(scores: list[float], patience: int) -> tuple[int, int | None]:
+    """The evaluation after which training stops, or the last, and the best one so far; both from 1."""
+    best: int | None = None
+    for end in range(1, len(scores) + 1):
+        means = {k: sum(scores[k - 3 : k]) / 3 for k in range(3, end + 1)}
+        if end < 3:
+            means = {end: sum(scores[:end]) / end}
+        means = {k: mean for k, mean in means.items() if mean == mean}
+        best = min((k for k in means if means[k] == max(means.values())), default=None)
+        if end - (best or 0) >= patience:
+            return end, best
+    return len(scores), best
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, NAN]), min_size=1, max_size=20),
+    st.integers(1, 5),
+    st.integers(1, 7),
+)
+@example([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 2, 1)  # of equal ones the first
+@example([0.25, NAN, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25], 3, 5)
+@example([NAN, NAN, NAN], 2, 1)
+def test_it_stops_where_brute_force_does(scores: list[float], patience: int, every: int) -> None:
+    rule = StoppingRule(patience, "macro_f1")
+    for count, score in enumerate(scores, 1):
+        rule.add(count * every, {"global": score, "local": 0.5})
+        again = StoppingRule.from_json(json.loads(json.dumps(rule.to_json(), allow_nan=False)))
+        assert (again.best, again.stops, again.to_json()) == (rule.best, rule.stops, rule.to_json())
+        if rule.stops:
+            break
+    stop, best = by_brute_force(scores, patience)
+    assert count == stop
+    assert rule.best.get("global") == (best and best * every)
+    assert rule.stops == (stop - (best or 0) >= patience)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=9), st.randoms())
+def test_a_mean_over_clients_does_not_depend_on_their_order(pairs: list[tuple[float, int]], random: Any) -> None:
+    shuffled = random.sample(pairs, len(pairs))
+    assert weighted_mean(shuffled) == weighted_mean(pairs)
+    total = sum(weight for _, weight in pairs)
+    assert weighted_mean(pairs) == pytest.approx(sum(v * w for v, w in pairs) / total)
+    assert math.isnan(weighted_mean([*pairs, (NAN, 1)]))
+
+
+def test_of_a_loss_the_lowest_is_best() -> None:
+    scores = {1: 3.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 5.0}
+    assert best_round(scores, higher_is_better=False) == 4
+    assert best_round(scores) == 5
+
+
+@pytest.fixture(scope="module", name="stopped")
+def _stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Engine]]:
+    folder, found = tmp_path_factory.mktemp("stopped"), {}
+    for case, changes in CASES.items():
+        out = folder / str(len(found)) / "run"
+        found[case] = out, runner.run(replace(LONG, **changes), out, data=TOY, progress=False)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(case: str, stopped: Any) -> None:
+    path, engine = stopped[case]
+    assert engine.stopping.stops
+    assert 4 < engine.done < 40
+    run = store.Run(path)
+    frame = run.rows()[1]
+    whole = runner.run(replace(LONG, **CASES[case], patience=None, rounds=engine.done), data=TOY, progress=False)
+    of_rule = frame["metric"] == BEST_ROUND
+    if case != "fedbabu":  # which without the rule fine-tunes after the last round alone
+        written = (path / "rows.jsonl").read_text().splitlines()[1:]
+        lines = [json.loads(line) for line in written]
+        assert comparable([row for row in lines if row["metric"] != BEST_ROUND]) == comparable(whole.rows)
+        assert {n: tree.digest(t) for n, t in engine.server.trees.items()} == {
+            n: tree.digest(t) for n, t in whole.server.trees.items()
+        }
+    best = frame[of_rule].set_index("model")["value"].astype(int).to_dict()
+    assert best == engine.stopping.best == best_rounds(frame).set_index("model")["round"].to_dict()
+    assert "macro_f1" in frame.loc[of_rule, "estimator"].iloc[0]
+    assert set(best.values()) < set(run.rounds)
+    assert f"{engine.done} of at most 40 rounds" in "\n".join(run.verify())
+    for which, done in best.items():
+        models, task = runner.load_models(path, "best", which, data=TOY)
+        for client, model in models.items():
+            split = next(each.test for each in task.data.clients if each.name == client)
+            with torch.no_grad():
+                accuracy = float((model.eval()(split.x).argmax(1) == split.y).double().mean())
+            row = frame[(frame["metric"] == "accuracy") & (frame["round"] == done) & (frame["split"] == "test")]
+            row = row[(row["client"] == client) & (row["model"] == which)]
+            assert accuracy == pytest.approx(row["value"].item())
+
+
+@pytest.mark.parametrize("case", ["ditto, half the clients", "fedbabu"])
+def test_a_run_that_is_killed_ends_with_the_same_bytes(case: str, stopped: Any, tmp_path: Path) -> None:
+    path, engine = stopped[case]
+    for after in (1, engine.done // 2, engine.done - 1, engine.done):
+        broken = cut_back(path, tmp_path / str(after), after)
+        again = runner.resume(broken, data=TOY, progress=False)
+        assert (again.done, again.stopping.best) == (engine.done, engine.stopping.best)  # type: ignore[union-attr]
+        assert contents(broken) == contents(path)
+
+
+def test_a_pause_before_the_stop_changes_nothing(stopped: Any, tmp_path: Path) -> None:
+    path, engine = stopped["fedavg"]
+    runner.run(LONG, tmp_path / "run", data=TOY, progress=False, until=4)
+    runner.resume(tmp_path / "run", data=TOY, progress=False, until=39)
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (path / "rows.jsonl").read_bytes()
+    assert store.Run(tmp_path / "run").rounds[-1] == engine.done
+
+
+def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(tmp_path: Path) -> None:
+    config = RunConfig(dataset="digits", max_samples=300, clients=3, partition="iid", rounds=30, eval_every=1)
+    config = replace(config, model="mlp", lr=0.1, patience=2)
+    engine = runner.run(config, tmp_path / "run", progress=False)
+    assert engine.stopping is not None
+    best = engine.stopping.best["global"]
+    assert best < engine.done < 30
+    for asked, done in ((None, best), ("best", best), ("last", engine.done)):
+        made = exported.export(tmp_path / "run", tmp_path / f"{asked}.safetensors", which="global", round=asked)
+        assert made.about["run"]["round"] == done
+    task = runner.assemble(replace(config, init=str(tmp_path / "run")))
+    trained = store.Run(tmp_path / "run").checkpoint(best).server.trees["model"]
+    assert tree.digest(tree.state_dict(task.model)) == tree.digest(trained)
+
+
+def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
+    runner.run(replace(LONG, patience=None, rounds=1), tmp_path / "run", data=TOY, progress=False)
+    assert store.Run(tmp_path / "run").stopping() is None
+    with pytest.raises(UsageError, match="--patience"):
+        runner.load_models(tmp_path / "run", "best", "global", data=TOY)
+
+
+def test_a_model_without_a_best_round_is_named(stopped: Any) -> None:
+    with pytest.raises(UsageError, match=r"'personal'.*global, local"):
+        runner.load_models(stopped["fedavg"][0], "best", "personal", data=TOY)
+
+
+def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(stopped: Any, tmp_path: Path) -> None:
+    path, engine = stopped["fedavg"]
+    shutil.copytree(path, tmp_path / "gone")
+    run = store.Run(tmp_path / "gone")
+    run.checkpoint_path(engine.stopping.best["global"]).unlink()
+    with pytest.raises(CorruptError, match="is missing"):
+        run.verify()
+    shutil.copytree(path, tmp_path / "last")
+    store.Run(tmp_path / "last").checkpoint_path(engine.done).unlink()
+    with pytest.raises(CorruptError, match="checkpoint"):
+        store.Run(tmp_path / "last").verify()
+    shutil.copytree(path, tmp_path / "edited")
+    run = store.Run(tmp_path / "edited")
+    found = {key: value for key, value in run.manifest(engine.done).items() if key != "sha256"}
+    for wrong in ({"patience": -1}, {"metric": "beauty"}, {"models": {"global": {"rounds": [1], "scores": []}}}):
+        states = {**found["states"], "server": json.loads(json.dumps(found["states"]["server"]))}
+        states["server"]["meta"][STATE] |= wrong
+        run.checkpoint_path(engine.done).write_bytes(signed({**found, "states": states}))
+        with pytest.raises(CorruptError, match="is damaged"):
+            runner.resume(tmp_path / "edited", data=TOY, progress=False)
+
+
+def test_a_client_without_validation_samples_is_named_before_any_round() -> None:
+    first, *others = TOY.clients
+    nothing = Split(first.validation.x[:0], first.validation.y[:0])
+    data = replace(TOY, clients=(replace(first, validation=nothing), *others))
+    with pytest.raises(UsageError, match=r"patience must have .* none for a"):
+        runner.run(LONG, data=data, progress=False)
+
+
+def test_a_client_without_the_score_is_named_before_any_round() -> None:
+    """The targets of one client are all equal on validation samples, where R2 has no value."""
+    clients = [
+        replace(
+            client,
+            **{
+                name: Split(split.x, split.y.float() if k or name != "validation" else split.y.float() * 0)
+                for name, split in (("train", client.train), ("validation", client.validation), ("test", client.test))
+            },
+        )
+        for k, client in enumerate(TOY.clients)
+    ]
+    data = replace(TOY, clients=tuple(clients), classes=())
+    with pytest.raises(UsageError, match=r"patience must have .* 'a' has none with a R2"):
+        runner.run(replace(LONG, loss="mse", lr=0.001), data=data, progress=False)
+
+
+def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
+    config = replace(LONG, lr=60.0, patience=30, on_divergence="stop")
+    with pytest.raises(DivergedError):
+        runner.run(config, tmp_path / "run", data=TOY, progress=False)
+    run = store.Run(tmp_path / "run")
+    assert not run.finished
+    run.verify()
+    if run.rounds:
+        assert runner.load_models(run.path, "best", "global", data=TOY)[0]
+
+
+@pytest.mark.parametrize("patience", [0, -1])
+def test_patience_is_at_least_one(patience: int) -> None:
+    with pytest.raises(UsageError, match="patience must be at least 1"):
+        runner.run(replace(LONG, patience=patience), data=TOY, progress=False)
+
+
+@pytest.mark.parametrize("case", ["fedavg", "fedbabu"])
+def test_over_sites_it_stops_at_the_same_round(case: str, stopped: Any, tmp_path: Path) -> None:
+    _, engine = stopped[case]
+    config = replace(LONG, **CASES[case])
+    wanted = runner.run(replace(config, stack="off"), data=TOY, progress=False)
+    assert wanted.done == engine.done
+    found = federation.federate(config, link(tmp_path / "sites"), tmp_path / "run", progress=False)
+    assert (found.done, found.stopping.best) == (engine.done, engine.stopping.best)  # type: ignore[union-attr]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()[1:]]
+    assert comparable(rows) == comparable(wanted.rows)
+    broken = cut_back(tmp_path / "run", tmp_path / "cut", engine.done)
+    again = federation.resume(broken, link(tmp_path / "sites"), instruments=instruments(), progress=False)
+    assert again.done == engine.done
+    assert again.finished
