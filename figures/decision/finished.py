@@ -56,7 +56,7 @@ class Finished:
 
 
 def _config(base: RunConfig, rounds: int, **settings: Any) -> RunConfig:
-    options: dict[str, Any] = {"algorithm": "fedper", "keep_optimizer": True, **settings}
+    options: dict[str, Any] = {"algorithm": "fedper", "keep_optimizer": True, "patience": PATIENCE, **settings}
     return replace(base, rounds=rounds, eval_every=EVERY, checkpoint_every=rounds, **options)
 
 

@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from figures import recipe
 from figures.decision import runs
 from figures.decision.federations import cuts
-from figures.decision.finished import CUTS, DITTO, JOBS, MAIN_CUT, PATIENCE, RESTARTS, STARTS, STUDY, jobs
+from figures.decision.finished import CUTS, DITTO, JOBS, MAIN_CUT, RESTARTS, STARTS, STUDY, jobs
 from figures.recipe import Recipe, labels, rows_file
 from fl_core import rows, runner, tree
 from fl_core.config import RunConfig
+from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
 from fl_core.execution.client_runner import FinetuneJob
 from fl_core.names import csv_bytes
@@ -73,9 +74,10 @@ class Ended:
     curve: dict[int, float]
 
 
-def stopping(engine: Any) -> tuple[int, dict[int, float]]:
+def stopping(engine: Engine) -> tuple[int, dict[int, float]]:
     """Return a run's best round by its stopping rule, and the score on validation of each evaluated round."""
     rule = engine.stopping
+    assert rule is not None
     return rule.best[PERSONAL], {done: score for done, score in rule.scores[PERSONAL].items() if done > 0}
 
 
@@ -201,12 +203,6 @@ def _finetuned(outputs: Outputs, models: Mapping[int, Tree]) -> Iterator[rows.Ro
         yield from outputs.rows(runs.PERSONALISED, f"{epochs} epochs", trees, epochs)
 
 
-def patient(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """Return the configuration with its stopping rule."""
-    rule: dict[str, Any] = {"patience": PATIENCE}
-    return replace(config, **rule)
-
-
 ITEM = Recipe(
     NAME,
     "Every cut at four rates, each to its stop",
@@ -214,7 +210,6 @@ ITEM = Recipe(
     seeds=max(each.seeds for each in STUDY.values()),
     budget="at most 40 hours of one core",
     measure=measured,
-    prepare=patient,
 )
 
 

@@ -242,7 +242,8 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
     """
     scored = clients(frame, DEFAULT)
     scored = scored[(scored["metric"] == "macro_f1") & ~scored["dataset"].isin(list(far))]
-    spread, losers = {}, {}
+    spread: dict[Any, Any] = {}
+    losers: dict[Any, Any] = {}
     for dataset, part in scored.groupby("dataset", sort=False):
         values = part.pivot(index=["seed", "client"], columns="method", values="value")
         others = [name for name in METHODS if name not in (CONTROL, "local") and name in values]

@@ -1,6 +1,6 @@
 """The tuned and finished study: what is run, how rows are stored, and the arithmetic of regret on simulated rows."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -51,32 +51,20 @@ def test_every_run_is_planned_once_and_quick_federations_come_first():
 # --- training and packing --------------------------------------------------------------------------------------
 
 
-def rule_of(engine) -> tuple[int, dict[int, float]]:
-    """The best round of a stored run and its curve, where the engine has no stopping rule of its own."""
-    frame = engine.writer.run.rows()[1]
-    part = frame[(frame["split"] == "validation") & (frame["metric"] == "macro_f1") & (frame["model"] == "personal")]
-    curve = {int(done): float(own["value"].mean()) for done, own in part[part["round"] > 0].groupby("round")}
-    return max(curve, key=curve.get), curve
-
-
 @pytest.fixture
 def small(monkeypatch):
-    """A study of one federation that trains within seconds; with the product's stopping rule where it has one."""
+    """A study of one federation that trains within seconds."""
     config = RunConfig(
         dataset="digits", model="mlp", model_options={"sizes": (8, 8)}, algorithm="fedper", keep_optimizer=True,
-        clients=3, max_samples=150, rounds=2, eval_every=1, checkpoint_every=1, lr=1e-2, batch_size=16,
+        clients=3, max_samples=150, rounds=2, eval_every=1, checkpoint_every=1, lr=1e-2, batch_size=16, patience=15,
     )  # fmt: skip
     each = finished.Finished("digits", "digits", "dealt", False, config, (1e-2,), seeds=2, extras=True)
     monkeypatch.setitem(STUDY, "tiny", each)
     monkeypatch.setattr(finished_runs, "STARTS", 2)
     for job in finished.jobs("tiny"):
         monkeypatch.setitem(JOBS, job.name, job)
-    prepare = finished_runs.patient
-    if "patience" not in {field.name for field in fields(RunConfig)}:
-        monkeypatch.setattr(finished_runs, "stopping", rule_of)
-        prepare = recipe.unchanged
     runs = {job.name: job.config for job in finished.jobs("tiny")}
-    return replace(finished_runs.ITEM, runs=runs, seeds=2, prepare=prepare)
+    return replace(finished_runs.ITEM, runs=runs, seeds=2)
 
 
 def test_a_federation_is_trained_resumed_packed_and_read_again(small, tmp_path):
