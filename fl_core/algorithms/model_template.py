@@ -29,7 +29,7 @@ class ClientTensorRef:
     >>> weight.sum()
     Traceback (most recent call last):
         ...
-    fl_core.errors.PrivateError: 'head.weight' of 'model' is the client's own: a server has its name alone
+    fl_core.errors.PrivateError: 'head.weight' of 'model' must stay with the client; the server has only its name.
 
     Raises:
         PrivateError: anything else is asked of it.

@@ -150,10 +150,10 @@ def test_predictions_are_made_in_batches_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": 0}, "target .*got 0.0"),
-        ({"target": 1.2}, "target=1.2"),
+        ({"target": 0}, r"target .*got 0\.0"),
+        ({"target": 1.2}, r"target .*got 1\.2"),
         ({"split": 1}, "split must be at least 2"),
-        ({"eval_batch": 0}, "eval_batch=0"),
+        ({"eval_batch": 0}, "eval_batch .*and 0"),
     ],
 )
 def test_options_of_a_gate_are_refused(options: dict[str, Any], message: str) -> None:
