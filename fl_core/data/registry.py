@@ -55,7 +55,7 @@ def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callabl
 
     >>> import numpy as np
     >>> from fl_core.data import dataset, load
-    >>> @dataset("coins_of_an_example", clients=2, partition="iid", model="mlp", batch=8, rounds=5)
+    >>> @dataset("coins_of_an_example", clients=2, partition="iid", model="mlp", batch_size=8, rounds=5)
     ... def coins():
     ...     '''Coins by their weight.'''
     ...     weight = np.repeat([[2.1], [4.0]], 20, axis=0)
