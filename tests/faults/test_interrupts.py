@@ -21,7 +21,7 @@ from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "it's"
-BEGUN = """fedlayers: interrupted; fedlayers resume 'it'"'"'s' goes on"""
+BEGUN = """fedlayers: interrupted; fedlayers resume 'it'"'"'s' continues it"""
 NOTHING = "fedlayers: interrupted; nothing was written"
 RUN = ("run", "--rounds", "400", "--epochs", "1", "--checkpoint-every", "1", "--stack", "off", "--out", FOLDER)
 START = """

@@ -289,4 +289,4 @@ def test_the_report_of_a_run_shows_what_left_each_site(
         assert shown[site]["all"] == f"{sites.received[site]:,}"
     assert list(scores) == list(HOSPITALS)
     assert (out / "plan.json").exists()
-    assert "Layers that were shared: fc1; that stayed at each site: fc2, fc3, fc4." in page
+    assert "Shared layers: fc1. Layers that stayed at each site: fc2, fc3, fc4." in page

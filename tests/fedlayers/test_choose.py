@@ -220,7 +220,7 @@ def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "seeds", "message"),
-    [({"plan": "auto"}, (0,), "makes its plans itself"), ({}, (), "different seeds"), ({}, (1, 1), "different seeds")],
+    [({"plan": "auto"}, (0,), "makes its own plans"), ({}, (), "seeds must be"), ({}, (1, 1), "seeds must be")],
 )
 def test_what_cannot_be_raced_is_refused(
     changes: dict[str, str], seeds: tuple[int, ...], message: str, tmp_path: Path
