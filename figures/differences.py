@@ -23,8 +23,6 @@ FEWEST = "fewer than 3 seeds: no order"
 EVALUATIONS = 3
 """The last evaluations of a run whose mean is its score; rows that have fewer decide nothing."""
 TOO_FEW = "fewer than 3 evaluations"
-TWO_SIDED = "90 % intervals: two one-sided tests at 5 %"
-"""What is said beside :attr:`Difference.bounded` where an equivalence is judged."""
 UNDECIDED = "undecided"
 """The verdict on a difference whose interval has 0 in it: nothing is shown, equality neither."""
 NOTHING = Interval(math.nan, math.nan, math.nan)
@@ -68,11 +66,6 @@ class Difference(NamedTuple):
     def told(self) -> str:
         """The difference in percentage points with half its interval, and the verdict in brackets."""
         return f"{percent(*self.interval, sign='+')} ({self.how or self.few})" if self.pairs else "no pair of runs"
-
-    @property
-    def bounded(self) -> str:
-        """The difference in percentage points with its one-sided bounds, by which :meth:`level` is judged."""
-        return self.few or percent(*self.bounds, sign="+")
 
     def level(self, margin: float) -> bool | None:
         """Whether the two are level: both one-sided tests at 5 % put the difference within the margin.

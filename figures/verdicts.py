@@ -204,8 +204,8 @@ def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[I
     parts = holm([test.odds(gap) for gap in gaps.values()])
     told = []
     for (name, gap), part in zip(gaps.items(), parts, strict=True):
-        words: dict[bool | None, str] = {True: test.words[0], False: test.words[1]}
-        word = words.get(part, gap.few or (gap.how if gap.how == "equal" else UNDECIDED))
+        unsure = gap.few or (gap.how if gap.how == "equal" else UNDECIDED)
+        word = unsure if part is None else test.words[not part]
         value = show(gap.bounds if test.bounds else gap.interval) if gap.pairs else "no pair of runs"
         told.append(f"{name} {value}".strip() + (f" ({word})" if gap.pairs else ""))
     notes = [f"{len(gaps)} parts, Holm's correction"] * (len(gaps) > 1) + [

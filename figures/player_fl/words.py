@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from figures import items
-from figures.differences import LEAST, difference, joint
+from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Finding
 from figures.page import markdown
 from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network, tuned_alike
@@ -242,8 +242,8 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
     """
     scored = clients(frame, DEFAULT)
     scored = scored[(scored["metric"] == "macro_f1") & ~scored["dataset"].isin(list(far))]
-    spread: dict[Any, Any] = {}
-    losers: dict[Any, Any] = {}
+    spread: dict[str, Difference] = {}
+    losers: dict[str, Difference] = {}
     for dataset, part in scored.groupby("dataset", sort=False):
         values = part.pivot(index=["seed", "client"], columns="method", values="value")
         others = [name for name in METHODS if name not in (CONTROL, "local") and name in values]
