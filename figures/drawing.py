@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageChops
+
+from fl_core.errors import listing
 
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
@@ -57,6 +61,14 @@ class Finding:
 
 
 VERDICTS = ("held", "did not hold", "open", "not comparable")
+_CAME_OUT = {
+    "held": ("held", "held"),
+    "did not hold": ("did not hold", "did not hold"),
+    "open": ("is open", "are open"),
+    "not comparable": ("is not comparable", "are not comparable"),
+}
+SHORT = 150
+"""Characters of a measurement that fit into the first sentence of a page."""
 
 
 def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
@@ -73,7 +85,8 @@ class Drawing:
         table: columns :data:`COLUMNS`, or an item's own.
         caption: what is seen, and then the sizes behind it: the first sentences stand beneath the picture.
         findings: each expectation with its verdict.
-        text: Markdown for the page, between caption and findings.
+        text: Markdown for the page, after the findings.
+        lead: the finding that the page begins with, in one or two sentences; default :func:`opening`.
     """
 
     figure: Figure
@@ -81,6 +94,27 @@ class Drawing:
     caption: str
     findings: tuple[Finding, ...]
     text: str = ""
+    lead: str = ""
+
+
+def opening(findings: Sequence[Finding]) -> str:
+    """Return the first decided finding of a page, or its first one, and how the others came out.
+
+    >>> opening([Finding("a lies above b", "+0.1 ± 0.5", None), Finding("c lies above d", "+2.0 ± 0.5", True)])
+    '**Held: c lies above d; +2.0 ± 0.5.** The other expectation is open.'
+    """
+    if not findings:
+        return ""
+    first = next((each for each in findings if each.held is not None and not each.apart), findings[0])
+    measured = f"; {first.measured}" if len(first.measured) <= SHORT else ""
+    others = Counter(each.verdict for each in findings if each is not first)
+    told = [f"{count} {_CAME_OUT[name][count > 1]}" for name in VERDICTS if (count := others[name])]
+    rest = f" Of {others.total()} other expectations {listing(told)}."
+    if len(others) == 1:
+        ((name, count),) = others.items()
+        rest = f" The other {f'{count} expectations' if count > 1 else 'expectation'} {_CAME_OUT[name][count > 1]}."
+    verdict = f"{first.verdict[0].upper()}{first.verdict[1:]}"
+    return f"**{verdict}: {first.expected}{measured}.**{rest if others else ''}"
 
 
 def beneath(caption: str, width: int) -> str:
@@ -94,6 +128,14 @@ def beneath(caption: str, width: int) -> str:
         if len(wrapped := textwrap.wrap(" ".join(sentences[:count]), width)) <= LINES:
             return "\n".join(wrapped)
     return textwrap.fill(sentences[0], width)
+
+
+def one_range(panels: Sequence[Axes], axis: Literal["x", "y"], least: float, most: float) -> None:
+    """Give panels one range of values: that of all of them together, within bounds."""
+    ends = [ax.get_xlim() if axis == "x" else ax.get_ylim() for ax in panels]
+    low, high = max(least, min(low for low, _ in ends)), min(most, max(high for _, high in ends))
+    for ax in panels:
+        ax.set(**{f"{axis}lim": (low, high)})
 
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:

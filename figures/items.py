@@ -20,6 +20,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend, Result, carry_out
 from fedlayers.backends.names import open_backend
+from figures import page
 from figures.drawing import COLUMNS as COLUMNS
 from figures.drawing import VERDICTS as VERDICTS
 from figures.drawing import Drawing as Drawing
@@ -346,10 +347,14 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
                 save_png(drawing.figure, out / f"{item.name}.png")
     plt.close(drawing.figure)
     (out / f"{item.name}.csv").write_bytes(csv_bytes(drawing.table, float_format="%.6g"))
-    lines = [f"# {item.title}", f"![{item.title}]({item.name}.png)", caption, *(f"- {f}" for f in drawing.findings)]
-    head = [*lines[:3], *_notes(item), *([drawing.text] if drawing.text else [])]
-    page = "\n\n".join(head) + "\n\n" + "\n".join(lines[3:]) + "\n"
-    (out / f"{item.name}.md").write_text(page, encoding="utf-8")
+    runs = (item.runs if isinstance(item, View) else ()) or header["runs"]
+    settings = page.settings(
+        [about["config"] for run, about in header["runs"].items() if run in runs],
+        (item.seeds if isinstance(item, View) else 0) or header["seeds"],
+    )
+    settings["rows"] = origin(header).removeprefix("Rows: ").rstrip(".")
+    text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))
+    (out / f"{item.name}.md").write_text(text, encoding="utf-8")
     return replace(drawing, caption=caption)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 from fedlayers.diagnostics import measure
@@ -282,7 +283,8 @@ def bars(ax: Axes, counts: pd.DataFrame) -> None:
         ax.bar(range(len(share)), values, bottom=bottom, color=colours[k], width=0.85, label=layer)
         bottom += values.to_numpy()
     ax.set_xticks(range(len(share)), [f"{t:g}" for t in share.index])
-    ax.set(ylim=(0, 1), ylabel="share of seeds")
+    ax.set(ylim=(0, 1), ylabel="share of seeds, %")
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
     ax.grid(False)
 
 

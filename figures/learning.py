@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from fedlayers.diagnostics.pictures.runs import comparison
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, joint, outcome
+from figures.drawing import one_range
 from figures.items import Drawing, Finding
 from figures.page import markdown, percent, seeds_in_words
 from figures.player_fl.runs import CASES
@@ -305,10 +308,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _gaps(left, part)
             comparison(shown, "accuracy", right)
             right.set_yticks([])
+            _in_percent(right)
             right.set_title(names.network(model), fontsize=8)
             for reference, colour, line in (("local", COLOURS[1], "--"), ("fedavg", COLOURS[2], ":")):
                 for value in part.loc[part["algorithm"] == reference, "accuracy"]:
                     right.axvline(value, color=colour, linewidth=1.1, linestyle=line, zorder=1)
+        for column, bound in zip(grid.T, (math.inf, 1.0), strict=True):
+            one_range(column, "x", -math.inf, bound)
     order = "sorted by accuracy" if ranked else "in no order of merit, since seeds are missing"
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
@@ -316,15 +322,30 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{'' if every else ' at most'}. Mean over "
         f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
-        f"difference to Local paired by seed. Dashed: Local; dotted: FedAvg; {order}. Axes of accuracy end at 0 and 1; "
-        f"an interval of few seeds may reach beyond.{left_out}"
+        f"difference to Local paired by seed. Dashed: Local; dotted: FedAvg; {order}. Axes of accuracy end "
+        f"at 0 and 100 %; an interval of few seeds may reach beyond.{left_out}"
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]
     text += [f"{name} did not come to its end: {reason}." for name, reason in header["failed"].items()]
     if missing:
         text.append(_missing(header))
-    return Drawing(figure, table, caption, _findings(table, frame), "\n\n".join(text))
+    findings = _findings(table, frame)
+    lead = "".join(
+        f"**Personalised accuracy against FedAvg's global model: {each.measured}.**" for each in findings[:1]
+    )
+    return Drawing(figure, table, caption, findings, "\n\n".join(text), lead)
+
+
+def _in_percent(ax: Axes) -> None:
+    """Show the shares of a comparison in percent: on the axis, and in the numbers next to it."""
+    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
+    ax.set_xlabel(ax.get_xlabel().replace("accuracy", "accuracy, %"))
+    for each in ax.texts:
+        each.set_text(_SHARE.sub(lambda found: f"{100 * float(found[0]):.1f}", each.get_text()))
+
+
+_SHARE = re.compile(r"\d\.\d{3}")
 
 
 def _count(header: Mapping[str, Any]) -> int:

@@ -74,6 +74,9 @@ NETWORKS = {
 }
 
 
+OPTIMISERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+
+
 def title(run: str) -> str:
     """The name of a run: its algorithm's, and what follows it as words.
 
@@ -100,6 +103,11 @@ def titles(text: str) -> str:
 def dataset(name: str) -> str:
     """A dataset's name; of one that is not listed its own."""
     return DATASETS.get(name, name)
+
+
+def optimiser(name: str) -> str:
+    """An optimiser's name; of one that is not listed its own."""
+    return OPTIMISERS.get(name, name)
 
 
 def network(name: str) -> str:

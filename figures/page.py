@@ -1,4 +1,4 @@
-"""Formats numbers and tables for an item's page, and says which runs are missing."""
+"""Format numbers, tables and settings, and the whole page of a figure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from figures import names
+from figures.drawing import Drawing, opening
 from fl_core.names import in_markdown
 
 
@@ -33,6 +35,60 @@ def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
     rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     lines = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
+
+
+_SETTINGS = {
+    "dataset": "data", "max_samples": "samples in all", "samples_per_client": "samples a client", "clients": "clients",
+    "partition": "partition", "alpha": "Dirichlet's alpha", "model": "network", "algorithm": "methods",
+    "rounds": "rounds", "participation": "share of clients a round", "epochs": "local epochs a round",
+    "batch_size": "batch size", "optimizer": "optimiser", "lr": "learning rate",
+}  # fmt: skip
+"""Keys of a configuration that a page shows, in words."""
+MANY = 6
+
+
+def settings(configs: Iterable[Mapping[str, Any]], seeds: int) -> dict[str, str]:
+    """Return what runs were trained with, by setting; of many values their range or their number.
+
+    >>> settings([{"dataset": "mnist", "lr": 0.1, "clients": None}, {"dataset": "mnist", "lr": 0.01}], 3)
+    {'data': 'MNIST', 'learning rate': '0.01, 0.1', 'seeds': '3'}
+    """
+    configs = list(configs)
+    found = {}
+    for key, label in _SETTINGS.items():
+        values = {config[key] for config in configs if config.get(key) is not None}
+        if values:
+            found[label] = _in_one_cell(key, values)
+    return {**found, "seeds": str(seeds)}
+
+
+def _in_one_cell(key: str, values: Collection[Any]) -> str:
+    """The values of a setting as text."""
+    if all(isinstance(value, int | float) for value in values):
+        if len(values) > MANY:
+            return f"{min(values):g} to {max(values):g}"
+        return ", ".join(f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in sorted(values))
+    spelt = {"dataset": names.dataset, "algorithm": names.title, "model": names.network, "optimizer": names.optimiser}
+    words = spelt.get(key, str)
+    shown = sorted({words(str(value).rpartition(":")[2]) for value in values}, key=str.lower)
+    return f"{len(shown)} of them" if len(shown) > 2 * MANY else ", ".join(shown)
+
+
+def of_figure(name: str, title: str, drawing: Drawing, settings: Mapping[str, str], notes: Iterable[str]) -> str:
+    """Return the page of a figure: its finding, the picture, every expectation, the numbers, and the settings last."""
+    parts = [
+        f"# {title}",
+        drawing.lead or opening(drawing.findings),
+        f"![{title}]({name}.png)",
+        "\n".join(f"- {each}" for each in drawing.findings),
+        drawing.text,
+        "## The picture",
+        drawing.caption,
+        "## Settings",
+        *notes,
+        markdown({"setting": list(settings), "value": list(settings.values())}),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:

@@ -6,7 +6,7 @@ The stored rows hold validation and test scores, so that the test split is what 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from fedlayers.diagnostics import plots
 from fedlayers.diagnostics.pictures.drawing import MARKERS, MEAN, style
@@ -105,6 +106,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for ax, (name, each) in zip(grid.flat, regrets.items(), strict=False):
             plots.regret(each.scores, each.decisions, SCORE, ax)
             _trim(ax, TITLES[name])
+        _one_span(grid.flat[: len(regrets)])
         for spare in list(grid.flat)[len(regrets) :]:
             spare.remove()
         handles, labels = grid.flat[0].get_legend_handles_labels()
@@ -114,9 +116,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"Above: macro-F1 on the test split, which no choice saw, after the last round of FedPer under every cut, from "
         f"none to all layers; coloured marks: what each rule chose after the first epoch. "
-        f"The axes end where scores do, at 0 and 1; an interval of few seeds may reach beyond. Below, regret: the "
-        f"score of the cut with the best mean over seeds (the star) minus the choice's; a grey mark is a dataset's "
-        f"mean over seeds, the bar the mean over datasets with its 95 % interval. {_sizes(header, frame, regrets)}."
+        f"The axes have one length and end where scores do, at 0 and 100 %; an interval of few seeds may reach "
+        f"beyond. Below, regret: the score of the cut with the best mean over seeds (the star) minus the choice's; a "
+        f"grey mark is a dataset's mean over seeds, the bar the mean over datasets with its 95 % interval. "
+        f"{_sizes(header, frame, regrets)}."
         + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
     )
     text = _page(regrets, mean) + (
@@ -125,15 +128,23 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, _table(regrets, mean), caption, _findings(regrets, mean), text)
 
 
+def _one_span(panels: Sequence[Axes]) -> None:
+    """Give panels axes of the same length, within what a score can be, so that their slopes compare."""
+    ends = [(max(low, 0.0), min(high, 1.0)) for low, high in (ax.get_ylim() for ax in panels)]
+    span = max(high - low for low, high in ends)
+    for ax, (low, high) in zip(panels, ends, strict=True):
+        bottom = min(max(0.0, (low + high - span) / 2), 1.0 - span)
+        ax.set_ylim(bottom, bottom + span)
+
+
 def _trim(ax: Axes, title: str) -> None:
     """Remove legend and long labels from one panel of several, since they are drawn elsewhere."""
     legend = ax.get_legend()
     if legend is not None:
         legend.remove()
-    bottom, top = ax.get_ylim()
-    ax.set_ylim(max(bottom, 0.0), min(top, 1.0))  # no macro-F1 is beyond, though a few seeds' interval may be
     ax.set_title(title, fontsize=8)
-    ax.set_ylabel("macro-F1", fontsize=7)
+    ax.set_ylabel("macro-F1, %", fontsize=7)
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
     ax.set_xlabel("layers federated, and the last of them", fontsize=6.5)
     ax.tick_params(labelsize=6.5)
     ax.tick_params(axis="x", labelrotation=0)

@@ -91,16 +91,25 @@ SHOWN = 4
 
 
 def drawing(
-    settings: Sequence[Setting], caption: str, findings: Sequence[Finding] = (), *, line: str = "", shared: bool = True
+    settings: Sequence[Setting],
+    caption: str,
+    findings: Sequence[Finding] = (),
+    *,
+    line: str = "",
+    shared: bool = True,
+    quantity: str = "",
 ) -> Drawing:
     """Picture and page of settings: a panel for each ``of`` that has numbers, a line for each ``what``.
 
     Args:
         line: the heading of the page's first column.
         shared: whether the panels have one axis of values.
+        quantity: what that axis shows, if the panels' titles do not say it.
     """
     with style():
         figure = _picture(settings, shared)
+        for ax in figure.axes:
+            ax.set_xlabel(quantity, fontsize=7)
     table = pd.DataFrame(
         [(each.what, each.called, each.of, _cell(each.paper), _cell(each.here)) for each in settings],
         columns=["what", "called", "of", "paper", "here"],

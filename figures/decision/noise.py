@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from fedlayers.studies import inference
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose
 from figures import items
@@ -28,7 +29,7 @@ from fl_core.seeds import numpy_generator
 NAME = "decision.noise"
 REPETITIONS = 10
 ASKED = 9
-"""Repetitions in which nothing may be told apart, at least."""
+"""Repetitions in which no difference may be claimed, at least."""
 RACES = 3
 VERDICT, LEADING, EXCLUDED = "verdict", "leader - arm", "arms excluded"
 TITLES = {
@@ -36,6 +37,8 @@ TITLES = {
     "permuted": "Fed-Heart, labels permuted over all clients",
     "permuted_within": "Fed-Heart, labels permuted within each client",
 }
+FORMER = {"not decided": inference.LEVEL_ARMS}
+"""Verdicts of stored races by today's words."""
 BESIDE = "permuted_within"
 """Reported without a promise: clients' shares of classes, which sharing can harm, are still there."""
 
@@ -118,10 +121,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     columns = {
         "data": [TITLES[case] for case in cases],
         "repetitions": [str(len(counts[case])) for case in cases],
-        "nothing told apart": [str(undecided[case]) for case in cases],
+        "no difference claimed": [str(undecided[case]) for case in cases],
         "an interval above 0": [str(by_difference[case]) for case in cases],
-        "what was said": [
-            ", ".join(f"{n} x {verdict}" for verdict, n in counts[case]["variant"].value_counts().items())
+        "answer of the race": [
+            ", ".join(f"{n} x {FORMER.get(word, word)}" for word, n in counts[case]["variant"].value_counts().items())
             for case in cases
         ],
     }
@@ -134,7 +137,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for case in cases
         if case != BESIDE
     )
-    return Drawing(figure, pd.DataFrame(columns), caption, findings, markdown(columns) + missing_runs(header))
+    lead = "; ".join(f"{TITLES[case]}, {undecided[case]} of {len(counts[case])}" for case in cases)
+    lead = f"**Repetitions without signal in which the race finds no difference: {lead}.**"
+    return Drawing(figure, pd.DataFrame(columns), caption, findings, markdown(columns) + missing_runs(header), lead)
 
 
 ITEM = items.register(

@@ -57,7 +57,7 @@ from figures.page import markdown, missing_runs, seeds_in_words
 from figures.recipe import Recipe, labels
 from fl_core import models, rows, runner
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, listing
 
 NAME = "decision.nulls"
 TITLES = {"labels": "labels", "clients": "who holds what", "fresh": "training"}
@@ -156,6 +156,7 @@ def _decisions(report: Report, metrics: Sequence[str], named: Mapping[str, Any])
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 WORDS = {"labels": "the labels", "clients": "how clients differ", "fresh": "training"}
+GONE = {"labels": "labels are permuted", "clients": "samples change clients", "fresh": "nothing is trained"}
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -180,7 +181,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"(by chance in {CHANCE['labels'] ** seeds:.0%} of cells), or is further from its own start than that is from "
         "two others. A panel's title counts the metrics that know it, by the interval of their share of runs."
     )
-    return Drawing(figure, table, caption, _findings(table), _page(table, frame) + missing_runs(header))
+    known_to = {null: int(table.loc[table["null"] == null, "verdict"].eq(True).sum()) for null in NULLS}
+    changed = listing([f"{count} change when {GONE[null]}" for null, count in known_to.items()])
+    lead = f"**Of {len(metrics)} metrics {changed}.**"
+    return Drawing(figure, table, caption, _findings(table), _page(table, frame) + missing_runs(header), lead)
 
 
 def _panel(ax: Axes, frame: pd.DataFrame, table: pd.DataFrame, null: str, metrics: list[str], sets: list[str]) -> Any:

@@ -174,7 +174,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "intervals. Right: races won, on validation samples. In the table, regret: points of test macro-F1 against the "
         f"best arm's mean; epsilon: of a site, all samples of which are the unit, at delta {DELTA:g}."
     )
-    return Drawing(figure, pd.DataFrame(columns), caption, (), markdown(columns) + missing_runs(header))
+    changed = next(
+        line for line in table.itertuples() if line.same < line.seeds / 2 or line.run == table["run"].iloc[-1]
+    )
+    lead = (
+        f"**With noise of {NOISE[changed.run]:g} of the clip the race chooses as without noise in {changed.same} of "
+        f"{changed.seeds} seeds.** Its epsilon is {_epsilon(spent[changed.run, 'race'])}, far from one that protects."
+    )
+    return Drawing(figure, pd.DataFrame(columns), caption, (), markdown(columns) + missing_runs(header), lead)
 
 
 def _epsilon(value: float) -> str:

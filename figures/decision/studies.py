@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from fedlayers.studies import inference, summary
+from fedlayers.studies.answers import NO, OPEN, YES
 from fedlayers.studies.study import CHOSEN, Outcome, study
 from figures import items
 from figures.decision.federations import FEDERATIONS
@@ -24,6 +25,7 @@ from figures.page import markdown, missing_runs, percent, span
 from figures.recipe import Recipe, labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError
 
 NAME = "decision.studies"
 STUDIED = {"tweets_table": 5, "digits_turned": 5, "pacs": 3}
@@ -31,7 +33,19 @@ STUDIED = {"tweets_table": 5, "digits_turned": 5, "pacs": 3}
 study's default, and fewer where that takes long."""
 AGAINST = {"fedavg": "all", "local": "nothing"}
 """What the lead holds the choice against, and the cut that is the same in the runs of every cut."""
-DECIDED, WON, GAIN = "decided", "races won", "gain in macro_f1"
+WON, GAIN = "races won", "gain in macro_f1"
+DECIDED = "decided"
+"""Metric of the row that has a study's first sentences, with 1 for a choice that was decided."""
+QUESTIONS = {"split": "is a split better?", "which": "which one?", "guessing": "better than guessing?"}
+"""The three answers of a race, by the codes of :mod:`fedlayers.studies.answers`."""
+_FORMER = {
+    "Not decided between ": {"split": OPEN, "which": inference.LEVEL_ARMS, "guessing": YES},
+    "Not decided: no gain": {"split": OPEN, "which": inference.NOTHING_LEARNED, "guessing": OPEN},
+    "Share nothing: ": {"split": NO, "which": inference.DECIDED, "guessing": YES},
+}
+"""Today's answers by the beginning of a former lead, which had one verdict for all three."""
+SIGNS = {"not told apart": summary.LEVEL}
+"""Signs of stored gains by today's words."""
 
 
 def configurations() -> dict[str, RunConfig]:
@@ -51,9 +65,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def said(found: Outcome) -> list[rows.Row]:
     """What a study says, as rows: the lead's words, which arm won how many races, and what the choice gains."""
     assert found.choice is not None
-    decided = found.lead.codes["which"] == inference.DECIDED
+    codes = found.lead.codes
     words = " ".join([found.lead.head, *found.lead.answers])
-    lines = [rows.row(DECIDED, float(decided), variant=words)]
+    lines = [rows.row(DECIDED, float(codes["which"] == inference.DECIDED), variant=words)]
+    lines += [rows.row(name, 1.0, variant=codes[name]) for name in QUESTIONS]
     winners = [entry.arm.name for entry in found.choice.of_seed.values()]
     lines += [rows.row(WON, winners.count(arm), variant=arm) for arm in dict.fromkeys(winners)]
     for line in summary.gains(found.comparison, CHOSEN).itertuples():
@@ -79,8 +94,24 @@ def known(frame: pd.DataFrame, federation: str, won: Mapping[str, float]) -> dic
     return {name: difference(scores, CHOSEN, cut) for name, cut in AGAINST.items()}
 
 
+def answered(part: pd.DataFrame) -> dict[str, str]:
+    """Return a stored study's three answers; of a former one those that its lead stands for.
+
+    Raises:
+        UsageError: a former lead with other words than the stored ones.
+    """
+    codes = part[part["metric"].isin(QUESTIONS)].set_index("metric")["variant"].to_dict()
+    if codes:
+        return {name: str(codes[name]) for name in QUESTIONS}
+    lead = str(part.loc[part["metric"] == DECIDED, "variant"].iloc[0])
+    for beginning, found in _FORMER.items():
+        if lead.startswith(beginning):
+            return found
+    raise UsageError(f"{NAME} has a study whose lead has no answers: {lead!r}. Train it again.")
+
+
 def borne_out(sign: str, gap: Difference) -> bool | None:
-    """Whether a study's sign is that of the runs of every cut; None where either tells nothing apart."""
+    """Whether a study's sign is that of the runs of every cut; None where either finds no significant difference."""
     if sign not in ("higher", "lower") or gap.above is None:
         return None
     return gap.above == (sign == "higher")
@@ -90,19 +121,19 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     source: Any = items.find(RUNS)
     every_cut = source.read(source.path())[1]
     present = [name for name in STUDIED if (frame["run"] == name).any()]
-    lines, leads = [], {}
+    lines, codes = [], {}
     for name in present:
         part = frame[(frame["run"] == name) & (frame["seed"] == 0)]
         won = part[part["metric"] == WON].set_index("variant")["value"].to_dict()
-        lead = part[part["metric"] == DECIDED].iloc[0]
-        leads[name] = str(lead["variant"])
+        codes[name] = answered(part)
         gains = part[part["metric"] == GAIN].set_index("variant")
         for against, gap in known(every_cut, name, won).items():
             gain = gains.loc[against]
+            sign = str(gain["estimator"])
             lines.append({
                 "federation": name, "against": against, "gain": gain["value"], "half": gain["stderr"],
-                "sign": gain["estimator"], "known": gap.interval.value, "known_low": gap.interval.low,
-                "known_high": gap.interval.high, "runs": gap.pairs, "true": borne_out(str(gain["estimator"]), gap),
+                "sign": SIGNS.get(sign, sign), "known": gap.interval.value, "known_low": gap.interval.low,
+                "known_high": gap.interval.high, "runs": gap.pairs, "true": borne_out(sign, gap),
                 "races": ", ".join(f"{arm} {count:g}" for arm, count in won.items()),
             })  # fmt: skip
     table = pd.DataFrame(lines)
@@ -117,7 +148,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
         verdict = joint(list(claims["true"])) if len(claims) else None
         findings.append(Finding(
-            f"{FEDERATIONS[name].title}: what the study tells apart is so in the runs of every cut", told, verdict
+            f"{FEDERATIONS[name].title}: a significant difference of the study is one in the runs of every cut",
+            told, verdict,
         ))  # fmt: skip
     caption = (
         f"The choice's macro-F1 on test samples minus that of sharing every layer or none: a whole study with "
@@ -134,9 +166,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             percent(line.known, line.known_low, line.known_high, sign="+") for line in table.itertuples()
         ],
     }
-    quoted = "\n\n".join(f"{FEDERATIONS[name].title}: *{text}*" for name, text in leads.items())
-    text = f"{markdown(cells)}\n\nWhat the studies' reports lead with:\n\n{quoted}{missing_runs(header)}"
-    return Drawing(_picture(table), table, caption, tuple(findings), text)
+    answers = {
+        "federation": [FEDERATIONS[name].title for name in codes],
+        **{words: [found[name] for found in codes.values()] for name, words in QUESTIONS.items()},
+    }
+    text = f"{markdown(cells)}\n\nThe races' three answers:\n\n{markdown(answers)}{missing_runs(header)}"
+    true = table["true"].dropna()
+    lead = (
+        f"**Significant differences of the studies that have the same sign in the runs of every cut: {int(true.sum())} "
+        f"of {len(true)}.** In {int((table['sign'] == summary.LEVEL).sum())} comparisons the studies find none."
+    )
+    return Drawing(_picture(table), table, caption, tuple(findings), text, lead)
 
 
 def _picture(table: pd.DataFrame) -> plt.Figure:

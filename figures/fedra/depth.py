@@ -17,6 +17,7 @@ from safetensors.torch import save
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import FEWEST, TWO_SIDED, UNDECIDED, difference
+from figures.drawing import opening
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
@@ -161,10 +162,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     means = final.groupby("run", sort=False).mean()
     compared = [run for run in means.index if run not in SAME]
     with style():
-        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        _dots(left, final, compared)
-        _convergence(right, _curves(frame))
+        figure = plt.figure(figsize=(5.6, 3.4), layout="constrained")
+        _dots(figure.subplots(), final, compared)
     learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
     start = (
         f" Pretrained on Tiny-ImageNet at 32 pixels (accuracy of 100 classes "
@@ -173,11 +172,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         else ""
     )
     caption = (
-        "Left: test accuracy of the global model, a dot a style, a bar their mean. Right: FedRA when every client "
-        f"trains k random blocks of 12, one seed. {described(header)}, at most {header['seeds']} seeds. Depths of the "
+        "Test accuracy of the global model, a dot a style, a bar their mean. FedRA with k random blocks for everyone "
+        f"has a picture of its own, fedra.fig4. {described(header)}, at most {header['seeds']} seeds. Depths of the "
         f"clients {', '.join(map(str, DEPTHS))}.{start}{missing_runs(header)}"
     )
-    return Drawing(figure, _table(final), caption, _findings(frame, means), _page(final, means))
+    findings = _findings(frame, means)
+    lead = opening([each for each in findings if each.apart])
+    return Drawing(figure, _table(final), caption, findings, _page(final, means), lead)
 
 
 def described(header: Mapping[str, Any]) -> str:

@@ -179,7 +179,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     published = table.published()
     with style():
         figure = plt.figure(figsize=(7.6, 1.9 + 0.24 * len(means)), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
+        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         _here(left, means, before, table)
         for k, data in enumerate(published):
             right.plot(100 * published[data].reindex(means.index), range(len(means)), linestyle="none",
@@ -195,11 +195,33 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         f"{span([int(seeds.min()), int(seeds.max())])} seeds. The transformer was pretrained on Tiny-ImageNet for "
         f"{SHORT.rounds} epochs; the paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )
+    text = _page(styles, means, published, table) + _weightings(frame, table)
     shown = styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
     compared = [_learns(means, before), *_findings(means, published, table)]
     level = Finding(f"accuracies are those of {table.place}", "see the table", None, FAR)
     findings = (*set_apart(compared, LAST_LAYER), level)
-    return Drawing(figure, shown, caption, findings, _page(styles, means, published, table))
+    return Drawing(figure, shown, caption, findings, text)
+
+
+def _weightings(frame: pd.DataFrame, table: Table) -> str:
+    """Name how clients are weighted where a style has several, and what other ways give for the first comparison."""
+    last = frame[(frame["metric"] == "accuracy")]
+    last = last[last["round"] == last.groupby(["run", "seed"])["round"].transform("max")]
+    if not last["client"].str.contains(r"_\d+$").any():
+        return ""
+    last = last.assign(total=last["value"] * last["n_samples"].astype(float))
+    sums = last.groupby(["run", "seed"])[["total", "n_samples"]].sum()
+    ways = {
+        "every style alike, its clients by test samples (used here)": by_style(frame, "end").groupby("run").mean(),
+        "every client alike": last.groupby(["run", "seed"])["value"].mean().unstack("seed"),
+        "every test sample alike": (sums["total"] / sums["n_samples"].astype(float)).unstack("seed"),
+    }
+    compared = [f"{setting}.{name}" for setting in table.settings for name in ("fedra", "inclusivefl")]
+    if any(run not in means.index for means in ways.values() for run in compared):
+        return ""
+    cells = {"weighting of clients": list(ways)}
+    cells["FedRA - InclusiveFL, points"] = [difference(means, *compared[:2]).told for means in ways.values()]
+    return f"\n\n{markdown(cells)}"
 
 
 def _here(ax: Axes, means: pd.DataFrame, before: pd.DataFrame, table: Table) -> None:

@@ -149,7 +149,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     published = table.published()
     with style():
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
+        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         _panel(left, means, table)
         left.axvline(100 * before.mean(axis=None), color="0.6", linewidth=0.9, linestyle="--", label="before training")
         left.set(xlabel="accuracy, %", ylabel="blocks that each client can hold", title="PACS, here")

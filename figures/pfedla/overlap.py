@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
-from fedlayers.diagnostics.pictures.algorithm_state import SHARE, unfreezing
+from fedlayers.diagnostics.pictures.algorithm_state import SHARE
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
@@ -123,7 +123,6 @@ def _final(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = frame[(frame["run"] == "pfedla") & (frame["seed"] == 0)]
-    kept = frame[frame["run"] == "heurpfedla"]
     final = _final(frame)
     shared, follows = shared_classes(shown), _last(frame, CORRELATION, "pearson").drop(index="", errors="ignore")
     with style():
@@ -138,18 +137,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             others(middle, weights_of(shown, most))
             middle.set_title(f"weight on the others, {most}", fontsize=8)
             _correlation(following, frame[frame["run"] == "pfedla"])
-        learnt, timeline = bottom.subplots(1, 2)
-        _learning(learnt, frame)
-        if (kept["metric"] == RETAINED).any():
-            unfreezing(kept, timeline, RETAINED)
-        else:
-            timeline.remove()
+        _learning(bottom.subplots(), frame)
     caption = (
         "Above: classes that clients share; pFedLA's weights after the last round in the layer in which they follow "
         "them most, without those on oneself (grey); and how the weights of all layers follow them, a line a seed. "
-        "Below: accuracies, with 95 % intervals over seeds after the last round, and where HeurpFedLA's clients keep "
-        "their one layer. "
-        f"{setting(header)} At most {header['seeds']} seeds, matrices and timeline of seed 0.{missing_runs(header)}"
+        "Below: accuracies, with 95 % intervals over seeds after the last round. "
+        f"{setting(header)} At most {header['seeds']} seeds, matrices of seed 0.{missing_runs(header)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
 

@@ -110,7 +110,7 @@ def _draw_rates(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "has no rate of FedLP, FedLAMA, pFedLA and "
         f"PLayer-FL-Random; pFedMe's is of its outer step."
     )
-    return drawing(settings, caption, findings, line="method")
+    return drawing(settings, caption, findings, line="method", quantity="learning rate")
 
 
 # --- how rates were sought (Table A.4) -------------------------------------------------------------------------

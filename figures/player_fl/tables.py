@@ -87,8 +87,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         panels = list(above.subplots(1, len(shown) + 1))
         for ax, dataset in zip(panels, shown, strict=False):
             _scores(ax, ours, dataset)
-        if table.kind == FAIRNESS:
-            _one_scale(panels[: len(shown)])
+        _one_scale(panels[: len(shown)], logarithmic=table.kind == FAIRNESS)
         _ranks(panels[-1], table, ours, code)
         for ax in panels[1:]:
             ax.set_yticklabels([])
@@ -127,14 +126,23 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     ax.set_xlabel("% of clients" if table.kind == INCENTIVE else table.label, fontsize=6.5)
 
 
-def _one_scale(panels: Sequence[Axes]) -> None:
-    """Give all panels a logarithmic axis if one of them spreads that far and none has a value at or below 0."""
+def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
+    """Give all panels one axis, a logarithmic one if a panel spreads far and none has a value at or below 0.
+
+    Args:
+        logarithmic: whether it may be.
+    """
     ends = [ax.dataLim.intervalx for ax in panels]
-    if min(low for low, _ in ends) > 0 and max(high / low for low, high in ends) > WIDE:
-        for ax, (low, high) in zip(panels, ends, strict=True):
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    logarithmic = logarithmic and low > 0 and max(high / low for low, high in ends) > WIDE
+    for ax in panels:
+        if logarithmic:
             beyond = math.floor(math.log10(0.8 * low)), math.ceil(math.log10(1.25 * high))
             ax.set(xscale="log", xlim=(10.0 ** beyond[0], 10.0 ** beyond[1]))
             ax.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            room = 0.05 * (high - low)
+            ax.set_xlim(low - room, high + room)
 
 
 def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank") -> None:

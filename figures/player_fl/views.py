@@ -74,27 +74,44 @@ class Way:
 _BATCH = f"one batch of {FIGURE_BATCH}"
 _TO_FIRST, _TO_LEAST = "first layer = 1", "smallest layer = 1"
 VARIANCE = (
-    Way("grad_variance", "epoch", "gradient variance of all samples", f"all samples\n{_TO_FIRST}", rises, "first"),
-    Way("grad_variance", "batch", f"gradient variance of {_BATCH}", f"{_BATCH}\n{_TO_LEAST}", rises, "min",
-        "grad_variance / min"),
+    Way("grad_variance", "epoch", "gradient variance of all samples",
+        f"gradient variance,\nall samples,\n{_TO_FIRST}", rises, "first"),
+    Way("grad_variance", "batch", f"gradient variance of {_BATCH}",
+        f"gradient variance,\n{_BATCH},\n{_TO_LEAST}", rises, "min", "grad_variance / min"),
 )  # fmt: skip
 CURVATURE = (
-    Way("hessian_trace", "per_parameter", "the Hessian's trace per parameter", f"trace per parameter\n{_TO_FIRST}",
-        rises, "first"),
-    Way("hessian_trace", "released", "the nuclear norm of one product H v", f"nuclear norm of H v\n{_TO_LEAST}",
+    Way("hessian_trace", "per_parameter", "the Hessian's trace per parameter",
+        f"Hessian's trace\nper parameter,\n{_TO_FIRST}", rises, "first"),
+    Way("hessian_trace", "released", "the nuclear norm of one product H v", f"nuclear norm of H v,\n{_TO_LEAST}",
         rises, "min", "hessian_nuclear / min"),
 )  # fmt: skip
 APART = (
-    Way("cka", "flatten", "1 - CKA", "mean 1 − CKA\nto the others", no_cliff, log=False),
-    Way("procrustes", "released", "the Procrustes angle", "Procrustes angle, rad\nto the others", offset,
+    Way("cka", "flatten", "1 - CKA", "dissimilarity (1 − CKA),\nmean to the others", no_cliff, log=False),
+    Way("procrustes", "released", "the Procrustes angle", "Procrustes angle, rad,\nmean to the others", offset,
         published="procrustes_angle", log=False),
 )  # fmt: skip
-_ONE = Way(SENSITIVITY, "figure", f"S of {_BATCH}", f"S, {_BATCH}\n{_TO_FIRST}", kink, published=SENSITIVITY)
+_ONE = Way(
+    SENSITIVITY,
+    "figure",
+    f"S of {_BATCH}",
+    f"federation sensitivity S,\n{_BATCH},\n{_TO_FIRST}",
+    kink,
+    published=SENSITIVITY,
+)
 S_FIRST = (
-    Way(SENSITIVITY, "training", "S of the epoch's batches", f"S, the epoch's batches\n{_TO_FIRST}", kink),
+    Way(
+        SENSITIVITY,
+        "training",
+        "S of the epoch's batches",
+        f"federation sensitivity S,\nepoch's batches,\n{_TO_FIRST}",
+        kink,
+    ),
     _ONE,
 )
-S_FINAL = (Way(SENSITIVITY, "after", "S of all samples", f"S, all samples\n{_TO_FIRST}", kink), _ONE)
+S_FINAL = (
+    Way(SENSITIVITY, "after", "S of all samples", f"federation sensitivity S,\nall samples,\n{_TO_FIRST}", kink),
+    _ONE,
+)
 
 
 def _draw(
@@ -110,8 +127,9 @@ def _draw(
     marks: set[str] = set()
     with style():
         figure = plt.figure(figsize=(7.2, 4.4), layout="constrained")
-        grid = figure.subplots(len(ways), len(datasets), squeeze=False)
+        grid = figure.subplots(len(ways), len(datasets), squeeze=False, sharey="row")
         for row, way in zip(grid, ways, strict=True):
+            of_row: list[pd.DataFrame] = []
             for ax, dataset in zip(row, datasets, strict=True):
                 network = NETWORKS[dataset].at(header)
                 shown: list[pd.DataFrame] = []
@@ -131,7 +149,9 @@ def _draw(
                     lines += [told | each for each in lines_beside(way.quantity, way.what, known, values, over)]
                     findings += way.expect(network, f"{way.what}, {MOMENT[moment]},", values, known)
                 _dress(ax, network, way, shown)
-            row[0].set_ylabel(way.label, fontsize=8)
+                of_row += [each.reset_index(drop=True) for each in shown]
+            _one_scale(row[0], way, of_row)
+            row[0].set_ylabel(way.label, fontsize=7)
         for ax, dataset in zip(grid[0], datasets, strict=True):
             ax.set_title(NETWORKS[dataset].title)
         figure.legend(handles=list(_legend(moments, marks)), loc="outside upper center", ncols=4, fontsize=7)
@@ -161,15 +181,20 @@ def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) 
     if not shown:
         note = "not in the paper" if way.metric == "procrustes" and not network.angle else "no rows yet"
         ax.text(0.5, 0.5, note, ha="center", va="center", transform=ax.transAxes, fontsize=7, color="0.4")
-        ax.set(xticks=[], yticks=[])
+        ax.set_xticks([])
         return
-    every = pd.concat(shown, axis=1)
-    set_scale(ax, every, "auto", way.log)
-    if not way.log:
-        ax.set_ylim(bottom=0)
-    ax.set_xticks(range(len(every)), list(every.index), rotation=90, fontsize=6.5)
-    ax.set_xlim(-0.4, len(every) - 0.6)
+    layers = list(shown[0].index)
+    ax.set_xticks(range(len(layers)), layers, rotation=90, fontsize=6.5)
+    ax.set_xlim(-0.4, len(layers) - 0.6)
     ax.tick_params(axis="y", labelsize=6.5)
+
+
+def _one_scale(ax: Axes, way: Way, shown: Sequence[pd.DataFrame]) -> None:
+    """Set the scale of a row's common axis from the values of all its panels."""
+    if shown:
+        set_scale(ax, pd.concat(shown, axis=1), "auto", way.log)
+    if shown and not way.log:
+        ax.set_ylim(bottom=0)
 
 
 def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:

@@ -116,7 +116,8 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
             ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
         if len(shown):
             learning(shown.assign(algorithm=shown["algorithm"].map(names.title)), ACCURACY, ax=ax)
-            ax.set_ylabel("test accuracy (higher is better)")
+            ax.set_ylabel("test accuracy, % (higher is better)")
+            ax.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0, symbol=""))
     values = shown.astype({"seed": int, "round": int}) if len(shown) else shown
     table = (
         values.groupby(["algorithm", "round"], sort=False)["value"].agg(["mean", "min", "max", "count"]).reset_index()
@@ -225,7 +226,7 @@ FIG2 = items.register(Item(
     {"cifar10": replace(FULL, dataset="cifar10", clients=10, max_samples=PAPER["cifar10"].pool)},
     seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
 ))  # fmt: skip
-_TITLES = {**NAMES, "cifar100": f"in the place of {NAMES['cifar100']}"}
+_TITLES = {**NAMES, "cifar100": f"Tiny-ImageNet in the place of {NAMES['cifar100']}"}
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
     _title = f"Accuracy by round, {_TITLES[_dataset]}"
     _runs = plain(_dataset, methods=BY_ROUND)

@@ -137,11 +137,11 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = table2(header, frame)
     with style():
         figure = plt.figure(figsize=(8.4, 3.6), layout="constrained")
-        for ax, (dataset, part) in zip(
-            figure.subplots(1, 4, sharey=True), table.groupby("dataset", sort=False), strict=True
+        for ax, (_, part) in zip(
+            figure.subplots(1, 4, sharex=True, sharey=True), table.groupby("dataset", sort=False), strict=True
         ):
             _panel(ax, part)
-            ax.set_title(NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*"), fontsize=9)
+            ax.set_title(_title(part), fontsize=8)
         figure.axes[0].set_yticks(range(len(METHODS)), list(map(names.title, METHODS)), fontsize=8)
         figure.axes[0].set_ylim(len(METHODS) - 0.5, -0.5)
         keys = [Line2D([], [], linestyle="none", label="published, after the paper's last round", **PRINTED)]
@@ -152,14 +152,25 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
     if gone := [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
-    placeholder_client = "" if at_paper(header) else " *: not the paper's images."
+    replaced = "" if at_paper(header) else " Published values stand where the data have the paper's name."
     caption = (
         "Accuracy on all clients' own test samples, after fine-tuning where the method has it; LocalAdaptation is "
         f"FedAvg fine-tuned alike. Intervals are drawn to 0 and 100 % at "
-        f"most.{placeholder_client}{missing(header, wanted)} "
+        f"most.{replaced}{missing(header, wanted)} "
         f"{setting(header, frame, *columns(header))}"
     )
     return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
+
+
+def _title(part: pd.DataFrame) -> str:
+    """What a panel's runs were trained on, and whose place it takes."""
+    shown = names.dataset(str(part["trained_on"].iloc[0]))
+    return shown if _same_data(part) else f"{shown}\nin the place of {NAMES[str(part['dataset'].iloc[0])]}"
+
+
+def _same_data(part: pd.DataFrame) -> bool:
+    """Whether runs were trained on the dataset that the paper names, whatever its resolution."""
+    return str(part["trained_on"].iloc[0]).startswith(str(part["dataset"].iloc[0]))
 
 
 def _panel(ax: Axes, part: pd.DataFrame) -> None:
@@ -180,19 +191,20 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
             label=f"{done} rounds",
         )
     last = part[part["rounds"] == times[-1]]
-    ax.plot(last["published"], last["method"].map(y) + 0.22, linestyle="none", zorder=1, **PRINTED)
+    if _same_data(part):
+        ax.plot(last["published"], last["method"].map(y) + 0.22, linestyle="none", zorder=1, **PRINTED)
     ax.set_xlabel("accuracy, %")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=7)
 
 
 def _page(part: pd.DataFrame) -> str:
-    cells: dict[str, list[str]] = {str(NAMES[part["dataset"].iloc[0]]): list(map(names.title, METHODS))}
+    cells: dict[str, list[str]] = {_title(part).replace("\n", " "): list(map(names.title, METHODS))}
     for (done, papers), own in part.groupby(["rounds", "paper_rounds"], sort=False):
         own = own.set_index("method").loc[list(METHODS)]
         title = f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
         cells[title] = [
             f"{percent(row.accuracy / 100, row.low / 100, row.high / 100)}"
-            + ("" if math.isnan(row.published) else f" ({row.published:.2f})")
+            + ("" if math.isnan(row.published) or not _same_data(part) else f" ({row.published:.2f})")
             for row in own.itertuples()
         ]
     cells["seeds"] = [str(count) for count in own["seeds"]]
@@ -227,6 +239,11 @@ def early(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def _own(part: pd.DataFrame) -> pd.DataFrame:
+    """A dataset's rows, without published values that are of other data."""
+    return part if _same_data(part) else part.assign(published=math.nan)
+
+
 def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, values = early(header, frame), scores(frame)
     findings, gaps = [], {}
@@ -248,27 +265,31 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(8.4, 3.2), layout="constrained")
         *axes, last = figure.subplots(1, 3)
+        axes[1].sharex(axes[0])
         titles = {}
         for ax, (dataset, part) in zip(axes, table.groupby("dataset", sort=False), strict=True):
-            _dots(ax, part, [f"{names.title(row.method)}, {row.unfreeze}" for row in part.itertuples()])
-            titles[dataset] = NAMES[str(dataset)] + ("" if dataset in part["trained_on"].to_numpy() else "*")
-            ax.set_title(titles[dataset], fontsize=9)
+            _dots(ax, _own(part), [f"{names.title(row.method)}, {row.unfreeze}" for row in part.itertuples()])
+            titles[dataset] = _title(part)
+            ax.set_title(titles[dataset], fontsize=8)
         draw_differences(last, list(gaps.values()), "early − late, points")
-        printed = table.groupby(["dataset", "method"], sort=False)["published"].agg(
+        shown = pd.concat([_own(part) for _, part in table.groupby("dataset", sort=False)])
+        printed = shown.groupby(["dataset", "method"], sort=False)["published"].agg(
             lambda two: two.iloc[1] - two.iloc[0]
         )
         last.plot(printed, range(len(printed)), linestyle="none", label="published", zorder=1, **PRINTED)
-        last.set_yticks(range(len(gaps)), [f"{names.title(m)},\n{titles[d]}" for d, m in gaps], fontsize=7)
+        last.set_yticks(range(len(gaps)), [f"{names.title(m)},\n{titles[d]}" for d, m in gaps], fontsize=6)
         last.set_title("paired by seed", fontsize=9)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
-    placeholder_client = (
-        "" if at_paper(header) else " *: not the paper's images; published are ten times as many rounds."
+    replaced = (
+        ""
+        if at_paper(header)
+        else " Published values, of ten times as many rounds, stand where the data have the paper's name."
     )
     caption = (
         f"Accuracy after {ends} rounds and fine-tuning when the layers thaw after the rounds beside each schedule, "
         "and what thawing twice as early changes, with 95 % intervals."
-        f"{placeholder_client}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
+        f"{replaced}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
     )
     return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
 

@@ -98,6 +98,15 @@ def test_what_was_trained_on_cifar10_says_so_on_its_page_and_in_the_list() -> No
     assert not {"scheduling.fig4", "player_fl.tableA3", "fedpft.fig4", "fedra.table1"} & told
 
 
+def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None:
+    pages = list(items.PICTURES.glob("*.md"))
+    assert len(pages) > 80
+    for page in pages:
+        lead, *_, settings = page.read_text(encoding="utf-8").split("\n\n")[1:]
+        assert lead.startswith("**"), page.name
+        assert settings.startswith("| setting | value |"), page.name
+
+
 def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:
     names = [name for name, _ in everything.jobs(tmp_path)]
     assert names[-2:] == ["gallery", "benchmarks"]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -194,6 +195,20 @@ def test_a_runs_choice_is_judged_in_the_other_runs():
     assert regret.in_other_runs([part], 1) == pytest.approx([0.4 / 0.2] * 3)
     alike = replace(part, ends=((), ("half", "half")), cuts=np.array([[0.9, 0.9], [0.5, 0.5]]))
     assert regret.in_other_runs([alike], 1)[0] == 0
+
+
+def test_the_picture_shows_eight_of_the_methods_that_are_compared():
+    names = [method.name for method in methods.methods()]
+    assert len(regret.DRAWN) == len(set(regret.DRAWN) & set(names)) == 8
+    lines = [
+        {"method": name, "cost": 1.0 + k, "ratio": 0.1 * k, "ratio_low": 0.0, "ratio_high": 0.2 * k}
+        for k, name in enumerate(names)
+    ]
+    figure, ax = plt.subplots()
+    regret._ratios(ax, {"all": pd.DataFrame(lines)})
+    shown = [label.get_text().rpartition(" (")[0] for label in ax.get_yticklabels()]
+    plt.close(figure)
+    assert tuple(shown) == regret.DRAWN
 
 
 def test_the_gain_of_the_last_third_is_the_best_cuts():

@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedlayers.studies.inference import DECIDED, LEVEL_ARMS
+from fedlayers.studies.inference import DECIDED, LEVEL_ARMS, NOTHING_LEARNED
 from fedlayers.studies.summary import Headline
 from figures.decision import studies
 from figures.differences import difference
 from fl_core import rows
+from fl_core.errors import UsageError
 from tests.fedlayers.test_summary import BAD, FAIR, GOOD, comparison
 from tests.figures.conftest import drawn
 
@@ -40,6 +41,24 @@ def test_what_a_study_says_is_kept() -> None:
     assert gains.loc["fedavg", "value"] == pytest.approx(0.29)
     undecided = rows.frame(studies.said(outcome_of(LEVEL_ARMS, ("all",))))
     assert undecided.iloc[0]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("lead", "answers"),
+    [
+        ("Not decided between half, all. More.", ["open", LEVEL_ARMS, "yes"]),
+        ("Not decided: no gain over always guessing.", ["open", NOTHING_LEARNED, "open"]),
+        ("Share nothing: every client trains alone.", ["no", DECIDED, "yes"]),
+    ],
+)
+def test_a_former_lead_stands_for_three_answers(lead: str, answers: list[str]) -> None:
+    stored = rows.frame([rows.row(studies.DECIDED, 0.0, variant=lead)])
+    assert list(studies.answered(stored).values()) == answers
+
+
+def test_a_former_lead_without_answers_is_refused() -> None:
+    with pytest.raises(UsageError, match="lead"):
+        studies.answered(rows.frame([rows.row(studies.DECIDED, 0.0, variant="Federate a.")]))
 
 
 def every_cut(half: float, seeds: int = 4) -> pd.DataFrame:
@@ -72,13 +91,13 @@ def test_two_runs_decide_nothing() -> None:
 
 
 @pytest.mark.parametrize(("half", "held"), [(0.7, True), (0.55, False), (0.6, None)])
-def test_the_page_quotes_the_lead_and_judges_its_claims(monkeypatch: pytest.MonkeyPatch, half, held) -> None:
+def test_the_page_has_the_three_answers_and_judges_the_claims(monkeypatch: pytest.MonkeyPatch, half, held) -> None:
     source = SimpleNamespace(path=lambda: None, read=lambda path: ({}, every_cut(half)))
     find = studies.items.find
     monkeypatch.setattr(studies.items, "find", lambda name: source if name == studies.RUNS else find(name))
     lines = studies.said(outcome_of(DECIDED, ("half",)))
     frame = rows.frame({**line, "run": "pacs", "seed": 0} for line in lines)
     drawing = drawn(studies.NAME, {"missing": [], "failed": {}}, frame)
-    assert "PACS: *Federate a. Sure.*" in drawing.text
+    assert "| PACS | yes | decided | yes |" in drawing.text
     assert [finding.held for finding in drawing.findings] == [held]
     assert "+29.0" in drawing.text

@@ -48,6 +48,16 @@ def test_a_styles_clients_count_by_their_test_samples() -> None:
     assert (further.by_style(frame_of(ORDER), "start").loc["labels.fedra"].round(9) == 0.2).all(axis=None)
 
 
+def test_table_2_names_its_weighting_and_what_others_give() -> None:
+    frame = further.STUDY.read(further.STUDY.path())[1]
+    drawing = drawn("fedra.table2", {**HEADER, "seeds": 3}, frame)
+    at_end = frame[(frame["metric"] == "accuracy") & (frame["round"] == 10)]
+    means = at_end.groupby(["run", "seed"])["value"].mean()
+    every_client = 100 * (means["labels.fedra"] - means["labels.inclusivefl"]).mean()
+    assert f"| every client alike | {every_client:+.1f} ± " in drawing.text
+    assert "weighting" not in drawn("fedra.table4", HEADER, frame).text  # a client a style
+
+
 @pytest.mark.parametrize("name", further.TABLES)
 def test_differences_decide(name: str) -> None:
     as_published = verdicts(name, frame_of(ORDER))

@@ -89,7 +89,13 @@ def test_a_view_is_drawn_from_the_rows_of_its_source(
     assert pd.read_csv(tmp_path / f"{FIGURE}.csv")["value"].tolist() == [1.0] * 4
     page = (tmp_path / f"{FIGURE}.md").read_text()
     assert page.startswith(f"# Title of {FIGURE}\n")
-    assert f"- held: {FIGURE}. Measured: so it is." in page
+    lead, picture, finding, *_, settings = page.split("\n\n")[1:]
+    assert lead.startswith("**Held: ")
+    assert FIGURE in picture
+    assert finding == f"- held: {FIGURE}. Measured: so it is."
+    assert settings.startswith("| setting |")
+    assert "| learning rate | 0.05 |" in settings
+    assert f"`{header['command']}`" in settings
 
 
 def test_a_study_without_a_drawing_is_drawn_by_its_views(study: Item, tmp_path: Path) -> None:

@@ -143,6 +143,19 @@ def test_figures_draw_what_is_there(name: str, folder: Path, tmp_path: Path, mon
         assert drawing.table.groupby(["dataset", "definition"]).ngroups == 2 * len(ways)
 
 
+@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4"])
+def test_pictures_name_their_quantity_and_a_row_has_one_axis(name: str, folder: Path) -> None:
+    item = items.find(f"player_fl.{name}")
+    assert item.draw is not None
+    figure = item.draw(*item.read(folder / NAME)).figure
+    grid = np.array(figure.axes).reshape(2, -1)
+    plt.close(figure)
+    words = {"fig1": "variance", "fig2": "Hessian", "fig3": "dissimilarity", "fig4": "sensitivity"}
+    assert words[name] in grid[0, 0].get_ylabel()
+    for row in grid:
+        assert len({ax.get_ylim() for ax in row}) == 1
+
+
 def test_tables_agree_with_rows_by_brute_force(stored: tuple[dict[str, object], pd.DataFrame]) -> None:
     header, frame = stored
     own = of(frame, "fashion_mnist-independent", "hessian_trace", "released")

@@ -162,6 +162,20 @@ def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
     assert "Intervals are drawn to 0 and 100 % at most." in drawing.caption
 
 
+def test_panels_of_tiny_imagenet_carry_no_values_of_cifar_100() -> None:
+    header, frame = made_up()
+    drawing = items.find("scheduling.table2").draw(header, frame)  # type: ignore[misc]
+    printed = {ax.get_title(): [line for line in ax.lines if line.get_marker() == "D"] for ax in drawing.figure.axes}
+    plt.close(drawing.figure)
+    replaced = [title for title in printed if "CIFAR-100" in title]
+    assert [title.startswith("Tiny-ImageNet") for title in replaced] == [True]
+    assert {title: len(found) for title, found in printed.items()} == {t: int(t not in replaced) for t in printed}
+    values = drawing.table[drawing.table["dataset"] == "cifar100"]["published"].dropna()
+    assert len(values)
+    (section,) = [part for part in drawing.text.split("\n\n") if "in the place of CIFAR-100" in part]
+    assert not any(f"{value:.2f}" in section for value in values)
+
+
 @pytest.mark.parametrize(("name", "dataset"), [("fig3", "cifar100"), ("fig4", "tiny_imagenet")])
 def test_curves_are_compared_before_and_after_all_has_thawed(name: str, dataset: str) -> None:
     assert held(name) == [True, False]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
