@@ -111,8 +111,9 @@ class Choice:
             }
         )
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
+        best = "each arm's best round" if self.standing.best else f"round {self.until}"
         legend = (
-            f"Validation samples, the last evaluated rounds up to round {self.until}, {seeds} "
+            f"Validation samples, the last evaluated rounds up to {best}, {seeds} "
             f"{'seed' if seeds == 1 else 'seeds'}; score = z({word}) - z(loss) over the arms, higher = better."
         )
         cost = self.cost.beside(self.measured)
@@ -172,6 +173,7 @@ class Choice:
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
+            "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,
@@ -202,9 +204,10 @@ def choose(
     z(macro-F1) - z(loss) of its validation scores, standardised over the arms; the mean over the last three evaluated
     rounds, and over the seeds, decides, and of equal ones the higher macro-F1. Where several seeds show no significant
     difference from the leader, the arm that sends least is used. (Beside an arm that fine-tunes at the
-    end, whose model has no other round, the last one decides alone.) Nobody is dropped earlier. The winner's run of the
-    first seed is complete at the end. Test samples are scored and stored with each run, as always, but nothing here
-    reads them.
+    end, whose model has no other round, the last one decides alone.) Under a stopping rule (``patience``) each arm is
+    judged up to its best round, and the scores are standardised over the arms of a seed. Nobody is dropped earlier.
+    The winner's run of the first seed is complete at the end. Test samples are scored and stored with each run, as
+    always, but nothing here reads them.
 
     The same call goes on after a stop. Below ``out``: ``arms/`` (run directories), ``standing.csv``, ``choice.json``
     and, where the winner obeys a plan, ``plan.json`` with the race as its evidence.
@@ -243,6 +246,8 @@ def choose(
     out = Path(out)
     if with_finetuning and not complete:
         raise UsageError("the winner's end is what personalisation is held against: complete it")
+    if config.patience is not None and race_fraction < 1:
+        raise UsageError(f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}.")
     if config.plan is not None:
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
@@ -254,7 +259,7 @@ def choose(
     whole = until >= int(task.config.rounds or 1)
     with side_by_side(backend if over is None else over, race.config.workers) as place:
         cost = foreseen(race.tasks, entries, until, finished, place.side_by_side, apart=over is not None)
-        tell(cost.text())
+        tell(cost.text() if config.patience is None else f"at most {cost.text()}")
         began = time.monotonic()
         failed = run_entries(entries, until, place, tell)
         if len(failed) == len(entries):
