@@ -32,6 +32,7 @@ from fedlayers.studies.race import (
     standing,
     watched,
 )
+from fedlayers.studies.rates import Rates, RateSearch, rates_of
 from fedlayers.studies.runtime_estimate import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
@@ -68,6 +69,7 @@ class Choice:
         cost: what was foreseen; ``measured`` what the runs' own rows and clocks say; ``seconds`` what this call took.
         personalised: the cheap alternative, where it was asked for.
         whole: whether every arm was trained to the end before it was judged.
+        rates: the learning rates that were tried, where they were tuned.
     """
 
     winner: Arm
@@ -82,6 +84,7 @@ class Choice:
     seconds: float
     personalised: Personalised | None = None
     whole: bool = False
+    rates: Rates | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -118,7 +121,8 @@ class Choice:
         )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
-        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
+        rates = [] if self.rates is None else [self.rates.text()]
+        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, *rates, cost, *beside])
 
     def side_by_side(self) -> str:
         """The winner's end beside that of the cheap alternative: scores on validation samples, and what each has cost.
@@ -173,6 +177,7 @@ class Choice:
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
+            "rates": None if self.rates is None else self.rates.to_json(),
             "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
@@ -193,6 +198,7 @@ def choose(
     complete: bool = True,
     each_seed: bool = False,
     with_finetuning: bool = False,
+    tune_rates: int = 0,
     backend: Backend | str = "",
     link: SiteLink | None = None,
     patience: TimeoutPolicy | None = None,
@@ -223,6 +229,8 @@ def choose(
             scored on that seed's test samples, which other seeds have validated on.
         with_finetuning: also do the cheap alternative with the first seed, for comparison: one run of FedAvg, then a
             few epochs of each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
+        tune_rates: learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`): first of all but the last layer with
+            the first seed, then of every arm at the two best. A rate in the configuration is kept, and none is tried.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, or so many as the configuration has ``workers``.
         link: the sites of a federation, over which all runs are trained, one after another: the clients of the
@@ -252,15 +260,24 @@ def choose(
         raise UsageError("choose makes its plans itself; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"choose needs one or more different seeds, not {list(seeds)}")
+    if tune_rates and each_seed:
+        raise UsageError("tune_rates must be 0 with each_seed: rates are tuned on the validation samples of all seeds.")
     over = None if link is None else _over(link, patience, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
+    search = _rate_search(race, config, seeds, out, tune_rates, _maker(over), tell)
+    trained = entries if search is None else search.at_most()
     finished = (len(seeds) if each_seed else 1) * complete
     whole = until >= int(task.config.rounds or 1)
     with side_by_side(backend if over is None else over, race.config.workers) as place:
-        cost = foreseen(race.tasks, entries, until, finished, place.side_by_side, apart=over is not None)
-        tell(cost.text() if config.patience is None else f"at most {cost.text()}")
+        cost = foreseen(race.tasks, trained, until, finished, place.side_by_side, apart=over is not None)
+        tell(cost.text() if config.patience is None and search is None else f"at most {cost.text()}")
         began = time.monotonic()
+        rates = None
+        if search is not None:
+            entries, rates = search.run(until, place, tell)
+            trained = list(rates.entries)
+            tell("race: " + ", ".join(f"{arm} at {lr:g}" for arm, lr in rates.chosen.items()))
         failed = run_entries(entries, until, place, tell)
         if len(failed) == len(entries):
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
@@ -275,15 +292,18 @@ def choose(
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))
-        spent = measured(task, entries, until, finished, place.side_by_side)
+        spent = measured(task, trained, until, finished, place.side_by_side)
         alternative = None
         if with_finetuning:
             made = _maker(over)
-            alternative = then_personalise(task, race.config, out / "personalised", place, tell, made)
-    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
+            own = replace(race.config, lr=run.config.lr)
+            alternative = then_personalise(task, own, out / "personalised", place, tell, made)
+    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task, rates)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
-    choice = Choice(winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole)
+    choice = Choice(
+        winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole, rates
+    )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
@@ -352,6 +372,29 @@ def _planned(
     return _Race(config, task, racing, entries, tasks, until, guesses)
 
 
+def _rate_search(
+    race: _Race,
+    config: RunConfig,
+    seeds: Sequence[int],
+    out: Path,
+    count: int,
+    made: Callable[..., Task],
+    tell: Tell,
+) -> RateSearch | None:
+    """Return the search over rates that is asked for, its runs checked; None where the rate is given."""
+    if not count:
+        return None
+    rates = rates_of(float(race.task.config.lr or 0), count)
+    if config.lr is not None:
+        tell(f"lr {config.lr:g} is given and kept: no rates are tuned")
+        return None
+    search = RateSearch(race.config, race.arms, tuple(seeds), rates, race.task.layers, out)
+    for entry in (*search.first(), *search.second(rates)):
+        if entry.path.exists():
+            check_stored(entry.path, made(entry.config, plan=entry.arm.plan))
+    return search
+
+
 def _obeying(config: RunConfig) -> RunConfig:
     """The configuration with an algorithm that obeys cuts: its own, or FedPer."""
     return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
@@ -396,9 +439,12 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
     return {entry.config.seed: entry for entry in entries if leaders[entry.config.seed] == entry.arm.name}
 
 
-def _with_evidence(plan: LayerPlan, stands: Standing, sure: Inference, task: Task) -> LayerPlan:
+def _with_evidence(
+    plan: LayerPlan, stands: Standing, sure: Inference, task: Task, rates: Rates | None = None
+) -> LayerPlan:
     judged = stands.judged.groupby("arm")["score"].mean()
     detail = {"race": {str(arm): float(score) for arm, score in judged.dropna().items()}, "verdict": sure.verdict}
+    detail |= {} if rates is None else {"rates": rates.to_json()}
     return plan.with_shared(
         plan.shared,
         rule="race",
