@@ -222,6 +222,9 @@ class Choose(OneAlgorithm):
         1.0
     )
     with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
+    tune_rates: Annotated[
+        int, option("Learning rates to try first, 2 to 5, sharing all but the last layer. 0: none. --lr is kept.")
+    ] = 0
     no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     backend: On = ""
@@ -247,6 +250,7 @@ class Choose(OneAlgorithm):
             "race_fraction": self.race_fraction,
             "complete": not self.no_final_run,
             "with_finetuning": self.with_finetuning,
+            "tune_rates": self.tune_rates,
             "tell": _say,
         }
         if over:

@@ -33,6 +33,7 @@ from fedlayers.studies.race import (
     standing,
     watched,
 )
+from fedlayers.studies.rates import Rates, RateSearch, rates_of
 from fedlayers.studies.runtime_estimate import Cost, bytes_a_round, foreseen, measured, sized, timed
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
@@ -69,6 +70,7 @@ class Choice:
         cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call.
         personalised: the cheap alternative, if asked for.
         whole: whether every arm was trained to the end before it was judged.
+        rates: the learning rates that were tried, where they were tuned.
     """
 
     winner: Arm
@@ -83,6 +85,7 @@ class Choice:
     seconds: float
     personalised: Personalised | None = None
     whole: bool = False
+    rates: Rates | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -112,13 +115,15 @@ class Choice:
             }
         )
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
+        best = "each arm's best round" if self.standing.best else f"round {self.until}"
         legend = (
-            f"Validation samples, last evaluated rounds up to round {self.until}, {seeds} "
+            f"Validation samples, last evaluated rounds up to {best}, {seeds} "
             f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss) over the arms; higher is better."
         )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
-        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, cost, *beside])
+        rates = [] if self.rates is None else [self.rates.text()]
+        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, *rates, cost, *beside])
 
     def side_by_side(self) -> str:
         """Compare the winner with the cheap alternative: validation scores and costs.
@@ -175,6 +180,8 @@ class Choice:
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
+            "rates": None if self.rates is None else self.rates.to_json(),
+            "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,
@@ -194,6 +201,7 @@ def choose(
     complete: bool = True,
     each_seed: bool = False,
     with_finetuning: bool = False,
+    tune_rates: int = 0,
     backend: Backend | str = "",
     link: SiteLink | None = None,
     patience: TimeoutPolicy | None = None,
@@ -204,7 +212,8 @@ def choose(
     Each arm runs to the end, or to a share of the rounds, which is cheaper. No arm is dropped earlier. Its score in an
     evaluated round is z(macro-F1) - z(loss) on validation samples, standardised over the arms. The mean over the last
     three evaluated rounds and over the seeds decides. Equal scores are ordered by macro-F1. With an arm that fine-tunes
-    at the end, the last round alone decides, since the fine-tuned model has no other.
+    at the end, the last round alone decides, since the fine-tuned model has no other. Under a stopping rule
+    (``patience``) each arm is judged up to its best round, standardised over the arms of a seed.
 
     Several seeds may show no significant difference between some arms and the leader. Of these the arm that sends least
     is used. The winner's run with the first seed is complete at the end. Test samples are scored and stored with each
@@ -224,6 +233,9 @@ def choose(
             scored on the seed's test samples, which other seeds use for validation.
         with_finetuning: also run the cheap alternative with the first seed: one run of FedAvg, then a few epochs of
             each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
+        tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`). The first seed tries them
+            with all but the last layer shared. Then every arm runs at the two best. A rate in the configuration is
+            kept, and none is tried.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
         link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
@@ -249,19 +261,30 @@ def choose(
         raise UsageError(
             "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
         )
+    if config.patience is not None and race_fraction < 1:
+        raise UsageError(f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}.")
     if config.plan is not None:
         raise UsageError("choose makes its own plans; name a plan among the arms instead")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}")
+    if tune_rates and each_seed:
+        raise UsageError("tune_rates must be 0 with each_seed: rates are tuned on the validation samples of all seeds.")
     over = None if link is None else _over(link, patience, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
+    search = _rate_search(race, config, seeds, out, tune_rates, _maker(over), tell)
+    trained = entries if search is None else search.at_most()
     finished = (len(seeds) if each_seed else 1) * complete
     whole = until >= int(task.config.rounds or 1)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
-        cost = foreseen(race.tasks, entries, until, finished, place.side_by_side, apart=over is not None)
-        tell(cost.text())
+        cost = foreseen(race.tasks, trained, until, finished, place.side_by_side, apart=over is not None)
+        tell(cost.text() if config.patience is None and search is None else f"at most {cost.text()}")
         began = time.monotonic()
+        rates = None
+        if search is not None:
+            entries, rates = search.run(until, place, tell)
+            trained = list(rates.entries)
+            tell("race: " + ", ".join(f"{arm} at {lr:g}" for arm, lr in rates.chosen.items()))
         failed = run_entries(entries, until, place, tell)
         if len(failed) == len(entries):
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
@@ -278,15 +301,18 @@ def choose(
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))
-        spent = measured(task, entries, until, finished, place.side_by_side)
+        spent = measured(task, trained, until, finished, place.side_by_side)
         alternative = None
         if with_finetuning:
             made = _maker(over)
-            alternative = then_personalise(task, race.config, out / "personalised", place, tell, made)
-    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task)
+            own = replace(race.config, lr=run.config.lr)
+            alternative = then_personalise(task, own, out / "personalised", place, tell, made)
+    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task, rates)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
-    choice = Choice(winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole)
+    choice = Choice(
+        winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole, rates
+    )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
     if plan is not None:
@@ -355,6 +381,29 @@ def _planned(
     return _Race(config, task, racing, entries, tasks, until, guesses)
 
 
+def _rate_search(
+    race: _Race,
+    config: RunConfig,
+    seeds: Sequence[int],
+    out: Path,
+    count: int,
+    made: Callable[..., Task],
+    tell: Tell,
+) -> RateSearch | None:
+    """Return the search over rates that is asked for, its runs checked; None where the rate is given."""
+    if not count:
+        return None
+    rates = rates_of(float(race.task.config.lr or 0), count)
+    if config.lr is not None:
+        tell(f"lr {config.lr:g} is given and kept: no rates are tuned")
+        return None
+    search = RateSearch(race.config, race.arms, tuple(seeds), rates, race.task.layers, out)
+    for entry in (*search.first(), *search.second(rates)):
+        if entry.path.exists():
+            check_stored(entry.path, made(entry.config, plan=entry.arm.plan))
+    return search
+
+
 def _obeying(config: RunConfig) -> RunConfig:
     """Return the configuration with an algorithm that obeys cuts: its own, or FedPer."""
     return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
@@ -399,9 +448,12 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
     return {entry.config.seed: entry for entry in entries if leaders[entry.config.seed] == entry.arm.name}
 
 
-def _with_evidence(plan: LayerPlan, stands: Standing, sure: Inference, task: Task) -> LayerPlan:
+def _with_evidence(
+    plan: LayerPlan, stands: Standing, sure: Inference, task: Task, rates: Rates | None = None
+) -> LayerPlan:
     judged = stands.judged.groupby("arm")["score"].mean()
     detail = {"race": {str(arm): float(score) for arm, score in judged.dropna().items()}, "verdict": sure.verdict}
+    detail |= {} if rates is None else {"rates": rates.to_json()}
     return plan.with_shared(
         plan.shared,
         rule="race",

@@ -12,7 +12,7 @@ import pandas as pd
 from fedlayers.backends.base import Backend, InProcessBackend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.race import Entry, Tell, run_entries, standardised, validation_scores
+from fedlayers.studies.race import Entry, Tell, best_of_run, run_entries, standardised, validation_scores
 from fedlayers.studies.runtime_estimate import Cost, foreseen, measured, round_seconds
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -92,7 +92,7 @@ def then_personalise(
     start = fedavg_entry(config, out)
     names = [f"first_{k}" for k in depths(len(LayerPlan(task.layers, ()).trainable))]
     own = replace(start.config, algorithm=OWN, init=str(start.path), rounds=1, epochs=OWN_EPOCHS)
-    own = replace(own, participation=1.0, eval_every=1, checkpoint_every=1)
+    own = replace(own, participation=1.0, eval_every=1, checkpoint_every=1, patience=None)
     arms = arms_of(names, task.layers, own.algorithm)
     entries = [Entry(arm, own, out / f"{arm.name}-{config.seed}") for arm in arms]
     of_start = made(start.config, loaded=task.data)
@@ -119,8 +119,11 @@ def then_personalise(
 
 
 def last_scores(path: Path) -> dict[str, float]:
-    """Return ``macro_f1`` (for a regression ``r2``) and ``loss`` on validation after a run's last evaluated round."""
-    scores = validation_scores(store.Run(path).rows()[1])[-1]
+    """Return ``macro_f1`` (for a regression ``r2``) and ``loss`` on validation after a run's last evaluated round.
+
+    Under a stopping rule it is the best round.
+    """
+    scores = validation_scores(store.Run(path).rows()[1], best_of_run(path))[-1]
     return {name: value for name, value in scores.items() if name != "round"}
 
 

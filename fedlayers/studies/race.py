@@ -57,11 +57,14 @@ class Standing(NamedTuple):
         judged: a line per arm and seed: their means over the last evaluated rounds that all arms have. If an arm makes
             its model at the end, that is the last round alone. NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
+        best: under a stopping rule the best round of each run, by (arm, seed). An arm is then judged by the evaluated
+            rounds up to there, and ``score`` is standardised over the arms of a seed.
     """
 
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[tuple[str, int], str]
+    best: Mapping[tuple[str, int], int] = {}
 
 
 def watched(config: RunConfig) -> RunConfig:
@@ -174,8 +177,11 @@ def standing(
         UsageError: no evaluated round up to there.
     """
     lines, main = [], main_score(())
+    best: dict[tuple[str, int], int] = {}
     for entry in entries:
         if (entry.arm.name, entry.config.seed) not in failed:
+            if (at := best_of_run(entry.path)) is not None:
+                best[entry.arm.name, entry.config.seed] = at
             of_seed = None if guesses is None else guesses[entry.config.seed]
             frame = store.Run(entry.path).rows()[1]
             main = main_score(frame["metric"].unique())
@@ -196,9 +202,20 @@ def standing(
     judged = []
     for entry in entries:
         name, seed = entry.arm.name, entry.config.seed
-        latest = common[(common["arm"] == name) & (common["seed"] == seed)].tail(WINDOW)
+        counted = common if (name, seed) not in best else rounds[rounds["round"] <= best[name, seed]]
+        latest = counted[(counted["arm"] == name) & (counted["seed"] == seed)].tail(WINDOW)
         judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "skill", "score"]].mean().to_dict()})
-    return Standing(rounds, pd.DataFrame(judged), failed)
+    table = pd.DataFrame(judged)
+    if best:  # at rounds of their own, so that arms are compared by what they reach
+        by_seed = table.groupby("seed")
+        table["score"] = by_seed[main].transform(standardised) - by_seed["loss"].transform(standardised)
+    return Standing(rounds, table, failed, best)
+
+
+def best_of_run(path: Path) -> int | None:
+    """Return the best round of a run's main model under its stopping rule; None without a rule."""
+    rule = store.Run(path).stopping()
+    return None if rule is None else rule.best.get(rule.main)
 
 
 def validation_scores(

@@ -15,7 +15,7 @@ from fedlayers.backends.names import open_parallel
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.config_only import config_only
-from fedlayers.studies.race import WINDOW, Entry, run_entries, validation_scores
+from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
 from fedlayers.studies.runtime_estimate import foreseen
 from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
@@ -171,7 +171,8 @@ def tune(
     rounds = int(tasks[algorithms[0]].config.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
     with open_parallel(backend, config.workers) as place:
-        tell(foreseen(by_arm, entries, rounds, 0, place.side_by_side).text())
+        cost = foreseen(by_arm, entries, rounds, 0, place.side_by_side).text()
+        tell(cost if config.patience is None else f"at most {cost}")
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)
             if count < trials:
@@ -269,7 +270,10 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
 
 
 def _judged(entry: Entry, score: str) -> float:
-    """Return a run's validation score: the mean over the last evaluated rounds of the model that counts."""
-    rounds = validation_scores(store.Run(entry.path).rows()[1], metrics=(score,))
+    """Return a run's validation score: the mean over the last evaluated rounds of the model that counts.
+
+    Under a stopping rule they are the last up to the best round.
+    """
+    rounds = validation_scores(store.Run(entry.path).rows()[1], best_of_run(entry.path), metrics=(score,))
     latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
     return sum(latest) / len(latest) if latest else float("nan")

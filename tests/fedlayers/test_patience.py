@@ -1,0 +1,69 @@
+"""Studies of runs that stop by themselves: what arms and trials are judged by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedlayers.studies.choose import choose
+from fedlayers.studies.compare import compare
+from fedlayers.studies.personalise import last_scores
+from fedlayers.studies.race import validation_scores
+from fedlayers.studies.tune import tune
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.records import store
+
+PATIENT = RunConfig(dataset="heart", rounds=14, eval_every=1, epochs=1, lr=0.05, patience=2)
+
+
+def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
+    told: list[str] = []
+    choice = choose(PATIENT, tmp_path, arms=("nothing", "all_but_last", "fedavg"), tell=told.append)
+    assert told[0].startswith("at most 3 runs")
+    judged = choice.standing.judged.set_index("arm")
+    means = {}
+    for (arm, seed), best in choice.standing.best.items():
+        run = store.Run(tmp_path / "arms" / f"{arm}-{seed}")
+        assert run.finished
+        assert best == run.best_round("global" if arm == "fedavg" else "personal")
+        lines = [line for line in validation_scores(run.rows()[1]) if line["round"] <= best][-3:]
+        means[arm] = {name: sum(line[name] for line in lines) / len(lines) for name in ("macro_f1", "loss")}
+        assert judged.loc[arm, "loss"] == pytest.approx(means[arm]["loss"])
+        assert judged.loc[arm, "macro_f1"] == pytest.approx(means[arm]["macro_f1"])
+        assert last_scores(run.path)["loss"] == pytest.approx(lines[-1]["loss"])
+    for name, sign in (("macro_f1", 1), ("loss", -1)):
+        values = np.array([means[arm][name] for arm in judged.index])
+        judged["score"] -= sign * (values - values.mean()) / values.std()
+    assert judged["score"].abs().max() < 1e-9
+    assert choice.run.name.startswith(choice.winner.name)
+    with pytest.raises(UsageError, match="race_fraction must be 1 under patience"):
+        choose(PATIENT, tmp_path / "short", race_fraction=0.6)
+
+
+def test_trials_are_worth_their_score_up_to_the_best_round(tmp_path: Path) -> None:
+    config = replace(PATIENT, lr=None)
+    found = tune(config, ["fedavg"], {"lr": "0.01,0.1"}, tmp_path, trials=2)
+    for trial, value in enumerate(found.table["value"]):
+        run = store.Run(tmp_path / "trials" / f"fedavg-{trial:03}-1000")
+        best = run.best_round("global")
+        lines = validation_scores(run.rows()[1], best, metrics=("macro_f1",))[-3:]
+        assert value == pytest.approx(sum(line["macro_f1"] for line in lines) / len(lines))
+
+
+def test_a_comparison_scores_best_rounds_by_default(tmp_path: Path) -> None:
+    found = compare(PATIENT, ["fedavg", "fedbabu"], [0], tmp_path, progress=False)
+    assert set(found.table["model"]) == {"global@best_val", "personal@best_val"}
+    for name, model in (("fedavg", "global"), ("fedbabu", "personal")):
+        run = store.Run(tmp_path / "runs" / f"{name}-0")
+        best = run.best_round(model)
+        frame = run.rows()[1]
+        rows = frame[(frame["round"] == best) & (frame["model"] == model) & (frame["split"] == "test")]
+        rows = rows[rows["metric"] == "macro_f1"]
+        wanted = (rows["value"] * rows["n_train"]).sum() / rows["n_train"].sum()
+        assert found.table.set_index("algorithm").loc[name, "macro_f1"] == pytest.approx(wanted)
+    last = compare(PATIENT, ["fedavg", "fedbabu"], [0], tmp_path, best=False, progress=False)
+    assert set(last.table["model"]) == {"global", "personal"}
