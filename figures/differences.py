@@ -1,4 +1,8 @@
-"""Compares the scores of two runs: their differences paired by seed, what those decide, and how they are drawn."""
+"""Compares the scores of two runs: their differences paired by seed, what those decide, and how they are drawn.
+
+A run's score is the mean of its last three evaluations (:func:`settled`). A study that stores the last evaluation of
+every run, and no other, is judged by that one: there is no round to choose.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ from fl_core.statistics import Interval, mean_interval
 LEAST = 3
 """Seeds below which no order is claimed."""
 FEWEST = "fewer than 3 seeds: no order"
+EVALUATIONS = 3
+"""The last evaluations of a run whose mean is its score; rows that have fewer decide nothing."""
+TOO_FEW = "fewer than 3 evaluations"
 TWO_SIDED = "90 % intervals: two one-sided tests at 5 %"
 """What is said beside :attr:`Difference.bounded` where an equivalence is judged."""
 UNDECIDED = "undecided"
@@ -30,16 +37,27 @@ class Difference(NamedTuple):
         interval: mean with its 95 % interval.
         bounds: mean with one-sided 95 % bounds (the 90 % interval), by which an equivalence is tested.
         pairs: seeds that both have.
+        error: standard error of the mean.
+        evaluations: behind each run's score; as many as needed where no run has more.
+        moves: evidence that the difference still shrinks over those evaluations; empty without any.
     """
 
     interval: Interval
     bounds: Interval
     pairs: int
+    error: float = math.nan
+    evaluations: int = EVALUATIONS
+    moves: str = ""
+
+    @property
+    def few(self) -> str:
+        """Why no order is claimed; empty where one may be."""
+        return FEWEST if self.pairs < LEAST else TOO_FEW if self.evaluations < EVALUATIONS else ""
 
     @property
     def how(self) -> str:
         """The verdict, see :func:`outcome`."""
-        return outcome(self.interval, self.pairs)
+        return "" if self.few else outcome(self.interval, self.pairs)
 
     @property
     def above(self) -> bool | None:
@@ -49,12 +67,12 @@ class Difference(NamedTuple):
     @property
     def told(self) -> str:
         """The difference in percentage points with half its interval, and the verdict in brackets."""
-        return f"{percent(*self.interval, sign='+')} ({self.how or FEWEST})" if self.pairs else "no pair of runs"
+        return f"{percent(*self.interval, sign='+')} ({self.how or self.few})" if self.pairs else "no pair of runs"
 
     @property
     def bounded(self) -> str:
         """The difference in percentage points with its one-sided bounds, by which :meth:`level` is judged."""
-        return percent(*self.bounds, sign="+") if self.pairs >= LEAST else FEWEST
+        return self.few or percent(*self.bounds, sign="+")
 
     def level(self, margin: float) -> bool | None:
         """Whether the two are level: both one-sided tests at 5 % put the difference within the margin.
@@ -66,13 +84,13 @@ class Difference(NamedTuple):
 
     def no_lower(self, margin: float) -> bool | None:
         """Whether the run lies no more than the margin below the other, by a one-sided test at 5 %."""
-        if self.pairs < LEAST:
+        if self.few:
             return None
         return True if self.bounds.low > -margin else False if self.bounds.high < -margin else None
 
     def no_higher(self, margin: float) -> bool | None:
         """Whether the run lies no more than the margin above the other, by a one-sided test at 5 %."""
-        if self.pairs < LEAST:
+        if self.few:
             return None
         return True if self.bounds.high < margin else False if self.bounds.low > margin else None
 
@@ -85,10 +103,54 @@ def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Diff
     """
     if not {run, reference} <= set(scores.index):
         return Difference(NOTHING, NOTHING, 0)
-    each = (scores.loc[run] - scores.loc[reference]).dropna()
+    return of_each((scores.loc[run] - scores.loc[reference]).dropna())
+
+
+def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return each row's mean of its last three evaluations, rows x seeds; of fewer there is none.
+
+    Args:
+        curves: (row, round) x seeds.
+    """
+    trained = curves[curves.index.get_level_values(1) > 0].sort_index(level=1, sort_remaining=False)
+    kept = trained.groupby(level=0, sort=False).filter(lambda own: len(own) >= EVALUATIONS)
+    return kept.groupby(level=0, sort=False).tail(EVALUATIONS).groupby(level=0, sort=False).mean()
+
+
+def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
+    """A run's score minus the reference's, each the mean of the last three evaluations that both have.
+
+    Args:
+        curves: scores of (run, round) x seeds; the start, round 0, is no evaluation.
+    """
+    if not {run, reference} <= set(curves.index.get_level_values(0)):
+        return Difference(NOTHING, NOTHING, 0)
+    gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
+    last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
+    found = of_each(last.mean(skipna=False).dropna())
+    most = curves.index[curves.index.get_level_values(1) > 0].get_level_values(0).value_counts().max()
+    enough = len(last) >= min(EVALUATIONS, most)
+    found = found._replace(evaluations=EVALUATIONS if enough else len(last))
+    return found._replace(moves="" if found.few else _shrinks(last))
+
+
+def of_each(each: pd.Series) -> Difference:
+    """The difference that the seeds' values are, one a seed."""
     if each.empty:
         return Difference(NOTHING, NOTHING, 0)
-    return Difference(mean_interval(each), mean_interval(each, level=0.9), len(each))
+    return Difference(mean_interval(each), mean_interval(each, level=0.9), len(each), float(each.sem()))
+
+
+def _shrinks(gaps: pd.DataFrame) -> str:
+    """Evidence that a difference, rounds x seeds, still shrinks from the first to the last of some rounds."""
+    if len(gaps) < EVALUATIONS:
+        return ""
+    change = mean_interval((gaps.iloc[-1] - gaps.iloc[0]).dropna())
+    mean = gaps.mean(axis=None)
+    if not (change.high < 0 < mean or mean < 0 < change.low):
+        return ""
+    ends = (f"{gaps.iloc[k].mean():+.2f} at round {gaps.index[k]}" for k in (0, -1))
+    return f"the difference still shrinks, {', '.join(ends)}"
 
 
 def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, int]:

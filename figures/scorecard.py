@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from figures import items
+from figures import changes, items
 from figures.page import markdown
 from figures.papers import PAPERS
 from fl_core.errors import UsageError
@@ -41,15 +41,20 @@ class Claim:
     """What a paper claims, and where it is decided.
 
     Attributes:
+        line: its name, by which a change of its verdict is recorded (:mod:`figures.changes`).
         claim: in plain words.
+        place, words: where in the paper, and a quotation from there; ``…`` stands for what is left out.
         figure: whose page decides it; of a figure that is not made yet, its name in the catalogue.
         finding: how the expectation on that page begins; empty where nothing was measured.
         shown: regular expression of what is shown of the measurement.
         data, scale: behind the number.
     """
 
+    line: str
     paper: str
     claim: str
+    place: str
+    words: str
     figure: str
     finding: str
     shown: str
@@ -95,6 +100,11 @@ def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
     return WORDS[found[0].verdict], "; ".join(parts)
 
 
+def verdicts() -> dict[str, str]:
+    """Return today's verdict of every line, as plain words."""
+    return {claim.line: judged(claim)[0].strip("*") for claim in claims()}
+
+
 def table() -> str:
     """The scorecard in Markdown, a table for each paper."""
     return "\n\n".join(f"**{TITLES[paper]}**\n\n{part}" for paper, part in _tables())
@@ -103,12 +113,13 @@ def table() -> str:
 def _tables() -> Iterator[tuple[str, str]]:
     for paper in PAPERS:
         columns: dict[str, list[str]] = {
-            name: [] for name in ("the paper claims", "here", "our number", "data", "scale", "page")
+            name: [] for name in ("claim", "the paper's words", "here", "our number", "data", "scale", "page")
         }
         for each in (claim for claim in claims() if claim.paper == paper):
             where = items.PICTURES / f"{each.figure}.md"
             link = f"[{each.figure}](pictures/{where.name})" if where.is_file() else f"`{each.figure}`, planned"
-            cells = (each.claim, *judged(each), each.data, each.scale, link)
+            quoted = f"“{each.words}” ({each.place})"
+            cells = (each.claim, quoted, *judged(each), each.data, each.scale, link)
             for column, cell in zip(columns.values(), cells, strict=True):
                 column.append(cell.replace("|", "\\|"))
         yield paper, markdown(columns)
@@ -127,6 +138,7 @@ def renewed(text: str) -> str:
 
 
 def write(path: Path = README) -> Path:
-    """Renew the scorecard in the README and return its path."""
+    """Renew the scorecard in the README and the list of changed verdicts beside it; return the README's path."""
     path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    changes.write(path.parent)
     return path

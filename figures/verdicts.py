@@ -1,20 +1,32 @@
-"""Verdicts on curves: an expectation is judged on every single one, and the share of them decides, not the median.
+"""Verdicts: of curves, of joint claims by their parts, and the evidence that a claim is not comparable.
 
-A verdict is True (held), False (did not hold) or None (open). Curves of one seed come from one federation, so they hang
-together and the intervals are, if anything, too narrow.
+A verdict is True (held), False (did not hold) or None (open). The unit is the seed: a seed's clients start from one
+model and are no independent observations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
+from figures.differences import UNDECIDED, Difference, joint
+from figures.page import percent
 from fl_core.statistics import Interval, median_interval, share_interval
 
 HALF = 0.5
 TOLERANCE = 5e-3
 """Of published ranges, which are known to two decimals."""
+ALPHA = 0.05
+MARGIN = 0.01
+"""Accuracy within which two count as level, for every paper: one point.
+
+It is about the spread over repeated runs that the papers print behind ±, 0.8 points in the median of all that is
+published. Less than that no paper shows."""
+LEARNED = 0.5
+"""A run that has learned less than this part of what is printed, above guessing, is no witness on the paper."""
 
 
 def beyond(share: Interval, least: float = HALF) -> bool | None:
@@ -22,19 +34,34 @@ def beyond(share: Interval, least: float = HALF) -> bool | None:
     return True if share.low > least else False if share.high < least else None
 
 
-def of_curves(values: pd.DataFrame, holds: Callable[[pd.Series], bool]) -> tuple[str, bool | None]:
-    """In how many curves (columns) an expectation holds, as text, and the verdict by Wilson's interval of that share.
+def by_seed(values: pd.DataFrame) -> pd.DataFrame:
+    """Return the median over clients of each seed's curves, layers x seeds.
 
-    A curve that lacks a value counts neither way and is named.
+    A seed's clients start from one model, so that only seeds are independent.
+
+    Args:
+        values: layers x (seed, client), or layers x seeds; a curve that lacks a value is left out.
     """
     whole = values.dropna(axis=1)
-    gone = values.shape[1] - whole.shape[1]
+    return whole.T.groupby(level=0, sort=False).median().T
+
+
+def of_seeds(values: pd.DataFrame, holds: Callable[[pd.Series], bool]) -> tuple[str, bool | None]:
+    """In how many seeds an expectation holds, as text, and the verdict by Wilson's interval of that share.
+
+    A seed without a whole curve counts neither way and is named.
+
+    Args:
+        values: as for :func:`by_seed`.
+    """
+    seeds = by_seed(values)
+    gone = values.columns.get_level_values(0).nunique() - seeds.shape[1]
     lacking = f" ({gone} more without a value)" if gone else ""
-    if whole.empty:
-        return f"in no curve is every value known{lacking}", None
-    count = sum(bool(holds(whole.iloc[:, k])) for k in range(whole.shape[1]))
-    share = share_interval(count, whole.shape[1])
-    said = f"in {count} of {whole.shape[1]} single curves{lacking}, 95 % interval {share.low:.0%} to {share.high:.0%}"
+    if seeds.empty:
+        return f"in no seed is every value known{lacking}", None
+    count = sum(bool(holds(seeds.iloc[:, k])) for k in range(seeds.shape[1]))
+    share = share_interval(count, seeds.shape[1])
+    said = f"in {count} of {seeds.shape[1]} seeds{lacking}, 95 % interval {share.low:.0%} to {share.high:.0%}"
     return said, beyond(share)
 
 
@@ -47,13 +74,17 @@ def median_ends(values: pd.Series) -> Interval:
 
 
 def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[str, bool | None]:
-    """Whether the medians of curves (layers x curves) lie within ranges, by the medians' intervals.
+    """Whether the medians over seeds lie within ranges, by the medians' intervals.
 
     Held if every interval is inside its range, not if one is disjoint from it. The text names where it is not inside.
+
+    Args:
+        values: as for :func:`by_seed`.
     """
     outside, across = [], []
+    seeds = by_seed(values)
     for layer in values.index:
-        ends = median_ends(values.loc[layer])[1:]
+        ends = median_ends(seeds.loc[layer])[1:] if seeds.shape[1] else (math.nan, math.nan)
         if not ends[0] <= ends[1]:
             across.append(str(layer))
         elif ends[1] < low[layer] - TOLERANCE or ends[0] > high[layer] + TOLERANCE:
@@ -66,3 +97,140 @@ def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[st
     ]
     said = "; ".join(filter(None, told)) or "inside at every layer"
     return f"{said} (by the medians' intervals)", False if outside else None if across else True
+
+
+# --- joint claims ----------------------------------------------------------------------------------------------
+
+
+class Odds(NamedTuple):
+    """The p-values of one part of a claim: small ``holds`` show that it holds, small ``fails`` that it fails."""
+
+    holds: float
+    fails: float
+
+
+def of_share(successes: int, trials: int) -> Odds:
+    """The p-values of a share above and below one half, by the exact binomial test."""
+    from scipy import stats
+
+    sides = (stats.binomtest(successes, trials, HALF, alternative=way).pvalue for way in ("greater", "less"))
+    holds, fails = (min(1.0, 2 * float(side)) for side in sides)
+    return Odds(holds, fails)
+
+
+class Check(NamedTuple):
+    """What every part of a claim says of its difference.
+
+    Attributes:
+        odds: p-values of a difference.
+        words: what a part is called that holds, and one that fails.
+        bounds: whether it is judged by one-sided bounds, the 90 % interval.
+    """
+
+    odds: Callable[[Difference], Odds]
+    words: tuple[str, str]
+    bounds: bool = False
+
+
+class Judged(NamedTuple):
+    """The verdict on a joint claim.
+
+    Attributes:
+        told: every part by name with its difference and corrected verdict.
+        held: the verdict.
+        apart: evidence that the verdict rests on a difference that still shrinks; empty where it does not.
+    """
+
+    told: str
+    held: bool | None
+    apart: str
+
+
+def _above(gap: Difference, bound: float) -> float:
+    """The p-value of a one-sided t test that a difference lies above a bound."""
+    from scipy import stats
+
+    if gap.few or gap.error == 0:
+        return math.nan if gap.few else float(gap.interval.value <= bound)
+    return float(stats.t.sf((gap.interval.value - bound) / gap.error, gap.pairs - 1))
+
+
+def _below(gap: Difference, bound: float) -> float:
+    """The p-value of a one-sided t test that a difference lies below a bound."""
+    return _above(gap._replace(interval=gap.interval._replace(value=-gap.interval.value)), -bound)
+
+
+LEAD = Check(lambda gap: Odds(2 * _above(gap, 0), 2 * _below(gap, 0)), ("above", "below"))
+TRAIL = Check(lambda gap: Odds(2 * _below(gap, 0), 2 * _above(gap, 0)), ("below", "above"))
+LEVEL = Check(
+    lambda gap: Odds(max(_above(gap, -MARGIN), _below(gap, MARGIN)), min(_above(gap, MARGIN), _below(gap, -MARGIN))),
+    ("level", "not level"),
+    bounds=True,
+)
+NO_LOWER = Check(lambda gap: Odds(_above(gap, -MARGIN), _below(gap, -MARGIN)), ("no lower", "lower"), bounds=True)
+NO_HIGHER = Check(lambda gap: Odds(_below(gap, MARGIN), _above(gap, MARGIN)), ("no higher", "higher"), bounds=True)
+
+
+def holm(odds: Sequence[Odds]) -> list[bool | None]:
+    """Return the verdict on each part of a claim, all together wrong with a probability of 5 % at most (Holm)."""
+    least = [min(each) if not math.isnan(min(each)) else 1.0 for each in odds]
+    verdicts: list[bool | None] = [None] * len(odds)
+    for rank, k in enumerate(sorted(range(len(odds)), key=lambda k: least[k])):
+        if least[k] >= ALPHA / (len(odds) - rank):
+            break
+        verdicts[k] = odds[k].holds < odds[k].fails
+    return verdicts
+
+
+def points(values: Interval) -> str:
+    """A difference of accuracies in percentage points with half its interval."""
+    return percent(*values, sign="+")
+
+
+def plain(values: Interval) -> str:
+    """A difference with half its interval, in its own unit."""
+    return f"{values.value:+.2f}" + ("" if math.isnan(values.low) else f" ± {(values.high - values.low) / 2:.2f}")
+
+
+def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[Interval], str] = points) -> Judged:
+    """Judge a claim of one or several parts, corrected for their number.
+
+    A part whose difference still shrinks decides nothing; where it alone made the verdict, that is the evidence.
+
+    Args:
+        gaps: the parts' differences by their names; a single part needs none.
+        show: how an interval is written.
+    """
+    parts = holm([test.odds(gap) for gap in gaps.values()])
+    told = []
+    for (name, gap), part in zip(gaps.items(), parts, strict=True):
+        word = {True: test.words[0], False: test.words[1]}.get(
+            part, gap.few or (gap.how if gap.how == "equal" else UNDECIDED)
+        )
+        value = show(gap.bounds if test.bounds else gap.interval) if gap.pairs else "no pair of runs"
+        told.append(f"{name} {value}".strip() + (f" ({word})" if gap.pairs else ""))
+    notes = [f"{len(gaps)} parts, Holm's correction"] * (len(gaps) > 1) + [
+        f"90 % intervals, margin {100 * MARGIN:g} point"
+    ] * test.bounds
+    held, moving = joint(parts), [gap.moves for gap in gaps.values()]
+    steady = joint([None if moves else part for part, moves in zip(parts, moving, strict=True)])
+    said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")
+    return Judged(said, held, "" if steady == held else next(filter(None, moving)))
+
+
+# --- not comparable --------------------------------------------------------------------------------------------
+
+
+def little_learned(sides: Mapping[str, tuple[float, float]], chance: tuple[float, float]) -> str:
+    """Evidence that a side of a comparison has learned less than half of what is printed; empty without any.
+
+    Args:
+        sides: by name the accuracy measured and the one printed, as shares; a NaN is no evidence.
+        chance: the accuracy of guessing, here and in the paper.
+    """
+    here, there = chance
+    return ", ".join(
+        f"{name} {100 * measured:.0f} % where the paper has {100 * printed:.0f} %"
+        for name, (measured, printed) in sides.items()
+        if (measured - here) / (1 - here) < LEARNED * (printed - there) / (1 - there)
+    )

@@ -13,12 +13,13 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
-from figures.differences import TWO_SIDED, difference, joint
+from figures.differences import difference
 from figures.fedpft import fitted
-from figures.fedpft.fitted import ALPHA, HALF, MARGIN, OF_PAPER, ORIGIN, OURS, Table
+from figures.fedpft.fitted import ALPHA, HALF, OF_PAPER, ORIGIN, OURS, Table
 from figures.items import Drawing, Finding, View, set_apart
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import Recipe, labels, scored_at_end, tested, trained
+from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import SETTINGS
 from fl_core.config import RunConfig
@@ -176,7 +177,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
     page = markdown({
         sweep.axis: [f"{value}" for value in present], "Accuracy %": [percent(*found[value]) for value in present],
     })  # fmt: skip
-    return Drawing(figure, shown, caption, set_apart([_finding(values, sweep)], fitted.far(header)), page)
+    return Drawing(
+        figure, shown, caption, set_apart([_finding(values, sweep)], fitted.far(joined(header, frame))), page
+    )
 
 
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
@@ -187,18 +190,18 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     }
     if sweep.option == "feature_epochs":
         ends = {value: gaps[value] for value in (sweep.values[0], sweep.values[-1])}
-        told = "; ".join(f"{sweep.usual} over {value}: {gap.told}" for value, gap in ends.items())
+        found = judged({f"{sweep.usual} over {value}": gap for value, gap in ends.items()})
         return Finding(
             f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
             f"and than all {sweep.values[-1]}",
-            f"points more: {told}",
-            joint([gap.above for gap in ends.values()]),
+            f"points more: {found.told}",
+            found.held,
         )
-    told = "; ".join(f"{value}: {gap.bounded}" for value, gap in gaps.items())
+    found = judged({f"{value}:": gap for value, gap in gaps.items()}, LEVEL)
     return Finding(
-        f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} points from the default's",
-        f"points that the default has more, by number ({TWO_SIDED}): {told}",
-        joint([gap.level(MARGIN) for gap in gaps.values()]),
+        f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} point from the default's",
+        f"points that the default has more, by number {found.told}",
+        found.held,
     )
 
 

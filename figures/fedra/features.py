@@ -17,15 +17,16 @@ from fedlayers.diagnostics.pictures.features import tsne_panels
 from fedlayers.diagnostics.representation.embedding import Pool
 from fedlayers.diagnostics.representation.features import collect
 from figures import items
-from figures.differences import FEWEST, difference, joint
+from figures.differences import difference
 from figures.fedra import nobody
-from figures.fedra.depth import DEPTHS, PACS, PAPER_ROUNDS, described, prepared
+from figures.fedra.depth import DEPTHS, PACS, PAPER_ROUNDS, described, far, prepared
 from figures.fedra.nobody import SHORT
 from figures.items import Drawing, Finding, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
 from figures.planes import CLUSTERED, MEANING, placed, plane, scored
 from figures.recipe import Recipe, by_method, final_models, labels, scored_at_end, tested, trained
+from figures.verdicts import judged
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
@@ -41,8 +42,6 @@ RUNS = by_method(
 )  # fmt: skip
 """As long as the runs of :mod:`figures.fedra.depth`, of which no models are kept; from a shorter pretraining."""
 CLASS, CLIENT = "silhouette_class", "silhouette_client"
-FAR = "PACS from a short pretraining on Tiny-ImageNet; the paper: DomainNet, ImageNet's weights"
-"""Why methods are not compared with the paper."""
 
 
 # --- measuring -------------------------------------------------------------------------------------------------
@@ -128,7 +127,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"third block.{missing_runs(header)}"
     )
     table = _table(frame)
-    return Drawing(figure, table, caption, set_apart([_finding(silhouettes[CLASS])], FAR), _page(table))
+    return Drawing(
+        figure,
+        table,
+        caption,
+        set_apart([_finding(silhouettes[CLASS])], far(values(frame, "accuracy"), "fedra")),
+        _page(table),
+    )
 
 
 def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
@@ -148,11 +153,11 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
 def _finding(by_class: pd.DataFrame) -> Finding:
     """Whether FedRA's features set classes further apart than those of the methods for unequal clients."""
     gaps = {other: difference(by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
-    said = "; ".join(f"{title(other)} {_half(gap.interval)} ({gap.how or FEWEST})" for other, gap in gaps.items())
+    found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
     return Finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
-        f"more than {said}",
-        joint([gap.above for gap in gaps.values()]),
+        f"more than {found.told}",
+        found.held,
     )
 
 

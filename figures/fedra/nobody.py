@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import TWO_SIDED, Difference, difference, joint
+from figures.differences import Difference, difference
 from figures.fedra.depth import (
-    MARGIN,
     PACS,
     PAPER_ROUNDS,
     PRETRAIN,
@@ -31,6 +30,7 @@ from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, seeds_in_words, span
 from figures.recipe import Recipe, labels, scored_at_end, tested, trained
+from figures.verdicts import LEAD, LEVEL, MARGIN, Check, Judged, judged
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -195,8 +195,8 @@ def _named(method: str) -> str:
     return {"fedra": "FedRA", "fedra_cover": "FedRA, every block held"}.get(method, title(method))
 
 
-def _told(gaps: Mapping[str, Difference]) -> str:
-    return ", ".join(f"{HERE[setting]} {gap.told}" for setting, gap in gaps.items())
+def _judged(gaps: Mapping[str, Difference], check: Check = LEAD) -> Judged:
+    return judged({HERE[setting]: gap for setting, gap in gaps.items()}, check)
 
 
 def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], list[Finding]]:
@@ -210,13 +210,13 @@ def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], li
     return [
         Finding(
             "FedRA learns where no client holds the whole model",
-            f"points gained {_told(gains)}",
-            joint([gap.above for gap in gains.values()]),
+            f"points gained {_judged(gains).told}",
+            _judged(gains).held,
         ),
         Finding(
             "FedRA lies above InclusiveFL in every setting, as in Table 3",
-            f"points {_told(gaps)}",
-            joint([gap.above for gap in gaps.values()]),
+            f"points {_judged(gaps).told}",
+            _judged(gaps).held,
         ),
     ], [Finding("accuracies are those of Table 3", "see the table", None, FAR)]
 
@@ -227,9 +227,9 @@ def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], lis
     keep, cover = (without_client(frame, method) for method in ("fedra", "fedra_cover"))
     return [
         Finding(
-            f"the two ways are level within {100 * MARGIN:g} points in every setting, as in Table 5",
-            f"Eq. 2 - Eq. 3 {', '.join(f'{HERE[name]} {gap.bounded}' for name, gap in gaps.items())} ({TWO_SIDED})",
-            joint([gap.level(MARGIN) for gap in gaps.values()]),
+            f"the two ways are level within {100 * MARGIN:g} point in every setting, as in Table 5",
+            f"Eq. 2 - Eq. 3 {_judged(gaps, LEVEL).told}",
+            _judged(gaps, LEVEL).held,
         )
     ], [
         Finding(

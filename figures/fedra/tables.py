@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import UNDECIDED, against, outcome
-from figures.fedra.depth import DEPTHS, FAR, NAME, TITLES, accuracies, columns, described
+from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described, far
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
@@ -100,7 +100,7 @@ def _order(means: pd.DataFrame) -> Finding:
         f"each pair of methods lies as on {' and '.join(TITLES.values())}",
         "; ".join(said),
         False if wrong else None if open_ else True,
-        FAR,
+        far(means),
     )
 
 

@@ -94,7 +94,8 @@ def lines(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table, accuracies = lines(frame), methods.stored()
+    table, learnt = lines(frame), methods.stored()
+    accuracies = methods.scores(learnt)
     names = [f"k = {row.retained}" for row in table.itertuples()]
     place = np.arange(len(table)) + 0.6 * (table["dataset"] != table["dataset"].iloc[0])
     with style():
@@ -119,10 +120,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "32-bit floats of the messages, running statistics kept local. EMNIST: a network for grey images of 28 x 28, "
         "10 classes."
     )
-    return Drawing(figure, table, caption, _findings(table, accuracies), _page(table, accuracies))
+    return Drawing(figure, table, caption, _findings(table, learnt), _page(table, accuracies))
 
 
-def _findings(table: pd.DataFrame, accuracies: pd.DataFrame) -> tuple[Finding, ...]:
+def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
     exact = [f"{row.counted:.2f}" == f"{row.published:.2f}" for row in table.itertuples()]
     exact_counts = {name: sum(own) for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)}
     counts = table["dataset"].value_counts()
@@ -144,7 +145,7 @@ def _findings(table: pd.DataFrame, accuracies: pd.DataFrame) -> tuple[Finding, .
             f"{PFEDLA_BYTES / (4 * ROUNDS * CLIENTS):g} of {ROUNDS} rounds of {CLIENTS} clients with 4 bytes a number",
             bool((ratios - 1).abs().max() < 0.01),
         ),
-        *(methods.costs_little(accuracies, quantity) for quantity in methods.QUANTITIES),
+        *(methods.compromises(learnt, quantity) for quantity in methods.QUANTITIES),
     )
 
 

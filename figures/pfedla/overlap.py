@@ -15,10 +15,11 @@ from scipy import stats
 from fedlayers.diagnostics.pictures.algorithm_state import SHARE
 from fedlayers.diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
-from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
+from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, mean_accuracy, trained
+from figures.verdicts import judged, plain
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 
@@ -144,7 +145,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Below: accuracies, with 95 % intervals over seeds after the last round. "
         f"{setting(header)} At most {header['seeds']} seeds, matrices of seed 0.{missing_runs(header)}"
     )
-    return Drawing(figure, _table(frame, final), caption, _findings(frame, final), _page(frame, final))
+    return Drawing(figure, _table(frame, final), caption, _findings(frame), _page(frame, final))
 
 
 def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
@@ -275,28 +276,24 @@ def _sent(frame: pd.DataFrame) -> pd.Series:
     return amounts.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
 
 
-def _findings(frame: pd.DataFrame, final: pd.DataFrame) -> tuple[Finding, ...]:
+def curves(frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla") -> pd.DataFrame:
+    """A quantity of the layers through training, (layer, round) x seeds."""
+    part = frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame["variant"] == variant)]
+    return part.pivot_table(index=["layer", "round"], columns="seed", values="value", sort=False)
+
+
+def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     findings = []
-    follows = _last(frame, CORRELATION, "pearson")
+    follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
     if "" in follows.index:
-        means = follows.loc[""].dropna()
-        listed = ", ".join(f"{value:+.2f}" for value in means)
-        mean = statistics.mean_interval(means)
-        listed += f"; mean {mean.value:+.2f}, 95 % interval {mean.low:+.2f} to {mean.high:+.2f}"
-        positive = (True if mean.low > 0 else False if mean.high < 0 else None) if len(means) >= LEAST else None
-        findings.append(Finding("weights of other clients correlate with classes in common", f"r = {listed}", positive))
-    for reference in ("local", "fedavg") if "pfedla" in final.index else ():
-        gap, pairs = against(final, "pfedla", reference)
-        verdict = outcome(gap, pairs)
-        held = None if verdict in ("", UNDECIDED) else verdict == "above"
-        text = f"{percent(*gap, sign='+')} points over {pairs} seeds" + ("" if verdict else f" ({FEWEST})")
-        findings.append(Finding(f"pFedLA's mixture before local training lies above {reference}", text, held))
-    sent = _sent(frame)
-    if {"pfedla", "heurpfedla"} <= set(sent.index):
-        share = float(sent["heurpfedla"] / sent["pfedla"])
-        findings.append(Finding(
-            "retaining one layer saves communication", f"{share:.3f} of pFedLA's bytes (the paper: 0.604)", share < 1
-        ))  # fmt: skip
+        found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
+        findings.append(Finding("weights of other clients correlate with classes in common", found.told, found.held))
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
+    learnt = accuracy.pivot(index=["run", "round"], columns="seed", values="value")
+    for reference in ("local", "fedavg") if "pfedla" in learnt.index else ():
+        found = judged({"points": settled(learnt, "pfedla", reference)})
+        expected = f"pFedLA's mixture before local training lies above {reference}"
+        findings.append(Finding(expected, found.told, found.held, found.apart))
     trust = _last(frame, SELF)
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)

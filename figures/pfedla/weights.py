@@ -11,21 +11,22 @@ import pandas as pd
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import FEWEST, LEAST, against, joint, outcome
+from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import (
     CORRELATION,
     NAME,
-    PAPER_ROUNDS,
     SELF,
     WEIGHT,
     chosen_pairs,
     classes,
+    curves,
     others,
     setting,
     shared_classes,
     weights_of,
 )
+from figures.verdicts import judged, plain
 from fl_core.errors import UsageError
 from fl_core.statistics import mean_interval
 
@@ -141,22 +142,18 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             spare.remove()
         shown = list(grid.flat[: len(layers)])
         halves[1].colorbar(shown[0].collections[0], ax=shown, shrink=0.7, label="aggregation weight on others")
-    follows = mixing[(mixing["metric"] == CORRELATION) & (mixing["variant"] == "pearson") & (mixing["layer"] != "")]
-    follows = follows[follows["round"] == follows["round"].max()].pivot(index="layer", columns="seed", values="value")
-    by_layer = {layer: mean_interval(follows.loc[layer]) for layer in layers}
+    follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
+    found = judged({layer: of_each(follows.loc[layer].dropna()) for layer in layers}, show=plain)
     tables = {
         layer: part.pivot(index="client", columns="client_b", values="value") for layer, part in drawn.groupby("layer")
     }
     highest = {layer: int((each.idxmax(axis=1) == each.index).sum()) for layer, each in tables.items()}
     every = len(shared)
-    enough = follows.shape[1] >= LEAST
     findings = (
         Finding(
-            "in every layer the weights on others follow the classes in common (r > 0, mean of the seeds)",
-            ", ".join(f"{layer} {r.value:+.2f} ({r.low:+.2f} to {r.high:+.2f})" for layer, r in by_layer.items()),
-            joint([True if r.low > 0 else False if r.high < 0 else None for r in by_layer.values()])
-            if enough
-            else None,
+            "in every layer the weights on others follow the classes in common (r > 0)",
+            found.told,
+            found.held,
         ),
         Finding(
             "every client's largest weight is the one on itself",
@@ -199,40 +196,18 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         right.set(ylabel="after the last round", ylim=(-0.02, 1.02))
         name_ticks(right, layers)
     ranked = last.mean(axis=1).sort_values(ascending=False)
-    first = [str(last[seed].idxmax()) for seed in last.columns]
-    finding = Finding(
-        "the first fully connected layer has the largest weight on CIFAR-10",
-        ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items()) + f"; largest by seed: {', '.join(first)}",
-        _first(last),
-        _unsettled(selves),
+    others = [layer for layer in ranked.index if layer != FULLY_CONNECTED]
+    found = judged(
+        {f"{FULLY_CONNECTED} - {each}": settled(selves, FULLY_CONNECTED, each) for each in others}, show=plain
     )
+    expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
+    finding = Finding(expected, found.told, found.held, found.apart)
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
     caption = (
         f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot a seed, a bar their mean. "
         f"{setting(header)} {last.shape[1]} seeds. The paper: one target client; it prints no numbers."
     )
     return Drawing(figure, table, caption, (finding,))
-
-
-def _unsettled(selves: pd.DataFrame) -> str:
-    """Why the order is not the paper's to compare with, if the first fully connected layer is catching up at the end.
-
-    It is if in every seed its weight rose by more between the last two records than that of the layer with the largest.
-    """
-    rounds = sorted(set(selves.index.get_level_values("round")))
-    if len(rounds) < 2 or selves.shape[1] < LEAST:
-        return ""
-    before, end = (selves.xs(index, level="round") for index in rounds[-2:])
-    gained = end - before
-    caught = [gained.loc[FULLY_CONNECTED, seed] > gained.loc[end[seed].idxmax(), seed] for seed in end.columns]
-    return f"its weight still catches up after {rounds[-1]:g} of {PAPER_ROUNDS} rounds" if all(caught) else ""
-
-
-def _first(selves: pd.DataFrame) -> bool | None:
-    """Whether the first fully connected layer has the largest weight, by its differences to the others over seeds."""
-    others = [layer for layer in selves.index if layer != FULLY_CONNECTED]
-    hows = [outcome(*against(selves, FULLY_CONNECTED, str(layer))) for layer in others]
-    return joint([{"above": True, "below": False}.get(how) for how in hows])
 
 
 FIG5 = items.register(

@@ -34,7 +34,7 @@ from figures.layerwise import (
     settings,
 )
 from figures.player_fl.expectations import FLAT, breaks, gradual, grows, largest_step
-from figures.verdicts import of_curves, of_ranges
+from figures.verdicts import of_ranges, of_seeds
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -207,8 +207,8 @@ def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
 
 
 def _judged(expected: str, values: pd.DataFrame, holds: Callable[[pd.Series], bool], told: str = "") -> Finding:
-    """A finding on every single curve; the medians, or ``told``, stand beside."""
-    said, held = of_curves(values, holds)
+    """A finding on the seeds; the medians, or ``told``, stand beside."""
+    said, held = of_seeds(values, holds)
     return Finding(expected, f"{said}; {told or f'medians {listed(values.median(axis=1))}'}", held)
 
 

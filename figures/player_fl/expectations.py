@@ -10,7 +10,7 @@ from figures.differences import FEWEST, LEAST
 from figures.items import Finding
 from figures.layerwise import listed, ranges
 from figures.player_fl.layers import Network
-from figures.verdicts import of_curves, of_ranges
+from figures.verdicts import of_ranges, of_seeds
 
 FLAT = 1.1
 """S below this is flat, and a layer at which it grows by more than this factor is no longer alike."""
@@ -30,11 +30,11 @@ def decided(network: Network, expected: str, measured: str, held: bool | None, v
     )
 
 
-def curve_by_curve(
+def seed_by_seed(
     network: Network, expected: str, holds: Callable[[pd.Series], bool], values: pd.DataFrame, told: str = ""
 ) -> Finding:
-    """A finding on every single curve of a network; the medians, or ``told``, stand beside."""
-    said, held = of_curves(values, holds)
+    """A finding on the seeds of a network; the medians, or ``told``, stand beside."""
+    said, held = of_seeds(values, holds)
     return decided(network, expected, f"{said}; {told or f'medians {listed(values.median(axis=1))}'}", held, values)
 
 
@@ -55,20 +55,20 @@ def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFra
         last = values.index[-1]
         return [
             *findings,
-            curve_by_curve(network, f"{what} is largest at {last}", lambda curve: curve.idxmax() == last, values),
+            seed_by_seed(network, f"{what} is largest at {last}", lambda curve: curve.idxmax() == last, values),
         ]
     least = values.median(axis=1) / values.median(axis=1).min()
     far = f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
     sizes = f"by the medians {least['fc1']:.3g} times and {least['fc2']:.3g} times"
     return [
         *findings,
-        curve_by_curve(
+        seed_by_seed(
             network,
             f"{what} is smallest at the last convolution",
             lambda curve: curve.idxmin() == network.last_conv,
             values,
         ),
-        curve_by_curve(network, far, _far, values, sizes),
+        seed_by_seed(network, far, _far, values, sizes),
     ]
 
 
@@ -98,8 +98,8 @@ def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.Data
     """1 - CKA grows with depth, in no single step."""
     half = f"{what} makes no more than half of its rise in a single step"
     return [
-        curve_by_curve(network, f"{what} grows from each layer to the next", grows, values),
-        curve_by_curve(network, half, gradual, values, largest_step(values)),
+        seed_by_seed(network, f"{what} grows from each layer to the next", grows, values),
+        seed_by_seed(network, half, gradual, values, largest_step(values)),
     ]
 
 
@@ -124,12 +124,12 @@ def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFram
     findings = medians_within(network, what, values, printed)
     if network.last_conv:
         expected = f"{what} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
-        return [*findings, curve_by_curve(network, expected, lambda curve: breaks(curve, network.last_conv), values)]
+        return [*findings, seed_by_seed(network, expected, lambda curve: breaks(curve, network.last_conv), values)]
     if values.index[0] == "embedding":
         expected = f"{what} stays below 1.5 before the classifier and is above 50 at it"
         return [
             *findings,
-            curve_by_curve(network, expected, lambda curve: bool(curve.iloc[-2] < 1.5 and curve.iloc[-1] > 50), values),
+            seed_by_seed(network, expected, lambda curve: bool(curve.iloc[-2] < 1.5 and curve.iloc[-1] > 50), values),
         ]
     return findings
 

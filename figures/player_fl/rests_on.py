@@ -18,7 +18,7 @@ from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
 from figures.page import markdown
-from figures.player_fl.expectations import OFFSET, curve_by_curve
+from figures.player_fl.expectations import OFFSET, seed_by_seed
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.views import count
 from figures.ranking import ALPHA
@@ -251,7 +251,7 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
     like = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
     traces = curves["trace"]
     return [
-        curve_by_curve(
+        seed_by_seed(
             network,
             "the trace of whole layers, not divided by their parameters, is not largest at the last layer",
             lambda curve: bool(curve.iloc[-1] <= curve.iloc[:-1].max()),
@@ -259,7 +259,7 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
             f"of the medians {whole.iloc[-1]:.3g} of the first layer's at the last, at most "
             f"{whole.iloc[:-1].max():.3g} before it",
         ),
-        curve_by_curve(
+        seed_by_seed(
             network,
             "the nuclear norm of H v orders the layers as the trace per parameter does",
             lambda curve: curve.rank().equals(traces[curve.name].rank()),

@@ -34,6 +34,7 @@ from figures.player_fl.scores import (
 )
 from figures.player_fl.words import (
     NAMES,
+    evenness,
     methods_differ,
     missing,
     number,
@@ -101,8 +102,10 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         f"over {ours.ranking.blocks.shape[1]} datasets; triangles, as in the authors' code: {RELEASED.title}. "
         f"{sizes(header, frame)} {missing(header)}"
     )
-    findings = (*order(table, ours, apart(header)), methods_differ(table, ours, apart(header)), printed_ranks(table))
-    return Drawing(figure, frame_of(made), caption, findings, page(header, table, ours, code, frame))
+    findings = [*order(table, ours, apart(header)), methods_differ(table, ours, apart(header)), printed_ranks(table)]
+    if table.kind == SCORE and table.metric == "macro_f1":
+        findings += evenness(frame, apart(header))
+    return Drawing(figure, frame_of(made), caption, tuple(findings), page(header, table, ours, code, frame))
 
 
 # --- panels ----------------------------------------------------------------------------------------------------

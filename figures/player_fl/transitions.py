@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from matplotlib.patches import Patch
 from fedlayers.diagnostics.decide import select
 from fedlayers.diagnostics.pictures.drawing import COLOURS, style
 from figures import items
-from figures.differences import LEAST
+from figures.differences import LEAST, joint
 from figures.items import Drawing, Finding
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
 from figures.page import markdown
 from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
 from figures.recipe import Recipe
+from figures.verdicts import holm, of_share
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import listing
@@ -254,6 +255,26 @@ def _printed() -> Finding:
     )
 
 
+def stable(each: Decisions, thresholds: Sequence[float] = select.THRESHOLDS) -> int:
+    """Return the number of seeds in which every threshold gives the same last shared layer."""
+    lines = each.sensitivity.to_numpy(dtype=np.float64)
+    return sum(len({select.sensitivity_ratio(line.tolist(), way) for way in thresholds}) == 1 for line in lines)
+
+
+def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
+    """Whether the transition point remains stable, on every dataset of the paper's that is comparable."""
+    near = [each for each in decided if each.dataset not in STAND_IN and each.dataset not in far]
+    counts = {CASES[each.dataset].title: (stable(each), each.seeds) for each in near}
+    first, *_, last = select.THRESHOLDS
+    return Finding(
+        f"the transition point is stable: in most seeds every threshold from {first:g} to {last:g} decides alike, a "
+        "range that spans what the paper's own Fig. 4 asks for",
+        ", ".join(f"{name} in {count} of {seeds} seeds" for name, (count, seeds) in counts.items())
+        + f" ({len(near)} parts, Holm's correction)",
+        joint(holm([of_share(*count) for count in counts.values()])),
+    )
+
+
 def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding, ...]:
     """What thresholds decide here.
 
@@ -275,6 +296,7 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     small = [CASES[each.dataset].title for each in decided if each.dataset in far and each.dataset not in STAND_IN]
     apart = f"{listing(small)} {'are' if len(small) > 1 else 'is'} too small here" if small else ""
     findings = [
+        _stable(decided, far),
         Finding(
             "a single threshold gives Table A.2's last shared layer on every dataset of the paper's that is at hand",
             f"at best {most} of {len(own)}: {told}; the largest jump gives {len(matches[JUMP])}",

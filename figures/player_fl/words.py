@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 
 from figures import items
-from figures.differences import LEAST, against, joint, outcome
+from figures.differences import LEAST, difference, joint
 from figures.items import Finding
 from figures.page import markdown
 from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network, tuned_alike
-from figures.player_fl.scores import CONTROL, SCORE, Cells, Table, friedman_printed
-from figures.ranking import ALPHA
+from figures.player_fl.scores import CONTROL, DEFAULT, SCORE, Cells, Table, clients, friedman_printed
+from figures.ranking import ALPHA, first_shares
+from figures.verdicts import LEAD, TRAIL, Odds, holm, judged
 from fl_core.statistics import RANGE_BELOW
 
 NAMES = METHODS | BESIDE
@@ -173,9 +174,24 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
         apart = result.ranking.nemenyi.status == "ok" and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
         if ranks[best] > ranks[first]:
             text += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
-        held = True if ranks[best] == ranks[first] else False if apart else None
+        others = table.printed_ranks().drop(best).min() - table.printed_ranks()[best]
+        critical, many = result.ranking.critical, result.ranking.blocks.shape[1]
+        decides = critical <= others
+        if not decides:
+            text += (
+                f"; {many} data sets cannot decide a lead of {others:.1f} ranks, as printed: Nemenyi's critical "
+                f"difference is {critical:.1f}"
+            )
+        held = False if apart and ranks[best] > ranks[first] else True if decides and best == first else None
         if not result.enough:
             text, held = f"{text}; fewer than {LEAST} seeds somewhere: no order", None
+        else:
+            shares = first_shares(result.each, result.ranking)
+            most = str(shares.idxmax())
+            named = dict.fromkeys([best, most])
+            text += "; of resampled seeds " + ", ".join(
+                f"{NAMES[name]} is first in {shares[name]:.0%}" for name in named
+            )
     expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
     findings = [Finding(expected, text, held, _mixed(result, far))]
     if table.kind == SCORE:
@@ -193,26 +209,62 @@ def _mixed(result: Cells, far: Mapping[str, str]) -> str:
 def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -> Finding:
     """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed; ``far`` decides nothing."""
     printed = table.printed()
-    said, sides = [], []
+    said: list[str] = []
+    odds: list[Odds] = []
     for dataset in result.ranking.values.columns:
         values = result.each[result.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
         if not {CONTROL, baseline} <= set(values.index):
             continue
-        gap, pairs = against(values, CONTROL, baseline)
+        gap = difference(values, CONTROL, baseline)
         wanted = printed.loc[CONTROL, CASES[dataset].printed] - printed.loc[baseline, CASES[dataset].printed]
-        verdict = outcome(gap, pairs)
-        half = "" if math.isnan(gap.low) else f" ± {(gap.high - gap.low) / 2:.1f}"
+        half = "" if math.isnan(gap.interval.low) else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
         why = f"; not comparable: {far[dataset]}" if dataset in far else ""
-        said.append(f"{CASES[dataset].title} {gap.value:+.1f}{half} (paper {wanted:+.1f}{why})")
-        if why:
-            continue
-        sides.append(verdict == ("above" if wanted > 0 else "below") if verdict in ("above", "below") else None)
-    counts = f"{sides.count(True)} as printed, {sides.count(False)} the other way, {sides.count(None)} not decided"
+        said.append(f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})")
+        if not why:
+            odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
+    sides = holm(odds)
+    counts = (
+        f"{sides.count(True)} as printed, {sides.count(False)} the other way, {sides.count(None)} not decided "
+        f"({len(sides)} parts, Holm's correction)"
+    )
     return Finding(
         f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
         f"{'' if table.higher_is_better else ' (less is better)'}",
         f"{'; '.join(said) or 'no runs'}: {counts}",
         joint(sides),
+    )
+
+
+def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Findings on PLayer-FL's gains over Local, client by client, against the other methods that federate.
+
+    Each is judged dataset by dataset, paired by seed, against the mean of the other methods; ``far`` decides nothing.
+    """
+    scored = clients(frame, DEFAULT)
+    scored = scored[(scored["metric"] == "macro_f1") & ~scored["dataset"].isin(list(far))]
+    spread, losers = {}, {}
+    for dataset, part in scored.groupby("dataset", sort=False):
+        values = part.pivot(index=["seed", "client"], columns="method", values="value")
+        others = [name for name in METHODS if name not in (CONTROL, "local") and name in values]
+        if not {CONTROL, "local"} <= set(values.columns) or not others:
+            continue
+        gains = values.sub(values["local"], axis=0).groupby(level="seed")
+        lost = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
+        for found, each in ((spread, gains.std(ddof=0)), (losers, lost)):
+            both = pd.DataFrame({CONTROL: each[CONTROL], "others": each[others].mean(axis=1)}).T
+            found[CASES[str(dataset)].title] = difference(both, CONTROL, "others")
+    even, fewer = judged(spread, TRAIL), judged(losers, TRAIL)
+    return (
+        Finding(
+            f"{NAMES[CONTROL]}'s gains over Local are spread more evenly over clients than the other methods'",
+            f"standard deviation over clients less that of the others, in points: {even.told}",
+            even.held,
+        ),
+        Finding(
+            f"with {NAMES[CONTROL]} fewer clients lose against Local than with the other methods",
+            f"share of clients less that of the others, in points: {fewer.told}",
+            fewer.held,
+        ),
     )
 
 

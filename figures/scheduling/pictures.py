@@ -16,12 +16,11 @@ from matplotlib import ticker
 from fedlayers.diagnostics.pictures.drawing import COLOURS, legend, style
 from fedlayers.diagnostics.pictures.runs import learning
 from figures import items, names
-from figures.differences import LEAST, Difference, difference, joint
+from figures.differences import LEAST, Difference, difference
 from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.scheduling.runs import (
     ACCURACY,
     FULL,
-    MARGIN,
     METHODS,
     NAME,
     NAMES,
@@ -30,12 +29,12 @@ from figures.scheduling.runs import (
     apart,
     columns,
     curves,
+    judge,
     missing,
     plain,
     setting,
-    told,
-    verdict,
 )
+from figures.verdicts import MARGIN, NO_LOWER, TRAIL
 from fl_core import rows, runner
 
 COUNT = "samples"
@@ -127,7 +126,10 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     return Drawing(
-        figure, table, caption, set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), apart(header, dataset))
+        figure,
+        table,
+        caption,
+        set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), apart(header, frame, dataset)),
     )
 
 
@@ -144,16 +146,17 @@ def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> li
         }
         for when, means in parts.items()
     }
+    frozen, end = judge(found["frozen"], TRAIL), judge(found["end"], NO_LOWER)
     return [
         Finding(
             f"{NAMES[dataset]}: until all layers have thawed the schedules lie below FedAvg and FedBABU",
-            f"mean up to round {thawed}, in points: {told(found['frozen'])}",
-            verdict(found["frozen"].values(), "below", "above"),
+            f"mean up to round {thawed}, in points: {frozen.told}",
+            frozen.held,
         ),
         Finding(
             f"{NAMES[dataset]}: by the end the schedules have caught up with both, to within {100 * MARGIN:g} point",
-            f"after {last} rounds, in points: {told(found['end'])}",
-            joint([gap.no_lower(MARGIN) for gap in found["end"].values()]),
+            f"after {last} rounds, in points: {end.told}",
+            end.held,
         ),
     ]
 
@@ -198,7 +201,7 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
-    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), apart(header, dataset)))
+    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), apart(header, frame, dataset)))
 
 
 def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
@@ -214,8 +217,8 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
             Finding(
                 f"{NAMES[dataset]}: {names.title(method)} lies above FedBABU at the worst client and at percentiles "
                 "10, 50 and 90",
-                told(gaps) or f"fewer than {LEAST} seeds",
-                verdict(gaps.values(), "above", "below"),
+                judge(gaps).told if gaps else f"fewer than {LEAST} seeds",
+                judge(gaps).held,
             )
         )
     return findings

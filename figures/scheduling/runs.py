@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from figures import items, names
-from figures.differences import FEWEST, TWO_SIDED, Difference, difference, joint
+from figures.differences import Difference
 from figures.items import at_paper as at_paper
-from figures.page import percent, seeds_in_words
+from figures.page import seeds_in_words
 from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
+from figures.verdicts import LEAD, Check, Judged, judged
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -77,13 +78,6 @@ FULL = RunConfig(
 It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
 SMALL = replace(FULL, clients=20, participation=0.2, lr=0.02)
 """A fifth of the clients and four times the rate, for fewer and shorter rounds; at 0.05 Vanilla diverges on MNIST."""
-MARGIN = 0.01
-"""Accuracy within which methods count as level: the largest loss that Sec. 5.3 reports, 1 point."""
-APART = {
-    "cifar100": "other images, and levels of 6-20 % where the paper has 30-59",
-    "tiny_imagenet": "32 pixels, a twentieth of the images, a tenth of the rounds: 6-24 % where the paper has 14-37",
-}
-"""Why what is measured at the quick scale on a dataset is not comparable with the paper's."""
 FINETUNE = {"paper": 10, "quick": 5}
 
 
@@ -158,6 +152,13 @@ def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     return kept.set_index(["run", "round", "seed"])["value"].unstack("seed").sort_index(axis=1)
 
 
+def finished(frame: pd.DataFrame) -> pd.DataFrame:
+    """Reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
+    accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
+    of_run = accuracy.groupby("run")["model"].transform(_reported)
+    return scores(frame[(frame["metric"] != ACCURACY) | (frame["model"] == of_run.reindex(frame.index))])
+
+
 def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) -> pd.DataFrame:
     """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
     accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
@@ -222,34 +223,24 @@ def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
     return "".join(f" {text}." for text in told if text)
 
 
-def compared(values: pd.DataFrame, run: str, others: Sequence[str]) -> dict[str, Difference]:
-    """Difference to each other run, paired by seed."""
-    return {other: difference(values, run, other) for other in others}
+def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> Judged:
+    """Judge a claim by its parts, which are called after their methods or datasets."""
+    return judged({names.titles(name.partition(".")[2] or name): gap for name, gap in differences.items()}, check)
 
 
-def verdict(differences: Iterable[Difference], wanted: str, against_it: str) -> bool | None:
-    """Whether every comparison came out as expected; None (open) unless one came out opposite."""
-    return joint([False if each.how == against_it else each.how == wanted or None for each in differences])
-
-
-def told(differences: Mapping[str, Difference]) -> str:
-    """Differences in percentage points with half their 95 % intervals and verdicts, as text on one line."""
-    parts = []
-    for name, each in differences.items():
-        shown = "no pair of runs" if not each.pairs else f"{percent(*each.interval, sign='+')} ({each.how or FEWEST})"
-        parts.append(f"{names.titles(name.partition('.')[2] or name)} {shown}")
-    return ", ".join(parts)
-
-
-def told_level(differences: Mapping[str, Difference]) -> str:
-    """Differences in percentage points with the bounds by which they are judged level or not, as text on one line."""
-    parts = [f"{names.titles(name.partition('.')[2] or name)} {each.bounded}" for name, each in differences.items()]
-    return f"{', '.join(parts)} ({TWO_SIDED})"
-
-
-def apart(header: Mapping[str, Any], dataset: str) -> str:
-    """Why a dataset's runs are not comparable with the paper's; empty where they are."""
-    return "" if at_paper(header) else APART.get(dataset, "")
+def apart(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> str:
+    """Evidence that a dataset's runs are not comparable with the paper's: other images, and both levels."""
+    trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
+    if trained_on == dataset:
+        return ""
+    known = items.published("scheduling")
+    ours = [method for method in METHODS if method != "local_adaptation"]
+    known = known[(known["place"] == "Table 2") & (known["dataset"] == dataset) & known["method"].isin(ours)]
+    final = known[known["setting"] == f"{PAPER[dataset].at[-1]} rounds"]["value"]
+    here = 100 * scores(frame).mean(axis=1)
+    own = [here[f"{dataset}.{method}", last] for method in ours if (f"{dataset}.{method}", last) in here.index]
+    levels = f", {min(own):.0f}-{max(own):.0f} % where the paper has {final.min():.0f}-{final.max():.0f}" if own else ""
+    return f"images of {names.dataset(trained_on)}{levels}"
 
 
 STUDY = items.register(Recipe(

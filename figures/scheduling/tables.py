@@ -13,14 +13,13 @@ from matplotlib.lines import Line2D
 
 from fedlayers.diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, style
 from figures import items, names
-from figures.differences import FEWEST, Difference, joint
+from figures.differences import FEWEST, Difference, difference, settled
 from figures.differences import draw as draw_differences
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
     EARLY,
-    MARGIN,
     MEAN,
     METHODS,
     NAME,
@@ -32,16 +31,15 @@ from figures.scheduling.runs import (
     apart,
     at_paper,
     columns,
-    compared,
+    finished,
+    judge,
     listed,
     missing,
     plain,
     scores,
     setting,
-    told,
-    told_level,
-    verdict,
 )
+from figures.verdicts import LEVEL, MARGIN, NO_HIGHER, TRAIL
 from fl_core.statistics import mean_interval
 
 OF_EARLY = [f"{dataset}.{name}{early}" for dataset in EARLY for name in SCHEDULES for early in ("", "_early")]
@@ -86,51 +84,40 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Finding]:
-    values = scores(frame)
-    last = {name: values.xs(c.at[-1], level="round") for name, c in columns(header).items() if _has(values, c.at[-1])}
+    values = finished(frame)
 
     def gaps(dataset: str, method: str, others: Sequence[str]) -> dict[str, Difference]:
-        own = last.get(dataset, pd.DataFrame())
-        return compared(own, f"{dataset}.{method}", [f"{dataset}.{other}" for other in others])
+        return {f"{dataset}.{other}": settled(values, f"{dataset}.{method}", f"{dataset}.{other}") for other in others}
 
     papers = [method for method in METHODS if method not in (*SCHEDULES, "local_adaptation")]
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
-            found = gaps(dataset, method, papers)
+            found = judge(gaps(dataset, method, papers))
             yield Finding(
                 f"{NAMES[dataset]}, end of training: {names.title(method)} lies above the paper's six other methods",
-                told(found),
-                verdict(found.values(), "above", "below"),
-                apart(header, dataset),
+                found.told,
+                found.held,
+                apart(header, frame, dataset) or found.apart,
             )
-    near = [dataset for dataset in columns(header) if not apart(header, dataset)]
+    near = [dataset for dataset in columns(header) if not apart(header, frame, dataset)]
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
     where = "on every dataset" + (f" that is comparable (not {' and '.join(far)})" if far else "")
+    where += ", mean of the table's three numbers of rounds"
     for method in SCHEDULES:
-        found = {NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()}
-        yield Finding(
-            f"{names.title(method)} lies above FedBABU {where}", told(found), verdict(found.values(), "above", "below"),
-        )  # fmt: skip
-    found = {NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}
-    yield Finding(
-        f"Vanilla and Anti are level {where}: within {100 * MARGIN:g} point (the paper's differ by 0.7 at most)",
-        told_level(found),
-        joint([gap.level(MARGIN) for gap in found.values()]),
-    )
-    found = {
+        found = judge({NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()})
+        yield Finding(f"{names.title(method)} lies above FedBABU {where}", found.told, found.held, found.apart)
+    found = judge({NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}, LEVEL)
+    yield Finding(f"Vanilla and Anti are level {where}", found.told, found.held, found.apart)
+    found = judge({
         f"{NAMES[d]} {method}": gap
         for d in near
         for method in SCHEDULES
         for gap in gaps(d, method, ["local_adaptation"]).values()
-    }
+    })  # fmt: skip
     yield Finding(
         f"schedules lie above FedAvg too when that is fine-tuned alike, which the paper does not compare, {where}",
-        told(found), verdict(found.values(), "above", "below"),
+        found.told, found.held, found.apart,
     )  # fmt: skip
-
-
-def _has(values: pd.DataFrame, done: int) -> bool:
-    return done in values.index.get_level_values("round")
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -245,21 +232,22 @@ def _own(part: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table, values = early(header, frame), scores(frame)
+    table, values, learnt = early(header, frame), scores(frame), finished(frame)
     findings, gaps = [], {}
     for dataset, k in EARLY.items():
         done = columns(header)[dataset].at[k]
         own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
         for method in SCHEDULES:
-            found = compared(own, f"{dataset}.{method}_early", [f"{dataset}.{method}"])
-            gaps[dataset, method] = found[f"{dataset}.{method}"]
+            sooner, later = f"{dataset}.{method}_early", f"{dataset}.{method}"
+            gaps[dataset, method] = difference(own, sooner, later)
+            found = judge({"early − late": settled(learnt, sooner, later)}, TRAIL)
             findings.append(
                 Finding(
                     f"{NAMES[dataset]}: thawing twice as early costs {names.title(method)} accuracy (the paper: 0.3 to "
                     "1 point)",
-                    f"early − late {told(found)}",
-                    verdict(found.values(), "below", "above"),
-                    apart(header, dataset),
+                    found.told,
+                    found.held,
+                    apart(header, frame, dataset) or found.apart,
                 )
             )
     with style():
@@ -313,29 +301,22 @@ def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, values, done = wrapped(header, frame), scores(frame), columns(header)[WRAPPED].at[-1]
     own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
-    gaps = {
-        name: {
-            f"{WRAPPED}.{name} over {below}": gap
-            for below in BELOW
-            for gap in compared(own, f"{WRAPPED}.{name}_{below}", [f"{WRAPPED}.{below}"]).values()
-        }
+    learnt = finished(frame)
+    pairs = {
+        name: {f"{WRAPPED}.{name} over {below}": (f"{WRAPPED}.{name}_{below}", f"{WRAPPED}.{below}") for below in BELOW}
         for name in SCHEDULES
     }
+    gaps = {name: {key: difference(own, *pair) for key, pair in each.items()} for name, each in pairs.items()}
+    final = {name: {key: settled(learnt, *pair) for key, pair in each.items()} for name, each in pairs.items()}
+    improved = judge({key: gap for found in final.values() for key, gap in found.items()}, NO_HIGHER)
+    level, below = judge(final["vanilla"], LEVEL), judge(final["anti"], TRAIL)
     margin = f"{100 * MARGIN:g} point"
     findings = (
         Finding(
-            f"no schedule improves a method that trains its head by more than {margin}",
-            "; ".join(map(told, gaps.values())),
-            joint([gap.no_higher(MARGIN) for found in gaps.values() for gap in found.values()]),
+            f"no schedule improves a method that trains its head by more than {margin}", improved.told, improved.held,
         ),
-        Finding(
-            f"Vanilla over such methods is level with them, within {margin}", told_level(gaps["vanilla"]),
-            joint([gap.level(MARGIN) for gap in gaps["vanilla"].values()]),
-        ),
-        Finding(
-            "Anti over such methods lies clearly below them", told(gaps["anti"]),
-            verdict(gaps["anti"].values(), "below", "above"),
-        ),
+        Finding(f"Vanilla over such methods is level with them, within {margin}", level.told, level.held, level.apart),
+        Finding("Anti over such methods lies clearly below them", below.told, below.held, below.apart),
     )  # fmt: skip
     with style():
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")

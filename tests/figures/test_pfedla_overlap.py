@@ -27,32 +27,6 @@ def test_overlap_and_correlations() -> None:
     assert overlap.correlations(shared * 0 + 1 / 3, shared) == (None, None)
 
 
-@pytest.mark.parametrize(("gained", "apart"), [([0.06, 0.05, 0.03], True), ([0.06, 0.05, 0.01], False)])
-def test_a_layer_that_catches_up_in_every_seed_is_not_compared(gained: list[float], apart: bool) -> None:
-    """The largest weight, conv2's, gains 0.02 between the last two records."""
-    curves = {
-        ("fc1", 36): [0.8] * 3, ("fc1", 40): [0.8 + gain for gain in gained],
-        ("conv2", 36): [0.95] * 3, ("conv2", 40): [0.97] * 3,
-    }  # fmt: skip
-    selves = pd.DataFrame.from_dict(curves, orient="index", columns=[0, 1, 2])
-    selves.index = pd.MultiIndex.from_tuples(selves.index, names=["layer", "round"])
-    said = "its weight still catches up after 40 of 600 rounds"
-    assert weights_by_layer._unsettled(selves) == (said if apart else "")
-    assert weights_by_layer._unsettled(selves[[0, 1]]) == "", "two seeds decide nothing"
-
-
-@pytest.mark.parametrize(("one", "verdict"), [(30.0, True), (50.0, False)])
-def test_retaining_saves_if_fewer_bytes_are_sent(one: float, verdict: bool) -> None:
-    frame = rows.frame([
-        rows.row(metric, value, run=run, client="a", round=1)
-        for run, value in (("pfedla", 40.0), ("heurpfedla", one))
-        for metric in ("bytes_down", "bytes_up")
-    ])  # fmt: skip
-    (finding,) = overlap._findings(frame, pd.DataFrame())
-    assert finding.held is verdict
-    assert finding.measured == f"{one / 40:.3f} of pFedLA's bytes (the paper: 0.604)"
-
-
 @pytest.mark.slow
 def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = replace(

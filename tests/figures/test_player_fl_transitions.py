@@ -72,7 +72,9 @@ def test_drawn_with_published_beside_decided() -> None:
     ratio = table[(table["quantity"] == "sensitivity / layer before") & (table["layer"] == "fc1")].iloc[0]
     assert (ratio["measured"], ratio["published"]) == (pytest.approx(1.22), pytest.approx(1.22))
     assert set(table.loc[table["status"].str.contains("not at hand"), "dataset"]) == set(ABSENT)
-    printed, every, most, *_ = drawing.findings
+    printed, same, every, most, *_ = drawing.findings
+    assert same.held is None  # three seeds
+    assert "Fashion-MNIST in 0 of 3 seeds" in same.measured
     assert printed.held is False  # the paper's own curves; whatever was measured
     assert every.held is None  # not all datasets are there
     assert "at best 2 of 2" in every.measured or "at best 1 of 2" in every.measured

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import figures.__main__
-from figures import catalogue, items, scorecard
+from figures import catalogue, changes, items, scorecard
 from figures.items import Finding
 from figures.papers import PAPERS
 from fl_core.errors import UsageError
+from tests.figures import recompute
 
 CLAIMS = scorecard.claims()
 
@@ -20,8 +21,11 @@ CLAIMS = scorecard.claims()
 def test_every_paper_has_claims_of_figures_that_there_are() -> None:
     known = {entry.name: entry for entry in catalogue.entries()}
     assert tuple(dict.fromkeys(claim.paper for claim in CLAIMS)) == PAPERS
+    assert len({claim.line for claim in CLAIMS}) == len(CLAIMS)
+    assert all(claim.line.startswith(f"{claim.paper}.") for claim in CLAIMS)
     for claim in CLAIMS:
-        assert all((claim.claim, claim.data, claim.scale))
+        assert all((claim.claim, claim.place, claim.words, claim.data, claim.scale))
+        assert claim.place.startswith(("Abstract", "Sec", "Table", "Appendix", "MLSys"))
         assert claim.figure in known
         planned = known[claim.figure].state() == "planned"
         assert not (planned and claim.finding), f"{claim.figure} is planned and cannot have been measured"
@@ -62,3 +66,45 @@ def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=re.escape(message)):
             scorecard.judged(wrong, tmp_path)
     assert set(scorecard.WORDS) == set(items.VERDICTS)
+
+
+def test_a_line_changes_only_with_an_entry_in_the_record() -> None:
+    assert scorecard.verdicts() == changes.verdicts(), "add the change to changed_verdicts.csv"
+    assert changes.PAGE.read_text(encoding="utf-8") == changes.page(), "make lists renews it"
+    with changes.FIRST.open(encoding="utf-8") as file:
+        first = {line.partition(",")[0] for line in file} - {"line"}
+    left = {each.line for each in changes.changes() if each.after == changes.LEFT}
+    assert first - left <= {claim.line for claim in CLAIMS}
+    for each in changes.changes():
+        assert each.line.partition(".")[0] in PAPERS
+        assert each.date >= changes.REPAIR
+
+
+@pytest.mark.parametrize("entry", ["a,2026-01-02,undecided,reproduced,", "a,2026-01-02,reproduced,left,because",
+                                   "c,2026-01-02,undecided,left,because"])  # fmt: skip
+def test_an_entry_must_fit_what_was_before_it(tmp_path: Path, entry: str) -> None:
+    first, path = tmp_path / "first.csv", tmp_path / "changes.csv"
+    first.write_text("line,verdict\na,undecided\nb,reproduced\n")
+    head = "line,date,before,after,reason\n"
+    path.write_text(head + "b,2026-01-01,reproduced,left,because\nc,2026-01-02,new,reproduced,because\n")
+    assert changes.verdicts(first=first, path=path) == {"a": "undecided", "c": "reproduced"}
+    assert changes.verdicts("2026-01-01", first=first, path=path) == {"a": "undecided"}
+    path.write_text(head + entry + "\n")
+    with pytest.raises(UsageError, match="must fit"):
+        changes.verdicts(first=first, path=path)
+
+
+@pytest.mark.parametrize("line", recompute.LINES)
+def test_a_second_computation_gives_the_same_numbers(line: str) -> None:
+    (claim,) = (each for each in CLAIMS if each.line == line)
+    _, number = scorecard.judged(claim)
+    numbers = recompute.LINES[line]()
+    assert numbers
+    for each in numbers:
+        assert each in number
+
+
+def test_the_second_computation_shares_nothing_with_the_first() -> None:
+    text = Path(recompute.__file__).read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(from|import) (figures|fedlayers|fl_core)\b", text, re.MULTILINE)
+    assert len(recompute.LINES) >= 30

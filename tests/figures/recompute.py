@@ -1,0 +1,386 @@
+"""Recomputes the scorecard's numbers from figures/rows a second time, with numpy and pandas alone.
+
+Nothing here is imported from the package that draws the figures, so that an error there is not repeated here.
+``python tests/figures/recompute.py`` prints each line that is covered with its numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROWS = Path(__file__).resolve().parents[2] / "figures" / "rows"
+LINES: dict[str, Callable[[], list[str]]] = {}
+"""Lines of the scorecard that are covered, each with what gives its numbers as text."""
+THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
+
+
+def covers(line: str) -> Callable[[Callable[[], list[str]]], Callable[[], list[str]]]:
+    """Register what recomputes a line."""
+
+    def keep(function: Callable[[], list[str]]) -> Callable[[], list[str]]:
+        LINES[line] = function
+        return function
+
+    return keep
+
+
+@cache
+def rows(study: str, runs: str = "*") -> pd.DataFrame:
+    """Return the rows of a study's runs."""
+    lines = []
+    for path in sorted((ROWS / study).glob(f"{runs}-*.jsonl")):
+        with path.open(encoding="utf-8") as file:
+            next(file)
+            lines += [json.loads(line) for line in file]
+    return pd.DataFrame(lines)
+
+
+def quantile(level: float, df: int) -> float:
+    """Return Student's t quantile, by bisection over the integrated density."""
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+
+    def within(end: float) -> float:
+        x = np.linspace(0, end, 20_001)
+        y = scale * (1 + x**2 / df) ** (-(df + 1) / 2)
+        return 2 * float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum())
+
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < level else (low, middle)
+    return low
+
+
+def interval(values: pd.Series | np.ndarray, level: float = 0.95, factor: float = 100, digits: int = 1) -> str:
+    """Return a mean with half its t interval, as text."""
+    x = factor * np.asarray(values, dtype=float)
+    x = x[~np.isnan(x)]
+    half = quantile(level, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
+    return f"{x.mean():+.{digits}f} ± {half:.{digits}f}"
+
+
+def last_three(curves: pd.DataFrame, one: str, other: str) -> pd.Series:
+    """Return the differences by seed, each the mean of the last three rounds that both runs have (runs, rounds)."""
+    gap = curves.xs(one).sub(curves.xs(other)).dropna(how="all").sort_index()
+    return gap[gap.index > 0].tail(3).mean()
+
+
+# --- pFedLA ----------------------------------------------------------------------------------------------------
+
+
+def overlap(models: tuple[str, ...]) -> pd.DataFrame:
+    frame = rows("algorithms.pfedla_overlap")
+    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
+    return own.pivot_table(index=["run", "round"], columns="seed", values="value")
+
+
+BEFORE, AFTER = ("global", "personal"), ("local",)
+
+
+@covers("pfedla.mixture_over_local")
+def mixture_over_local() -> list[str]:
+    return [interval(last_three(overlap(BEFORE), "pfedla", "local"))]
+
+
+@covers("pfedla.mixture_over_fedavg")
+def mixture_over_fedavg() -> list[str]:
+    return [interval(last_three(overlap(BEFORE), "pfedla", "fedavg"))]
+
+
+@covers("pfedla.over_fedavg_after")
+def over_fedavg_after() -> list[str]:
+    return [interval(last_three(overlap(AFTER), "pfedla", "fedavg"), level=0.9)]
+
+
+@covers("pfedla.best_before")
+def best_before() -> list[str]:
+    return [interval(last_three(overlap(BEFORE), "pfedla", other)) for other in ("local", "fedavg", "heurpfedla")]
+
+
+@covers("pfedla.best_after")
+def best_after() -> list[str]:
+    return [interval(last_three(overlap(AFTER), "pfedla", other)) for other in ("local", "fedavg", "heurpfedla")]
+
+
+@covers("pfedla.retaining_before")
+def retaining_before() -> list[str]:
+    return [interval(last_three(overlap(BEFORE), "heurpfedla", "pfedla"))]
+
+
+@covers("pfedla.retaining_after")
+def retaining_after() -> list[str]:
+    return [interval(last_three(overlap(AFTER), "heurpfedla", "pfedla"))]
+
+
+@covers("pfedla.weights_follow_classes")
+def weights_follow_classes() -> list[str]:
+    frame = rows("algorithms.pfedla_overlap", "pfedla")
+    own = frame[(frame["metric"] == "overlap_correlation") & (frame["variant"] == "pearson") & (frame["layer"] == "")]
+    table = own.pivot_table(index="round", columns="seed", values="value").sort_index()
+    return [interval(table.tail(3).mean(), factor=1, digits=2)]
+
+
+@covers("pfedla.first_dense")
+def first_dense() -> list[str]:
+    frame = rows("algorithms.pfedla_overlap", "pfedla")
+    own = frame[(frame["metric"] == "self_weight") & frame["layer"].isin(["fc1", "conv2.conv"])]
+    table = own.pivot_table(index=["layer", "round"], columns="seed", values="value")
+    return [interval(last_three(table, "fc1", "conv2.conv"), factor=1, digits=2)]
+
+
+# --- layer scheduling ------------------------------------------------------------------------------------------
+
+
+@cache
+def scheduled(dataset: str) -> pd.DataFrame:
+    """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
+    frame = rows("scheduling.runs", f"{dataset}.*")
+    own = frame[(frame["metric"] == "accuracy") & (frame["variant"] == "pooled") & (frame["client"] == "")]
+    parts = [part[part["model"] == max(part["model"])] for _, part in own.groupby("run")]  # global < personal
+    return pd.concat(parts).pivot_table(index=["run", "round"], columns="seed", values="value")
+
+
+@covers("scheduling.anti_best")
+def anti_best() -> list[str]:
+    others = ("fedavg", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu")
+    table = scheduled("tiny_imagenet")
+    return [interval(last_three(table, "tiny_imagenet.anti", f"tiny_imagenet.{other}")) for other in others]
+
+
+@covers("scheduling.anti_over_fedbabu")
+def anti_over_fedbabu() -> list[str]:
+    return [interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu")) for data in ("mnist", "cifar10")]
+
+
+@covers("scheduling.anti_over_heads")
+def anti_over_heads() -> list[str]:
+    table = scheduled("cifar10")
+    below = ("fedavg", "fedper", "fedrep", "fedrod")
+    return [interval(last_three(table, f"cifar10.anti_{each}", f"cifar10.{each}")) for each in below]
+
+
+# --- PLayer-FL -------------------------------------------------------------------------------------------------
+
+TITLES = {"fashion_mnist": "Fashion-MNIST", "fed_isic": "Fed-ISIC", "heart": "Fed-Heart"}
+RANKED = (
+    "local", "fedavg", "fedprox", "pfedme", "ditto", "local_adaptation", "fedbabu", "fedlp", "fedlama", "pfedla",
+    "playerfl", "playerfl_random",
+)  # fmt: skip
+
+
+@cache
+def tuned(dataset: str) -> pd.DataFrame:
+    """Return macro-F1 of each client's personal model, or of the global one: (seed, client) x methods."""
+    frame = rows("player_fl.tuned", f"{dataset}.*")
+    own = frame[(frame["metric"] == "macro_f1") & (frame["model"] != "local")].copy()
+    alone = frame[(frame["metric"] == "macro_f1") & (frame["run"] == f"{dataset}.local")]
+    own = pd.concat([own, alone]).assign(method=lambda each: each["run"].str.split(".").str[1])
+    own = own.sort_values("model").groupby(["method", "seed", "client"]).tail(1)  # global < local < personal
+    return own.pivot(index=["seed", "client"], columns="method", values="value")
+
+
+def weights(dataset: str) -> pd.Series:
+    frame = rows("player_fl.tuned", f"{dataset}.local")
+    return frame.groupby(["seed", "client"])["n_train"].first().astype(float)
+
+
+@cache
+def by_seed(dataset: str) -> pd.DataFrame:
+    """Return the clients' mean by training samples, seeds x methods."""
+    values, share = tuned(dataset), weights(dataset)
+    share = share.reindex(values.index)
+    return values.mul(share, axis=0).groupby(level="seed").sum().div(share.groupby(level="seed").sum(), axis=0)
+
+
+def leads(reference: str) -> list[str]:
+    return [f"{TITLES[data]} {interval(by_seed(data)['playerfl'] - by_seed(data)[reference])}" for data in TITLES]
+
+
+@covers("player_fl.above_fedavg")
+def above_fedavg() -> list[str]:
+    return leads("fedavg")
+
+
+@covers("player_fl.above_local")
+def above_local() -> list[str]:
+    return leads("local")
+
+
+@covers("player_fl.best_mean_rank")
+def best_mean_rank() -> list[str]:
+    medians = pd.DataFrame({data: by_seed(data)[list(RANKED)].median() for data in TITLES})
+    ranks = medians.rank(ascending=False).mean(axis=1)
+    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"Ditto {ranks['ditto']:.1f}"]
+
+
+def against_others(statistic: Callable[[pd.DataFrame], pd.DataFrame]) -> list[str]:
+    found = []
+    for data, title in TITLES.items():
+        values = tuned(data)
+        each = statistic(values.sub(values["local"], axis=0))
+        others = [name for name in RANKED if name not in ("local", "playerfl")]
+        found.append(f"{title} {interval(each['playerfl'] - each[others].mean(axis=1))}")
+    return found
+
+
+@covers("player_fl.even_gains")
+def even_gains() -> list[str]:
+    return against_others(lambda gains: gains.groupby(level="seed").agg(lambda column: np.std(column.to_numpy())))
+
+
+@covers("player_fl.fewer_losers")
+def fewer_losers() -> list[str]:
+    return against_others(lambda gains: (gains < 0).groupby(level="seed").mean())
+
+
+def layers(metric: str, variant: str) -> dict[int, pd.DataFrame]:
+    """Return each seed's curves of Fashion-MNIST after one epoch, layers x clients, over their first layer."""
+    frame = rows("player_fl.layers", "fashion_mnist-first")
+    own = frame[(frame["metric"] == metric) & (frame["variant"] == variant) & (frame["client"] != "")]
+    order = list(dict.fromkeys(own["layer"]))
+    return {
+        int(seed): part.pivot(index="layer", columns="client", values="value").loc[order].pipe(lambda t: t / t.iloc[0])
+        for seed, part in own.groupby("seed")
+    }
+
+
+def seeds_that_hold(curves: dict[int, pd.DataFrame], holds: Callable[[pd.Series], bool]) -> list[str]:
+    return [f"in {sum(bool(holds(table.median(axis=1))) for table in curves.values())} of {len(curves)} seeds"]
+
+
+def far(curve: pd.Series) -> bool:
+    return bool(curve["fc1"] >= 10 * curve.min() and curve["fc2"] >= 100 * curve.min())
+
+
+@covers("player_fl.gradient_variance")
+def gradient_variance() -> list[str]:
+    return seeds_that_hold(layers("grad_variance", "epoch"), far)
+
+
+@covers("player_fl.curvature")
+def curvature() -> list[str]:
+    return seeds_that_hold(layers("hessian_trace", "per_parameter"), far)
+
+
+@covers("player_fl.sensitivity_spike")
+def sensitivity_spike() -> list[str]:
+    curves = layers("federation_sensitivity", "training")
+    return seeds_that_hold(curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"])
+
+
+@covers("player_fl.representations")
+def representations() -> list[str]:
+    frame = rows("player_fl.layers", "fashion_mnist-first")
+    own = frame[frame["metric"] == "cka"]
+    turned = own.rename(columns={"client": "client_b", "client_b": "client"})
+    both = pd.concat([own, turned]).query("client != client_b")
+    order = list(dict.fromkeys(own["layer"]))
+    curves = {
+        int(seed): 1 - part.drop_duplicates(["layer", "client", "client_b"])
+        .pivot_table(index="layer", columns="client", values="value").loc[order]
+        for seed, part in both.groupby("seed")
+    }  # fmt: skip
+    return seeds_that_hold(curves, lambda curve: bool((np.diff(curve) > 0).all()))
+
+
+@covers("player_fl.stable_threshold")
+def stable_threshold() -> list[str]:
+    found = []
+    for data in ("fashion_mnist", "heart"):
+        frame = rows("player_fl.tableA2", data)
+        own = frame[(frame["metric"] == "federation_sensitivity") & (frame["client"] != "")]
+        order = list(dict.fromkeys(own["layer"]))
+        same, seeds = 0, own.groupby("seed")
+        for _, part in seeds:
+            table = part.pivot(index="layer", columns="client", values="value").loc[order]
+            share = part.groupby("client")["n_train"].first().astype(float)
+            ratios = (table @ (share / share.sum())).pipe(lambda s: s.to_numpy()[1:] / s.to_numpy()[:-1])
+            cuts = {next((k for k, r in enumerate(ratios) if r > way), len(ratios)) for way in THRESHOLDS}
+            same += len(cuts) == 1
+        found.append(f"{TITLES[data]} in {same} of {len(seeds)} seeds")
+    return found
+
+
+# --- FedPFT and FedRA ------------------------------------------------------------------------------------------
+
+
+@cache
+def fitted() -> pd.DataFrame:
+    """Return mean accuracies over clients of both studies: (run, metric) x seeds."""
+    frame = pd.concat([rows("fedpft.fitted"), rows("fedpft.parts")])
+    own = frame[frame["metric"].isin(["origin_accuracy", "probe_accuracy"]) & (frame["variant"] == "")]
+    return own.groupby(["run", "metric", "seed"])["value"].mean().unstack("seed")
+
+
+def origin(one: str, other: str, level: float = 0.95) -> str:
+    return interval(fitted().loc[(one, "origin_accuracy")] - fitted().loc[(other, "origin_accuracy")], level)
+
+
+@covers("fedpft.best")
+def fedpft_best() -> list[str]:
+    return [origin("fedpft", other) for other in ("fedavg", "fedper", "fedbn", "fedcac", "no_contrast")]
+
+
+@covers("fedpft.matched")
+def matched() -> list[str]:
+    own = fitted().loc["fedpft"]
+    return [interval(own.loc["probe_accuracy"] - own.loc["origin_accuracy"], 0.9)]
+
+
+@covers("fedpft.feature_epochs")
+def feature_epochs() -> list[str]:
+    return [origin("fedpft", f"feature_epochs_{each}") for each in (0, 5)]
+
+
+@covers("fedpft.prompts")
+def prompts() -> list[str]:
+    return [origin("fedpft", f"prompts_{each}", 0.9) for each in (1, 5, 20, 40)]
+
+
+@covers("fedpft.every_part")
+def every_part() -> list[str]:
+    pairs = (("setting_II", "setting_I"), ("no_contrast", "setting_II"), ("setting_IV", "no_contrast"),
+             ("fedpft", "setting_IV"), ("fedpft", "setting_VIII"))  # fmt: skip
+    return [origin(*pair) for pair in pairs]
+
+
+@cache
+def pacs() -> pd.DataFrame:
+    frame = rows("algorithms.pacs_depth")
+    return frame[frame["metric"] == "accuracy"].pivot_table(index=["run", "round"], columns="seed", values="value")
+
+
+@covers("fedra.over_inclusivefl")
+def over_inclusivefl() -> list[str]:
+    return [interval(last_three(pacs(), "fedra", "inclusivefl"))]
+
+
+@covers("fedra.over_depthfl")
+def over_depthfl() -> list[str]:
+    return [interval(last_three(pacs(), "fedra", "depthfl"))]
+
+
+@covers("fedra.full_above")
+def full_above() -> list[str]:
+    return [interval(last_three(pacs(), "alllarge", "fedra"))]
+
+
+@covers("fedra.tables_2_to_6")
+def tables_2_to_6() -> list[str]:
+    frame = rows("fedra.further")
+    own = frame[(frame["metric"] == "accuracy") & frame["run"].isin(["both.fedra", "proj.fedra", "fc2.fedra"])]
+    last = own[own["round"] == own["round"].max()]
+    means = last.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    return [f"differ by at most {100 * float((means.max() - means.min()).max()):.2f} points in {means.shape[1]} seeds"]
+
+
+if __name__ == "__main__":
+    for name, function in LINES.items():
+        print(f"{name}: {'; '.join(function())}")
