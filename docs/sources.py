@@ -151,10 +151,10 @@ def scorecard() -> str:
             paper = heading[1]
             papers[paper] = None
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) == 7 and cells[0] != "claim" and not cells[0].startswith("---"):
-            verdict = cells[2].strip("*")
+        if len(cells) == 6 and cells[0] != "the paper claims" and not cells[0].startswith("---"):
+            verdict = cells[1].strip("*")
             verdicts[verdict] = None
-            named = zip(("claim", "words", "verdict", "our number", "data", "scale", "page"), cells, strict=True)
+            named = zip(("claim", "verdict", "our number", "data", "scale", "page"), cells, strict=True)
             shown = "".join(
                 f'<td class="{name}" data-name="{name}">{_html(cell)}</td>' if name in ("claim", "verdict")
                 else f'<td data-name="{name}">{_html(cell)}</td>'
@@ -162,8 +162,7 @@ def scorecard() -> str:
             )  # fmt: skip
             rows.append(f'<tr data-paper="{html.escape(paper)}" data-verdict="{verdict}"><td>{paper}</td>{shown}</tr>')
     heads = "".join(
-        f"<th>{name}</th>"
-        for name in ("paper", "it claims", "in its words", "here", "our number", "data", "scale", "page")
+        f"<th>{name}</th>" for name in ("paper", "it claims", "here", "our number", "data", "scale", "page")
     )
     return (
         "---\nhide-toc: true\n---\n\n# The scorecard\n\n"

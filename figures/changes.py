@@ -18,8 +18,8 @@ FIRST, CHANGES = items.HERE / "first_verdicts.csv", items.HERE / "changed_verdic
 PAGE = items.HERE / "changed_verdicts.md"
 NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
-REPAIR = "2026-11-23"
-"""Day of the repair, whose open lines are listed and counted."""
+REPAIR, RUNS = CAUSES = ("repair", "runs")
+"""Causes of a change: a repair of what is asked or how it is judged, or new rows."""
 OPEN = ("undecided", "not comparable")
 
 
@@ -28,6 +28,7 @@ class Change(NamedTuple):
 
     line: str
     date: str
+    cause: str
     before: str
     after: str
     reason: str
@@ -39,11 +40,11 @@ def changes(path: Path = CHANGES) -> list[Change]:
         return [Change(**entry) for entry in csv.DictReader(file)]
 
 
-def verdicts(until: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict[str, str]:
+def verdicts(cause: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict[str, str]:
     """Return the verdict of every line, replayed from the record.
 
     Args:
-        until: last day to replay; default all.
+        cause: replay only changes of this cause, of :data:`CAUSES`; default all.
 
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
@@ -51,7 +52,7 @@ def verdicts(until: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict
     with first.open(encoding="utf-8", newline="") as file:
         now = {entry["line"]: entry["verdict"] for entry in csv.DictReader(file)}
     for each in changes(path):
-        if until and each.date > until:
+        if cause and each.cause != cause:
             continue
         if now.get(each.line, NEW) != each.before or each.before == each.after or not each.reason:
             raise UsageError(
@@ -81,9 +82,9 @@ def page() -> str:
         "Every change of the [scorecard](README.md), with its date and reason. A line leaves it only with an entry "
         "here. `python -m figures scorecard` makes this page from `changed_verdicts.csv`.",
         table,
-        f"## Open after the repair of {REPAIR}",
-        f"{len(still)} of {len(after)} lines were undecided or not comparable. "
-        "`python -m figures scorecard` counts them anew from the record.",
+        "## Open after the repair",
+        f"{len(still)} of {len(after)} lines were undecided or not comparable before any new run. "
+        "`python -m figures scorecard` counts them from the record.",
         listed,
     ]) + "\n"  # fmt: skip
 

@@ -113,13 +113,13 @@ def table() -> str:
 def _tables() -> Iterator[tuple[str, str]]:
     for paper in PAPERS:
         columns: dict[str, list[str]] = {
-            name: [] for name in ("claim", "the paper's words", "here", "our number", "data", "scale", "page")
+            name: [] for name in ("the paper claims", "here", "our number", "data", "scale", "page")
         }
         for each in (claim for claim in claims() if claim.paper == paper):
             where = items.PICTURES / f"{each.figure}.md"
             link = f"[{each.figure}](pictures/{where.name})" if where.is_file() else f"`{each.figure}`, planned"
-            quoted = f"“{each.words}” ({each.place})"
-            cells = (each.claim, quoted, *judged(each), each.data, each.scale, link)
+            quoted = f"{each.claim}: “{each.words}” ({each.place})"
+            cells = (quoted, *judged(each), each.data, each.scale, link)
             for column, cell in zip(columns.values(), cells, strict=True):
                 column.append(cell.replace("|", "\\|"))
         yield paper, markdown(columns)

@@ -49,13 +49,19 @@ def test_what_is_published_would_be_reproduced_and_its_opposite_not(name: str) -
         return [finding.held for finding in drawn(name, HEADERS[name], frame_of(table, **how)).findings]
 
     drawing = drawn(name, HEADERS[name], frame_of(table))
-    assert {finding.verdict for finding in drawing.findings} == {"not comparable"}
+    assert {finding.verdict for finding in drawing.findings} == {"held"}
     np.testing.assert_allclose(drawing.table["value"], drawing.table["published"] + 0.001, atol=1e-9)
     assert held() == [True] * len(drawing.findings)
     assert False in held(lift=-0.3) + held(lift=0.3)
     assert set(held(seeds=2)) == {None}
     with pytest.raises(UsageError, match="has none of the runs"):
         drawn(name, HEADERS[name], frame_of(table).assign(run="local"))
+
+
+def test_a_level_far_below_the_papers_is_not_comparable() -> None:
+    low = drawn("fedpft.table7", HEADERS["fedpft.table7"], frame_of(TABLES["fedpft.table7"], lift=-0.5))
+    assert {finding.verdict for finding in low.findings} == {"not comparable"}
+    assert "where the paper has 78 %" in low.findings[0].apart
 
 
 def test_captions_name_the_federation_that_is_drawn() -> None:

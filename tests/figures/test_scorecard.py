@@ -77,18 +77,25 @@ def test_a_line_changes_only_with_an_entry_in_the_record() -> None:
     assert first - left <= {claim.line for claim in CLAIMS}
     for each in changes.changes():
         assert each.line.partition(".")[0] in PAPERS
-        assert each.date >= changes.REPAIR
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", each.date)
+        assert each.cause in changes.CAUSES
 
 
-@pytest.mark.parametrize("entry", ["a,2026-01-02,undecided,reproduced,", "a,2026-01-02,reproduced,left,because",
-                                   "c,2026-01-02,undecided,left,because"])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "a,2026-01-02,runs,undecided,reproduced,",
+        "a,2026-01-02,runs,reproduced,left,because",
+        "c,2026-01-02,runs,undecided,left,because",
+    ],
+)
 def test_an_entry_must_fit_what_was_before_it(tmp_path: Path, entry: str) -> None:
     first, path = tmp_path / "first.csv", tmp_path / "changes.csv"
     first.write_text("line,verdict\na,undecided\nb,reproduced\n")
-    head = "line,date,before,after,reason\n"
-    path.write_text(head + "b,2026-01-01,reproduced,left,because\nc,2026-01-02,new,reproduced,because\n")
+    head = "line,date,cause,before,after,reason\n"
+    path.write_text(head + "b,2026-01-01,repair,reproduced,left,because\nc,2026-01-02,runs,new,reproduced,because\n")
     assert changes.verdicts(first=first, path=path) == {"a": "undecided", "c": "reproduced"}
-    assert changes.verdicts("2026-01-01", first=first, path=path) == {"a": "undecided"}
+    assert changes.verdicts("repair", first=first, path=path) == {"a": "undecided"}
     path.write_text(head + entry + "\n")
     with pytest.raises(UsageError, match="must fit"):
         changes.verdicts(first=first, path=path)
