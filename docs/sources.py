@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from docs import interface
+from docs import commands, interface
 from fedlayers import catalogue
 from fl_core.source_scan import Entry
 
@@ -64,6 +64,7 @@ def write(out: Path) -> int:
         "algorithms.md": algorithms(),
         "metrics.md": members("metric", "Metrics", ("description", "direction", "how")),
         "rules.md": members("rule", "Rules", ("summary",)),
+        **commands.pages(),
         **{f"api/{name}.rst": text for name, text in pages.items()},
     }
     for name, text in made.items():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
-    from fedlayers.studies.choose import Choice as Choice
+    from fedlayers.studies.choice import Choice as Choice
     from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import Comparison as Comparison
     from fedlayers.studies.compare import compare as compare
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
-    "Choice": "fedlayers.studies.choose",
+    "Choice": "fedlayers.studies.choice",
     "Comparison": "fedlayers.studies.compare",
     "Context": "fl_core.training.context",
     "Exported": "fl_core.exported",

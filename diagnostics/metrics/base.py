@@ -75,7 +75,7 @@ class Metric:
         look: how it is drawn.
         pairs: whether a value belongs to two clients.
         distance: for pairs: whether a value is a distance (0 = same) and not a similarity (1 = same).
-        reads: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
+        requires: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
             ``weights``.
         features: the samples whose outputs it reads, in passes shared with other metrics: the common ``probe``, or each
             client's ``own``. Empty: neither.

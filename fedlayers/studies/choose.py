@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.above_chance import guessing
-from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.config_only import config_only
-from fedlayers.studies.inference import Inference, infer, leader_of, ranked
-from fedlayers.studies.personalise import FEDAVG, OWN, OWN_EPOCHS, Personalised, last_scores, then_personalise
+from fedlayers.studies.inference import Inference, infer, leader_of
+from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
     SHARE,
     Entry,
@@ -34,15 +32,14 @@ from fedlayers.studies.race import (
     watched,
 )
 from fedlayers.studies.rates import Rates, RateSearch, rates_of
-from fedlayers.studies.runtime_estimate import Cost, bytes_a_round, foreseen, measured, sized, timed
+from fedlayers.studies.runtime_estimate import bytes_a_round, foreseen, measured
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
-from fl_core.records import store
-from fl_core.scores import column_of, in_column, label_of, main_score
+from fl_core.scores import main_score
 from fl_core.storage.files import write_atomically, write_json
 from fl_core.task import Task
 
@@ -53,141 +50,6 @@ if TYPE_CHECKING:
 
 OBEYS = "fedper"
 """The algorithm that obeys the cuts if the configuration's takes no plan."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The result of a race.
-
-    Attributes:
-        winner: the arm to use: of those without a significant difference, the one that sends least.
-        arms: all that raced.
-        standing: the scores at the end of the race.
-        inference: how certain the decision is.
-        run: the winner's run directory, complete unless only the race was asked for.
-        of_seed: the complete run of each seed's own winner, if asked for.
-        until: the round after which the race was judged.
-        cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call.
-        personalised: the cheap alternative, if asked for.
-        whole: whether every arm was trained to the end before it was judged.
-        rates: the learning rates that were tried, where they were tuned.
-    """
-
-    winner: Arm
-    arms: tuple[Arm, ...]
-    standing: Standing
-    inference: Inference
-    run: Path
-    of_seed: dict[int, Entry]
-    until: int
-    cost: Cost
-    measured: Cost
-    seconds: float
-    personalised: Personalised | None = None
-    whole: bool = False
-    rates: Rates | None = None
-
-    @property
-    def plan(self) -> LayerPlan | None:
-        """The winner's layer plan."""
-        return self.winner.plan
-
-    @property
-    def main(self) -> str:
-        """The score by which arms are judged, in addition to the loss."""
-        return main_score(self.standing.judged.columns)
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """A table with a row per arm, the leader first: its mean scores over the seeds that did not fail."""
-        judged = self.standing.judged
-        return judged.groupby("arm")[[self.main, "loss", "score"]].mean().loc[ranked(judged)].reset_index()
-
-    def text(self) -> str:
-        """Return the decision, its certainty, and the table of arms."""
-        seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
-        shown = pd.DataFrame(
-            {
-                "arm": self.table["arm"],
-                column_of(self.main): [in_column(self.main, value) for value in self.table[self.main]],
-                "loss": [f"{value:.3f}" for value in self.table["loss"]],
-                "score": [f"{value:+.2f}" for value in self.table["score"]],
-            }
-        )
-        notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
-        best = "each arm's best round" if self.standing.best else f"round {self.until}"
-        legend = (
-            f"Validation samples, last evaluated rounds up to {best}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss) over the arms; higher is better."
-        )
-        cost = self.cost.beside(self.measured)
-        beside = [] if self.personalised is None else [self.side_by_side()]
-        rates = [] if self.rates is None else [self.rates.text()]
-        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, *rates, cost, *beside])
-
-    def side_by_side(self) -> str:
-        """Compare the winner with the cheap alternative: validation scores and costs.
-
-        Raises:
-            UsageError: the alternative was not asked for.
-        """
-        other = self.personalised
-        if other is None:
-            raise UsageError(
-                "the race has no alternative to compare with: call choose with with_finetuning=True (--with-finetuning)"
-            )
-        seed = self.standing.judged["seed"].iloc[0]
-        best = other.table.set_index("arm").loc[other.best.name]
-        ways = [
-            (f"race: {self.winner.name}", last_scores(self.run), self.measured),
-            (f"FedAvg, {OWN_EPOCHS} own epochs: {other.best.name}", best, other.measured),
-        ]
-        shown = pd.DataFrame(
-            {
-                "way": [way for way, _, _ in ways],
-                column_of(self.main): [in_column(self.main, scores[self.main]) for _, scores, _ in ways],
-                "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
-                "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
-                "sent": [sized(cost.n_bytes) for _, _, cost in ways],
-                "training": [timed(cost.seconds) for _, _, cost in ways],
-            }
-        )
-        own = store.Run(self.run).config["seed"]  # another one where the winner failed with the first
-        of = f"seed {seed}" if own == seed else f"seed {own} for the race and {seed} for FedAvg"
-        legend = f"Validation samples of {of}, at the end of each. first_K: the first K layers stay FedAvg's."
-        return f"{shown.to_string(index=False)}\n\n{legend}"
-
-    @property
-    def answers(self) -> Answers:
-        """The three answers: is a split better, which one, and is it better than guessing?"""
-        return answers(self.inference, self.arms, self.winner)
-
-    def lead(self) -> str:
-        """Return what to use, and the three answers, one per line."""
-        return "\n".join([self.answers.head, *(f"- {line}" for line in self.answers.lines)])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as a dictionary for JSON, as in ``choice.json``."""
-        seen, stake = self.inference, self.inference.at_stake(self.winner.name)
-        return {
-            "winner": self.winner.name,
-            "algorithm": self.winner.algorithm,
-            "shared": None if self.plan is None else list(self.plan.shared),
-            "verdict": seen.verdict,
-            "left": list(seen.remaining),
-            "answers": self.answers.codes,
-            "at_stake": None if pd.isna(stake) else stake,
-            "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
-            "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
-            "until": self.until,
-            "rates": None if self.rates is None else self.rates.to_json(),
-            "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
-            "foreseen": asdict(self.cost),
-            "measured": asdict(self.measured),
-            "seconds": self.seconds,
-            "personalised": None if self.personalised is None else self.personalised.to_json(),
-            "version": __version__,
-        }
 
 
 @config_only

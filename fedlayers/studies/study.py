@@ -18,7 +18,8 @@ from fedlayers.backends.names import open_backend
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.choose import Choice, choose
+from fedlayers.studies.choice import Choice
+from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page

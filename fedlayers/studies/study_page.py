@@ -16,7 +16,7 @@ from diagnostics.pictures.collect import album, figure_of
 from diagnostics.pictures.page import Page
 from diagnostics.report import Report
 from fedlayers.studies import summary
-from fedlayers.studies.choose import Choice
+from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import Comparison, display_name
 from fedlayers.studies.pictures import of_comparison, of_race
 from fl_core import __version__

@@ -23,7 +23,8 @@ from fedlayers.remote.policy import Policy
 from fedlayers.remote.remote_clients import RefusedError, left
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import SiteDataset
-from fedlayers.studies.choose import Choice, choose
+from fedlayers.studies.choice import Choice
+from fedlayers.studies.choose import choose
 from fedlayers.studies.federation_report import KINDS
 from fedlayers.studies.site_backend import Federations
 from fedlayers.studies.training_job import TrainingJob, train
