@@ -17,18 +17,34 @@ STYLE: Any = Config(
     napoleon_custom_sections=[("Class attributes", "Attributes")],
 )
 Defined = ast.FunctionDef | ast.ClassDef
+TOPICS = {
+    "Train": "run resume RunConfig Run load_models assemble train_first_round frame Row row",
+    "Choose layers": "choose Choice study compare Comparison display_name tune Tuning Tuned regret Regret",
+    "Data": "load available_datasets from_clients FederatedData partition dataset",
+    "Models and layers": "model Layer layers_of LayerPlan",
+    "Measure": "diagnose measure Report plots metric Metric Measurement ClientModel batches probe_set set_mode",
+    "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
+    "Use a trained model": "export Exported predict Predictions",
+    "Write an algorithm": "Algorithm register Phase Context Message Round State Update",
+    "Follow a run": "Logger logger LoggedRun",
+    "Errors": "UsageError RunError",
+}
+"""The public names by topic."""
 
 
 def pages(root: Path) -> dict[str, str]:
-    """The pages in reStructuredText by name: ``index``, and one for each name that is a function, class or module."""
+    """Return the pages in reStructuredText by name: ``index`` by topic, and one for each function, class or module."""
     made = {}
     for name, module, attribute in sorted(doors(root), key=lambda door: door[0].lower()):
         if text := _page(root, name, module, attribute):
             made[name] = text
-    listed = "\n".join(f"   {name}" for name in made)
     head = _title("The Python interface")
-    note = "What ``import fedlayers as fl`` gives. Every ``>>>`` is run by the tests as it stands here."
-    return {"index": f"{head}{note}\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}\n", **made}
+    note = "The names in ``import fedlayers as fl``. The tests run every ``>>>`` as it stands here."
+    trees = []
+    for topic, names in TOPICS.items():
+        listed = "\n".join(f"   {name}" for name in names.split() if name in made)
+        trees.append(f".. toctree::\n   :maxdepth: 1\n   :caption: {topic}\n\n{listed}\n")
+    return {"index": f"{head}{note}\n\n{chr(10).join(trees)}", **made}
 
 
 def doors(root: Path) -> Iterator[tuple[str, str, str]]:

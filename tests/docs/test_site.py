@@ -102,3 +102,10 @@ def test_the_check_of_links_finds_what_leads_nowhere(tmp_path: Path) -> None:
         "index.html: lost.html leads nowhere",
         "index.html: <script> fetches https://example.org/x.js",
     ]
+
+
+def test_every_public_name_with_a_page_has_a_topic() -> None:
+    made = set(interface.pages(sources.ROOT)) - {"index"}
+    topics = [name for names in interface.TOPICS.values() for name in names.split()]
+    assert made <= set(topics)
+    assert len(topics) == len(set(topics))
