@@ -173,6 +173,21 @@ def test_a_choice_over_sites_is_that_of_one_process(chosen: tuple[Path, Choice, 
     assert plans[0] == plans[1]
 
 
+def test_over_sites_runs_stop_and_rates_are_tuned_as_in_one_process(tmp_path: Path) -> None:
+    config = RunConfig(dataset="heart", rounds=8, eval_every=1, epochs=1, patience=2, stack="off")
+    asked: dict[str, Any] = {"arms": ("nothing", "all_but_last"), "tune_rates": 2}
+    here = choose(config, tmp_path / "here", **asked)
+    there = choose(config, tmp_path / "there", link=hospitals(tmp_path / "sites"), **asked)
+    assert here.rates is not None
+    assert there.rates is not None
+    pd.testing.assert_frame_equal(there.rates.table, here.rates.table, check_exact=True)
+    assert there.standing.best == here.standing.best
+    runs = sorted(path.name for path in (tmp_path / "here" / "arms").iterdir())
+    assert len(runs) == 4
+    for name in runs:
+        same_rows(tmp_path / "there" / "arms" / name, tmp_path / "here" / "arms" / name)
+
+
 def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Choice, Choice], tmp_path: Path) -> None:
     class Stopped(InMemoryTransport):
         """Whose sites go away in the middle of the second arm."""

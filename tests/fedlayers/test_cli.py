@@ -288,6 +288,17 @@ def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
     assert not contents()
 
 
+def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
+    words = ("--dataset", "heart", "--rounds", "30", "--eval-every", "1", "--lr", "0.1", "--patience", "2")
+    shown = fedlayers("run", *words, "--out", "run")
+    run = store.Run("run")
+    best = run.best_round("global")
+    assert best < run.rounds[-1] < 30
+    assert f"global {best}" in shown.splitlines()[0]
+    assert f"{run.rounds[-1]} of at most 30" in shown
+    assert f"global models: {best}" in fedlayers("verify", "run")
+
+
 def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlayers):
     words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
     assert "Test split after the last round" in fedlayers(*words)
