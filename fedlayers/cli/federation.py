@@ -161,7 +161,7 @@ class Federate(Configured):
 
     def main(self, line: str) -> None:
         config = self.asked_config()
-        patience = self.federation.patience
+        timeouts = self.federation.timeouts
         for name in self.logger:
             catalogue.check("logger", name)
         from fl_core.records import store, writing
@@ -181,9 +181,9 @@ class Federate(Configured):
 
             out = self.resume or self.out
             if self.resume is not None:
-                engine = federation.resume(self.resume, link, init=config.init, patience=patience, log=self.logger)
+                engine = federation.resume(self.resume, link, init=config.init, timeouts=timeouts, log=self.logger)
             else:
-                engine = federation.federate(config, link, self.out, patience=patience, command=line, log=self.logger)
+                engine = federation.federate(config, link, self.out, timeouts=timeouts, command=line, log=self.logger)
             finished(engine, out)
             print(f"\nbytes that left the sites:\n{left(out).to_string()}")
             print(f"\nreport: {report.write(out)}")

@@ -255,7 +255,7 @@ class Choose(OneAlgorithm):
         }
         if over:
             with self.federation.linked() as link:
-                choice = choose(config, self.out, link=link, patience=self.federation.patience, **asked)
+                choice = choose(config, self.out, link=link, timeouts=self.federation.timeouts, **asked)
             from fedlayers.remote.remote_clients import left
 
             runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))

@@ -36,7 +36,7 @@ class Sites:
     timeout: Annotated[float | None, option("Seconds to wait for sites each time; default no limit.", "S")] = None
 
     @property
-    def patience(self) -> TimeoutPolicy:
+    def timeouts(self) -> TimeoutPolicy:
         """The limit on waiting for sites.
 
         Raises:
@@ -62,7 +62,7 @@ class Sites:
                 if getattr(self, field.name) != field.default:
                     raise UsageError(f"--{field.name} is for a federation over sites: also give --superlink HOST:PORT")
             return False
-        _ = self.patience
+        _ = self.timeouts
         for flag in (*changed(config, AT_SITES), *without):
             way = "; each site sets it in [data] of its file" if flag in READING else ""
             raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink): leave it out{way}")

@@ -48,7 +48,7 @@ def federate(
     out: Path | str | None = None,
     *,
     plan: LayerPlan | None = None,
-    patience: TimeoutPolicy | None = None,
+    timeouts: TimeoutPolicy | None = None,
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
@@ -63,7 +63,7 @@ def federate(
     Args:
         config: of the run. Its dataset is that of the sites (:func:`data_of`); each site says how its data are read.
         out: the run directory. It is an ordinary one, without clients' states.
-        patience: how long to wait for clients; by default for ever. Rows ``reply_lost`` name missing clients.
+        timeouts: how long to wait for clients; by default for ever. Rows ``reply_lost`` name missing clients.
         plan, instruments, command, progress, until, log: as for :func:`fl_core.runner.run`.
         known: the facts from an earlier :func:`greet`, which must be unchanged.
 
@@ -90,7 +90,7 @@ def federate(
     for note in task.algorithm_notes():  # on their data the sites are silent
         warnings.warn(note, stacklevel=2)
     run = uuid4().hex
-    home = join(line, task, facts, run, patience)
+    home = join(line, task, facts, run, timeouts)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
     return runner.start(task, out, instruments, ["data"], clients=home, beside=beside, command=command, **options)
@@ -100,7 +100,7 @@ def resume(
     out: Path | str,
     link: SiteLink,
     *,
-    patience: TimeoutPolicy | None = None,
+    timeouts: TimeoutPolicy | None = None,
     instruments: Instruments | None = None,
     allow_code: str | Collection[str] = (),
     init: Path | str | None = None,
@@ -123,7 +123,7 @@ def resume(
     data = together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
-        return join(line, task, facts, known["run"], patience)
+        return join(line, task, facts, known["run"], timeouts)
 
     return runner.resume(
         out,
@@ -260,7 +260,7 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
 
 
 def join(
-    line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, patience: TimeoutPolicy | None = None
+    line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, timeouts: TimeoutPolicy | None = None
 ) -> RemoteClients:
     """Let every site build the run's task with its own samples. Return the client backend.
 
@@ -286,7 +286,7 @@ def join(
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES):
         fields(answered(site, packet).head, protocol.JOINED)
-    return RemoteClients(line, line.names, initial, run, patience=patience)
+    return RemoteClients(line, line.names, initial, run, timeouts=timeouts)
 
 
 def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:

@@ -187,7 +187,7 @@ class RemoteClients:
     Args:
         names: of the clients, in order; each is a site's. initial: the model before the first round.
         run: the run's name at the sites. lane: which of its exchanges; an early measurement has its own.
-        patience: how long to wait for clients.
+        timeouts: how long to wait for clients.
     """
 
     moved = 0.0
@@ -199,10 +199,10 @@ class RemoteClients:
         initial: Tree,
         run: str,
         lane: str = "main",
-        patience: TimeoutPolicy | None = None,
+        timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self.line, self.names, self.initial, self.run_id, self.lane = line, list(names), initial, run, lane
-        self.patience = patience or TimeoutPolicy()
+        self.timeouts = timeouts or TimeoutPolicy()
         self.versions = dict.fromkeys(self.names, BEGINNING)
         self.saved = dict(self.versions)
         self._outlines: dict[int, StateSchema] = {}
@@ -252,17 +252,17 @@ class RemoteClients:
     ) -> Iterator[tuple[str, Packet | None]]:
         """Yield replies as they arrive. After the timeout, ask missing sites again until enough have replied."""
         most = most_bytes(self.initial, len(self.names) + EXTRA_TREES)
-        if self.patience.timeout is None:
+        if self.timeouts.timeout is None:
             yield from self.line.ask(packets, most)
             return
         count = {name for name, request in asked.items() if not (isinstance(request, TrainRequest) and request.lost)}
         left = dict(packets)
         while True:
-            for site, packet in self.line.ask(left, most, self.patience.timeout):
+            for site, packet in self.line.ask(left, most, self.timeouts.timeout):
                 if packet is not None:
                     del left[site]
                     yield site, packet
-            if len(count - left.keys()) >= min(self.patience.min_replies, len(count)):
+            if len(count - left.keys()) >= min(self.timeouts.min_replies, len(count)):
                 break
         yield from dict.fromkeys(left).items()
 
@@ -308,7 +308,7 @@ class RemoteClients:
 
     def fork(self) -> RemoteClients:
         self._beside += 1
-        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.patience)
+        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.timeouts)
 
 
 def left(*paths: Path | str) -> pd.DataFrame:

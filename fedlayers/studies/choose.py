@@ -66,7 +66,7 @@ def choose(
     tune_rates: int = 0,
     backend: Backend | str = "",
     link: SiteLink | None = None,
-    patience: TimeoutPolicy | None = None,
+    timeouts: TimeoutPolicy | None = None,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, and judge them on validation samples.
@@ -103,7 +103,7 @@ def choose(
         link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
             configuration's dataset, of which only defaults are used here. Decision and rows are those of one process
             that has all data, clients one by one (``stack="off"``).
-        patience: how long to wait for sites; by default for ever.
+        timeouts: how long to wait for sites; by default for ever.
         tell: receives the estimated cost, and a line whenever an arm has finished the race.
 
     Raises:
@@ -131,7 +131,7 @@ def choose(
         raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}")
     if tune_rates and each_seed:
         raise UsageError("tune_rates must be 0 with each_seed: rates are tuned on the validation samples of all seeds.")
-    over = None if link is None else _over(link, patience, config, backend)
+    over = None if link is None else _over(link, timeouts, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
     search = _rate_search(race, config, seeds, out, tune_rates, _maker(over), tell)
@@ -276,7 +276,7 @@ def _maker(over: Federations | None) -> Callable[..., Task]:
     return runner.assemble if over is None else over.task
 
 
-def _over(link: SiteLink, patience: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
+def _over(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
     """Return the sites of a link as the backend of all runs.
 
     Raises:
@@ -287,7 +287,7 @@ def _over(link: SiteLink, patience: TimeoutPolicy | None, config: RunConfig, bac
     if backend or config.workers > 1:
         what = f"backend={backend!r}" if backend else f"workers={config.workers}"
         raise UsageError(f"over sites the runs of a race are trained one after another: leave {what} out")
-    return Federations(link, patience)
+    return Federations(link, timeouts)
 
 
 def _winner(racing: Sequence[Arm], sure: Inference, tasks: Mapping[str, Task]) -> Arm:

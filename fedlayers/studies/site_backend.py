@@ -28,11 +28,11 @@ class Federations(Backend):
     """A backend whose clients are the sites of a link. Run directories are on this machine.
 
     Args:
-        patience: how long to wait for sites in each exchange; by default for ever.
+        timeouts: how long to wait for sites in each exchange; by default for ever.
     """
 
-    def __init__(self, link: SiteLink, patience: TimeoutPolicy | None = None) -> None:
-        self.link, self.patience = link, patience
+    def __init__(self, link: SiteLink, timeouts: TimeoutPolicy | None = None) -> None:
+        self.link, self.timeouts = link, timeouts
         self._line = RpcClient(link)
 
     @cached_property
@@ -92,7 +92,7 @@ class Federations(Backend):
         with warnings.catch_warnings() if run.quiet else nullcontext():
             if run.quiet:
                 warnings.simplefilter("ignore")
-            options: dict[str, Any] = {"patience": self.patience, "progress": False, "until": run.until}
+            options: dict[str, Any] = {"timeouts": self.timeouts, "progress": False, "until": run.until}
             if run.instruments is not None:
                 options["instruments"] = run.instruments
             if not run.begun:

@@ -382,8 +382,8 @@ class Deaf(InMemoryTransport):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "playerfl"])
 def test_who_does_not_answer_is_left_out_and_named_as_a_lost_reply_is(name: str, late: bool, tmp_path: Path) -> None:
     config = replace(config_for(name), participation=1.0, rounds=3)
-    patience = TimeoutPolicy(min_replies=2, timeout=5.0)
-    found = federation.federate(config, Deaf(tmp_path, late), patience=patience, progress=False)
+    timeouts = TimeoutPolicy(min_replies=2, timeout=5.0)
+    found = federation.federate(config, Deaf(tmp_path, late), timeouts=timeouts, progress=False)
     lost = [(row["round"], row["client"], row["variant"]) for row in found.rows if row["metric"] == "reply_lost"]
     assert lost == [(2, "c", "timeout")]
     wanted = play(
@@ -396,7 +396,7 @@ def test_the_least_number_of_replies_is_waited_for(tmp_path: Path) -> None:
     config = replace(config_for("fedavg"), participation=1.0)
     wanted = federation.federate(config, link(tmp_path / "a"), progress=False)
     deaf = Deaf(tmp_path / "b", wakes=3)
-    found = federation.federate(config, deaf, patience=TimeoutPolicy(min_replies=4, timeout=5.0), progress=False)
+    found = federation.federate(config, deaf, timeouts=TimeoutPolicy(min_replies=4, timeout=5.0), progress=False)
     assert deaf.timeouts == 3
     assert comparable(found.rows) == comparable(wanted.rows)
     assert server(found) == server(wanted)
