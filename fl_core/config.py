@@ -31,7 +31,7 @@ FILES = ("dataset", "data_root", "init", "dropout_trace")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What data there are, and which client has which."""
+    """The data, and their partition over clients."""
 
     dataset: str = "heart"
     """Dataset, package.module:function, or your file or folder."""
@@ -158,7 +158,7 @@ class FederationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
-    """Where and how a run is carried out, and what it records."""
+    """The device, the processes, and the records of a run."""
 
     seed: int = 0
     """Seed of all random draws: split, initial model, clients, batches."""

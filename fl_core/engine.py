@@ -89,7 +89,7 @@ class Engine:
 
     @property
     def task_info(self) -> TaskInfo:
-        """What the algorithm may know of the task."""
+        """The facts of the task that the algorithm may know."""
         return self.algorithm.task_info
 
     def fork(self, algorithm: Algorithm) -> Engine:
@@ -115,7 +115,7 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """Whether no round is left to train, by their number or by the stopping rule."""
+        """True if no round is left to train, by their number or by the stopping rule."""
         return self.done == self.schedule.rounds or (self.stopping is not None and self.stopping.stops)
 
     @tree.one_thread()
@@ -367,12 +367,12 @@ class Engine:
 
     @property
     def clock(self) -> Clock:
-        """What charges the time to parts of the run."""
+        """The clock that charges time to parts of the run."""
         return self.ledger.clock
 
     @property
     def pace(self) -> Pace:
-        """Where the time of all rounds went."""
+        """The time of all rounds, by part."""
         return self.ledger.pace
 
     def record_work(self, work: CostCounter, variant: str = "", rows: bool = True) -> None:

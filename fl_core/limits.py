@@ -77,7 +77,7 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """What a text of JSON says.
+    """Parse a text of JSON.
 
     Raises:
         ValueError: no JSON, no UTF-8, or lists and objects nested more than :data:`DEEPEST` times.
@@ -128,7 +128,7 @@ def data_bytes() -> int:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether Python, NumPy or torch raised this because memory ended."""
+    """Return whether Python, NumPy or torch raised this because memory ended."""
     torchs = isinstance(error, RuntimeError) and not isinstance(error, RunError)
     return isinstance(error, MemoryError) or (torchs and "memory" in str(error))
 

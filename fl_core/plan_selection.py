@@ -1,4 +1,4 @@
-"""How a run decides on its layer plan: what clients measure in the first round, and which rule reads it.
+"""The choice of a run's layer plan: clients measure in the first round, and a rule reads the values.
 
 An algorithm that decides (PLayer-FL) measures in its own first round. Any other one that obeys a plan can have the
 same measurement made ahead of its run (``plan=auto``), of which only the plan and what it cost remain.
@@ -84,7 +84,7 @@ class Instruments:
 
 @dataclass(frozen=True)
 class PlanSelection:
-    """How a run decides on its plan: by which function and rule, and whether clients measure before the first round.
+    """The way in which a run chooses its plan.
 
     Attributes:
         measure_first: measure before the first round, for an algorithm that does not do so itself.

@@ -120,7 +120,7 @@ class StoppingRule:
 
     @property
     def stops(self) -> bool:
-        """Whether the main model has not improved for ``patience`` evaluations."""
+        """True if the main model has not improved for ``patience`` evaluations."""
         best = self.best.get(self.main, 0)
         return sum(done > best for done in self.scores.get(self.main, {})) >= self.patience
 

@@ -1,4 +1,4 @@
-"""What a federated algorithm is: four answers (what is trained, what travels, how it is mixed, what is evaluated).
+"""Federated algorithms: what is trained, what travels, how it is mixed, what is evaluated.
 
 The defaults of :class:`Algorithm` are FedAvg; an algorithm overrides one to four of the hooks. Most answers are sets
 of tensor names taken from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are a few lines.
@@ -169,7 +169,7 @@ class Algorithm:
 
     @property
     def decides(self) -> bool:
-        """Whether a run starts without a layer plan and decides on one from measurements in its first round."""
+        """True if a run starts without a plan and chooses one from measurements in its first round."""
         return self.uses_plan and self.plan is None and self.default_plan(self.task_info.layers) is None
 
     def method(self, name: str, what: str = "method") -> Callable[..., Any]:

@@ -232,14 +232,14 @@ def methods(algorithm: AlgorithmLike) -> list[str]:
 
 
 class HookSpec(NamedTuple):
-    """What a hook must return, in words, and the test of it."""
+    """The kind of value that a hook must return, in words, and its test."""
 
     words: str
     fits: Callable[[Any], bool]
 
 
 def _all_are(kind: type, values: Any, *holders: type) -> bool:
-    """Whether these are in one of the holders, and each of a kind."""
+    """Return whether these values are in one of the holders, each of one kind."""
     held = isinstance(values, holders)
     return held and all(isinstance(value, kind) for value in values)
 
@@ -249,7 +249,7 @@ def _trees(value: Any) -> bool:
 
 
 def _numbers(value: Any) -> bool:
-    """Whether these may be observations; of a generator that is not known before."""
+    """Return whether these may be observations. A generator's values are not known before."""
     if isinstance(value, (list, tuple)):
         return _all_are(Observation, value, list, tuple)
     return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
@@ -317,7 +317,7 @@ def check_returned(algorithm: AlgorithmLike, name: str, value: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """What a value is, for an error message: its kind, and that of what it holds."""
+    """Return a value's kind, and the kinds of its contents, for an error message."""
     if value is None or isinstance(value, str):
         return repr(value)
     if isinstance(value, Mapping):

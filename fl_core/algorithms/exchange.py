@@ -125,7 +125,7 @@ class TaskInfo:
         return 1 if self.uniform else self.n_train[client]
 
     def may_end(self, done: int) -> bool:
-        """Whether training may end after this many rounds: after all, or where a stopping rule decides."""
+        """Return whether training may end after this many rounds: after all, or where a stopping rule decides."""
         return done == self.rounds or (self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a run directory holds every byte that was written to it; which file is at fault where it does not."""
+"""The check of a run directory: every byte is as it was written, or the faulty file is named."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunFiles(Protocol):
 
 
 def verify(run: RunFiles) -> list[str]:
-    """What :meth:`fl_core.records.store.Run.verify` is."""
+    """Check every covered byte of a run; see :meth:`fl_core.records.store.Run.verify`."""
     if not run.begun:
         path = run.path / "manifest.json"
         raise CorruptError(f"{path} is missing: the run was never fully created; resume starts it from round 0")
@@ -130,7 +130,7 @@ def check_chain(run: RunFiles, manifests: Mapping[int, Mapping[str, Any]]) -> No
 
 
 def is_foreign(run: RunFiles) -> bool:
-    """Whether ``manifest.json`` is another run's, now that something else does not fit it.
+    """Return whether ``manifest.json`` is another run's, if something else does not fit it.
 
     The checkpoints tell, which name their run. Where none does, the manifest is at fault if two of the files that it
     covers differ at once, each of them there.
@@ -148,7 +148,7 @@ def _fits(run: RunFiles) -> bool:
 
 
 def _wrong(run: RunFiles) -> int:
-    """How many of the files that the manifest covers differ from it."""
+    """Count the files that differ from the manifest."""
     begin = run.begin()
     wrong = 0
     for name, entry in begin["files"].items():
@@ -177,7 +177,7 @@ def _timed(run: RunFiles) -> set[int]:
 
 
 def _progress(run: RunFiles, timed: set[int]) -> str:
-    """How many of the rounds are there, in words.
+    """Return the number of stored rounds in words.
 
     Raises:
         CorruptError: a checkpoint was written and is gone: its round's time was taken down, which is done after it.

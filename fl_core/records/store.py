@@ -113,7 +113,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What a begun run was made with: versions, platform, device, digests of data and initial model.
+        """The versions, platform, device, and digests of data and initial model of a begun run.
 
         Raises:
             CorruptError: it is damaged.
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether everything that precedes training has been written.
+        """True if everything that precedes training is written.
 
         Raises:
             CorruptError: it had been, for there are checkpoints, but the manifest is gone.
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """What a begun run's checkpoints name it by: the digest of its manifest."""
+        """The digest of the manifest, by which checkpoints name their run."""
         return sha(json_bytes(self.begin()))
 
     @property
@@ -302,7 +302,7 @@ class Run:
         return found
 
     def checkpoint_path(self, which: int) -> Path:
-        """Where the manifest of the checkpoint after round ``which`` is, or would be."""
+        """Return the path of the manifest of the checkpoint after round ``which``."""
         return self.path / checkpoint_name(which)
 
     def _checked(self, name: str) -> bytes:
@@ -345,7 +345,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training has ended, after all rounds or by its stopping rule."""
+        """True if training has ended, after all rounds or by its stopping rule."""
         rule = self.stopping()
         return self.rounds[-1:] == [self.config.get("rounds")] or (rule is not None and rule.stops)
 
@@ -367,7 +367,7 @@ class Run:
         return rule.best[model]
 
     def covered_rows(self) -> dict[str, Any]:
-        """How far the rows are covered, by the last checkpoint or else by the manifest: their bytes and sha256."""
+        """Return bytes and sha256 of the rows that the last checkpoint covers, or else the manifest."""
         return (self.manifest(self.rounds[-1]) if self.rounds else self.begin())["rows"]
 
     def check_rows(self, *ends: Mapping[str, Any]) -> None:

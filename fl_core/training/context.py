@@ -1,4 +1,4 @@
-"""What a client knows and can compute with, for those hooks of an algorithm that are called where it is."""
+"""The knowledge and tools of a client, for the hooks that run where it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _not_here(*args: Any, **options: Any) -> Any:
 
 @dataclass
 class Context:
-    """What a client knows and can compute with, for the hooks that are called where it is.
+    """The knowledge and tools of a client, for the hooks that run where it is.
 
     Attributes:
         algorithm: its name. round: 0-based. client: its position. n_train: its training samples.

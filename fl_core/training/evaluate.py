@@ -117,7 +117,7 @@ def _ranked(logits: Array, classes: Array) -> tuple[Array, Array]:
 
 
 def _sorted(keys: Array) -> tuple[Array, Array]:
-    """As :func:`_ranked`, by keys [number, K, n] of which an earlier one counts before a later one."""
+    """Rank as :func:`_ranked` does, by keys [number, K, n] of which an earlier one counts before a later one."""
     order = np.argsort(-keys[0], axis=1) if len(keys) == 1 else np.lexsort(-keys[::-1])
     ranked = np.take_along_axis(keys, order[None], axis=2)
     ends = np.ones(order.shape, dtype=bool)

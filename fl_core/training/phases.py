@@ -23,7 +23,7 @@ def check_clip(most: float | None) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains: optimiser, rates, batch size and clipping.
+    """The settings of a client's training: optimiser, rates, batch size and clipping.
 
     Attributes:
         epochs: passes over the client's training data in a round.
@@ -84,7 +84,7 @@ class Training:
 
     @property
     def optimizer_slots(self) -> int:
-        """How many numbers of the optimiser a client keeps for each one that trains: 0 to 3."""
+        """The numbers of the optimiser that a client keeps for each trained number: 0 to 3."""
         numbers = bool(self.momentum) if self.optimizer == "sgd" else 2 + self.amsgrad
         return int(numbers) if self.keep_optimizer else 0
 

@@ -34,7 +34,7 @@ def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 
 
 class Steps:
-    """What an algorithm's own training step can use: parameters, gradients, optimiser steps, further batches.
+    """The tools of an algorithm's own training step: parameters, gradients, optimiser steps, further batches.
 
     The step is a method of the algorithm, named by :attr:`~.phases.Phase.step`, which takes this object, the
     phase's next batch and the context. ``steps.descend(steps.gradients(batch))`` is what happens without one.

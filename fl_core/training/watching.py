@@ -1,4 +1,4 @@
-"""Where the first NaN or infinity of a client's work comes from; used when a job that met one is run again."""
+"""The search for the first NaN or infinity of a client's job, which is run again for it."""
 
 from __future__ import annotations
 
