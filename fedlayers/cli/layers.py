@@ -108,7 +108,7 @@ class Diagnose(Configured):
         elif self.allow_code:
             raise UsageError("--allow-code is for a run directory; with --dataset name the model with --model")
         if self.null_draws is not None and not self.null:
-            raise UsageError("--null-draws is of nulls, and none is measured: name one, such as --null labels")
+            raise UsageError("--null-draws needs a null: name one, such as --null labels")
         config = self.asked_config()
         if self.dir is not None and at_sites:
             raise UsageError("--superlink goes without a run directory: the sites measure after their first training")

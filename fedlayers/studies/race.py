@@ -33,6 +33,10 @@ WINDOW = 3
 Tell = Callable[[str], None]
 
 
+TOLD = 4
+"""Lines about the progress of a race."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One run of a race: an arm with one seed, and its directory."""
@@ -137,7 +141,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tel
     every backend, for any number of parallel runs.
 
     Args:
-        tell: receives a line whenever a run is done.
+        tell: receives a line when a quarter of the runs is done, and one for each run that failed.
 
     Raises:
         UsageError, RunError: as for :func:`fl_core.runner.run`.
@@ -151,10 +155,10 @@ def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tel
             reason = failed[entry.arm.name, entry.config.seed] = str(result.error)
         elif result.error is not None:
             raise result.error
-        tell(
-            f"{count} of {len(entries)}: {entry.arm.name}, seed {entry.config.seed}"
-            + f" failed: {reason}" * bool(reason)
-        )
+        if reason:
+            tell(f"{entry.arm.name}, seed {entry.config.seed} failed: {reason}")
+        if count * TOLD // len(entries) > (count - 1) * TOLD // len(entries):
+            tell(f"{count} of {len(entries)} runs: {entry.arm.name}, seed {entry.config.seed}")
 
     runs = [entry.to(until) for entry in entries]
     train(runs, place, note, progress=place.side_by_side > 1)
