@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from fl_core import choices, data
 from fl_core.data import columns as tables
-from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
+from fl_core.data.columns import BETWEEN, CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
@@ -41,7 +41,7 @@ class RunConfig:
     """
 
     dataset: str = "heart"
-    """Registered name, package.module:function, your file, or folder."""
+    """Registered name, package.module:function, your file, or folder; or several tables, one for each client."""
     model: str | None = None
     """Registered name, timm:NAME, torchvision:NAME or package.module:callable."""
     algorithm: str = "fedavg"
@@ -318,7 +318,10 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def _located(dataset: str) -> str:
-    return dataset if dataset in DATASETS or is_outside(dataset) else str(Path(dataset).absolute())
+    if dataset in DATASETS or is_outside(dataset):
+        return dataset
+    parts = [dataset] if Path(dataset).exists() else dataset.split(BETWEEN)
+    return BETWEEN.join(str(Path(part).absolute()) for part in parts)
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

@@ -18,6 +18,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from fedlayers import catalogue
 from fl_core.config import RunConfig, check
+from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known
 
 RESULTS = {"plan": "plan", "rows": "diagnosis"}
@@ -121,6 +122,8 @@ def flags(without: Collection[str] = ()) -> Any:
 
 
 def _flag(name: str, field_type: Any) -> Any:
+    if name == "dataset":
+        return Annotated[str, option(documented()[name]), FILES]
     switchable = field_type == bool | None  # the default may be yes, so that no must be sayable
     metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
     field_type = Annotated[field_type, option(documented()[name], metavar)]
@@ -141,6 +144,16 @@ SWITCH = PrimitiveConstructorSpec(
     str_from_instance=lambda value: [] if value is None else [str(value)],
 )
 """A flag that says yes by itself, and yes or no by the word after it."""
+
+
+FILES = PrimitiveConstructorSpec(
+    nargs="+",
+    metavar="NAME or FILE [FILE ...]",
+    instance_from_str=BETWEEN.join,
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [] if value is None else [value],
+)
+"""A dataset's name, or one or more files, which are joined to one name."""
 
 
 def configured(

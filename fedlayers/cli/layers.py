@@ -63,7 +63,9 @@ class Diagnose(Command):
     ] = None
     allow_code: ModelCode = ()
     dataset: Annotated[
-        str | None, option("Registered name, package.module:function, or the path of your own data.")
+        str | None,
+        arguments.FILES,
+        option("Registered name, package.module:function, or the paths of your own data."),
     ] = None
     resamples: Annotated[
         int, option("Resamples of each client's batches, for how sure a decision is: select --explain.", "N")

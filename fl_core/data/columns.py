@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from fl_core import choices
@@ -17,6 +18,10 @@ TEXT_COLUMN = "text"
 SEPARATOR = ","
 ENCODING = "utf-8"
 _TAB = ("tab", "\\t")
+TABLES = (".csv", ".tsv", ".parquet", ".xlsx")
+"""The suffixes of tables."""
+BETWEEN = ","
+"""What stands between the files in the name of a dataset that has several."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ class Reading:
     def delimiter(self) -> str:
         """The one character between cells."""
         return "\t" if self.separator in _TAB else self.separator
+
+    def delimiter_of(self, path: Path) -> str:
+        """Return the character between the cells of a file; a .tsv file has tabs unless another is asked for."""
+        return "\t" if path.suffix.lower() == ".tsv" and self.separator == SEPARATOR else self.delimiter
 
     @property
     def python_encoding(self) -> str:

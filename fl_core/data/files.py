@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fl_core import limits
-from fl_core.data import arrays, tables, text
+from fl_core.data import arrays, client_tables, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
 from fl_core.data.sources import Source
@@ -49,7 +49,9 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, all others
       numbers. Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these
       texts as token ids, and what is beside text, label and client is passed over.
+    * ``.tsv`` and ``.xlsx``, the same; of the latter the first sheet.
     * ``.parquet``, the same; an index without a name is passed over.
+    * a folder of such tables, or their paths with commas between: each file is a client, which has the file's name.
     * ``.jsonl``, texts: an object a line with the keys text, label and, optionally, client.
 
     For the task ``regression`` labels are any finite numbers, which a model is to predict.
@@ -58,19 +60,22 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         UsageError: anything that does not fit, by file, array or column, and first bad row.
     """
     _check_size(path)
+    if client_tables.is_table(path):
+        return tables.read_table(path, reading)
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
         if path.is_dir():
             reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
             return read_folder(path)
         return read_npz(path, reading.missing, reading.task, reading.classes)
-    read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
-    return read_table(path, reading)
+    _check_kind(path)
+    return tables.read_jsonl(path, reading)
 
 
 def _check_size(path: Path) -> None:
-    if not path.is_dir():
-        limits.check_size(path, path.stat().st_size)
+    for file in client_tables.files_of(path) or [path]:
+        if not file.is_dir():
+            limits.check_size(file, file.stat().st_size)
 
 
 def check_plain(what: str, reading: Reading) -> None:
@@ -92,6 +97,10 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
     _check_size(path)
+    if client_tables.is_table(path):
+        header = tables.header_of(path, reading)
+        features = tables.feature_columns(path, header, reading)
+        return _tokens() if features is None else (len(features),), reading.client_column in header
     if path.is_dir():
         images_of = _list_folder(path)
         images = [file for classes in images_of.values() for files in classes.values() for file in files]
@@ -107,11 +116,8 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
         if dtype == np.uint8 and len(shape) > 2:
             return _image_shape(shape[1:]), owner
         return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
-    if _check_kind(path) == ".jsonl":
-        return _tokens(), tables.names_clients(path, reading)
-    header = tables.header_of(path, reading)
-    features = tables.feature_columns(path, header, reading)
-    return _tokens() if features is None else (len(features),), reading.client_column in header
+    _check_kind(path)
+    return _tokens(), tables.names_clients(path, reading)
 
 
 def read_npz(
@@ -281,6 +287,12 @@ def _list_folder(path: Path) -> _Listing:
     return {client.name: {inner.name: _images(inner) for inner in _subfolders(client)} for client in deep}
 
 
+def holds_images(path: Path) -> bool:
+    """Return whether the subfolders of a folder hold images, as classes or as clients with classes."""
+    folders = _subfolders(path)
+    return any(_images(inner) for folder in folders for inner in (folder, *_subfolders(folder)))
+
+
 def _subfolders(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
@@ -374,12 +386,10 @@ def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) 
         raise UsageError(f"{path}: {reference} has {lengths[0]} rows, but {key} has {lengths[1]}")
 
 
-def _check_kind(path: Path) -> str:
-    kind = path.suffix.lower()
-    if kind not in (".csv", tables.PARQUET, ".jsonl"):
-        kinds = "an .npz, .csv, .parquet or .jsonl file, or a folder of images"
+def _check_kind(path: Path) -> None:
+    if path.suffix.lower() != ".jsonl":
+        kinds = "an .npz, .csv, .tsv, .xlsx, .parquet or .jsonl file, a folder of images, or of a table for each client"
         raise UsageError(f"cannot read {path}: a dataset is {kinds}")
-    return kind
 
 
 def _tokens() -> TokenShape:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_core.data import arrays, files, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import PLAIN, READING, Reading
+from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
@@ -123,7 +123,7 @@ class Inputs:
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
         if self.words is not None or len(self.shape) == 1:
-            known = (".csv", tables.PARQUET, *known)
+            known = (*TABLES, *known)
         if kind not in known:
             raise UsageError(f"{path}: the model takes {self._described()}, from {' or '.join(known)}")
         if kind == "folder":

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_core.calling import parameters_of
 from fl_core.data import files
-from fl_core.data.columns import Reading
+from fl_core.data.columns import BETWEEN, TABLES, Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.making import options_of
@@ -192,6 +192,13 @@ def _is_named(dataset: Location) -> bool:
 def _path(dataset: Location) -> Path:
     path = Path(dataset)
     if path.exists():
+        return path
+    if BETWEEN in str(dataset):
+        for part in str(dataset).split(BETWEEN):
+            if Path(part).suffix.lower() not in TABLES or not Path(part).is_file():
+                raise UsageError(
+                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. Correct its path."
+                )
         return path
     if len(path.parts) > 1 or path.suffix:
         raise UsageError(f"there is no dataset file or folder at {path}")

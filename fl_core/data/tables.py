@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, parquet, text
+from fl_core.data import arrays, client_tables, parquet, text, xlsx
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import parsed_json
 
-PARQUET = ".parquet"
+PARQUET, XLSX = ".parquet", ".xlsx"
 SEPARATORS = (";", "\t", "|", ",")
 
 
@@ -163,9 +163,13 @@ def header_of(path: Path, reading: Reading) -> list[str]:
     Raises:
         UsageError: no such file, or a line that the separator does not part.
     """
-    if path.suffix.lower() == PARQUET:
+    parts = client_tables.files_of(path)
+    if parts:
+        return client_tables.header(parts, reading, header_of)
+    kind = path.suffix.lower()
+    if kind in (PARQUET, XLSX):
         reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
-        return parquet.header(path)
+        return parquet.header(path) if kind == PARQUET else xlsx.header(path)
     header = next(csv_rows(path, reading))[1]
     counts = {other: header[0].count(other) for other in SEPARATORS if len(header) == 1}
     other = max(counts, key=lambda each: counts[each], default="")
@@ -185,8 +189,19 @@ def _columns(
 
     Those of ``texts`` are text in any file.
     """
-    if path.suffix.lower() == PARQUET:
+    parts = client_tables.files_of(path)
+    if parts:
+
+        def read(part: Path, own: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
+            return _columns(part, header_of(part, reading), own, texts, reading)
+
+        return client_tables.columns(parts, names, reading.client_column, read)
+    kind = path.suffix.lower()
+    if kind == PARQUET:
         return parquet.columns(path, names, texts), arrays.row_of_array
+    if kind == XLSX:
+        cells_of, numbers = xlsx.columns(path, names, texts)
+        return cells_of, lambda row: f"row {numbers[row]}"
     rows = csv_rows(path, reading)
     next(rows)
     chosen = [header.index(name) for name in names] if len(names) < len(header) else None
@@ -286,7 +301,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     width = 0
     try:
         with path.open(newline="", encoding=reading.python_encoding) as file:
-            reader = csv.reader(file, delimiter=reading.delimiter)
+            reader = csv.reader(file, delimiter=reading.delimiter_of(path))
             for cells in reader:
                 if not cells:
                     continue
