@@ -158,10 +158,13 @@ class RunConfig:
     """Of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
     """Of your own .csv or .jsonl file, such as latin-1."""
-    scale: str = choices.SCALES[0]
-    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust."""
+    scale: str | None = None
+    """Scale a table's columns, as fitted on the training samples of all clients: none, standard, minmax or robust;
+    default standard for your own table, none for other data."""
     impute: str = choices.IMPUTES[0]
     """Fill a table's missing numbers with the training samples' mean, median or most_frequent; none refuses them."""
+    keep_ids: bool = False
+    """Allow a column that numbers the records, such as record_id, as a feature of your own table."""
 
     @property
     def training(self) -> Training:
@@ -259,12 +262,14 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     """
     check(config)
     if given is not None:
+        config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
         recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
         recipe = data.recipe(config.dataset, data_root=config.data_root, download=config.download, **keys)
+        config = replace(config, scale=config.scale or data.default_scale(config.dataset, **keys))
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}

@@ -44,6 +44,10 @@ def as_corruption(path: Path) -> Iterator[None]:
         raise CorruptError(f"{path} is damaged: {error}") from error
 
 
+BEFORE: dict[str, Any] = {"scale": "none", "keep_ids": True}
+"""What runs of earlier versions did where their configuration does not say it."""
+
+
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """The configuration of a run and the plan given to it, from its ``config.json``."""
     beside: tuple[str, ...] = (
@@ -62,7 +66,7 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     )
     if "data" in stored["own"]:  # earlier runs also stored how data would have been dealt
         beside += (*READING, *DEALING)
-    rest = {name: value for name, value in stored.items() if name not in beside}
+    rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan

@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         "dataset", "data_root", "download", "clients", "partition", "alpha", "classes_per_client",
         "samples_per_client", "dominance", "max_samples", "task", "positive", "client_column", "label_column",
-        "text_column", "columns", "exclude_columns", "separator", "encoding", "scale", "impute",
+        "text_column", "columns", "exclude_columns", "separator", "encoding", "scale", "impute", "keep_ids",
     ),
     "model": ("model", "init", "batchnorm", "layer_granularity"),
     "algorithm": ("algorithm", "plan", "rule", "threshold"),

@@ -275,6 +275,7 @@ class SiteDataset:
     ) -> None:
         self.name = name
         how = replace(Reading.of(reading), classes=None if classes is None else tuple(map(str, classes)))
+        how = replace(how, scale=how.scale or "none")  # a mean leaves a site only if it is asked for
         if str(dataset) in DATASETS:
             files.check_plain(str(dataset), how)
             if classes is not None:

@@ -214,7 +214,7 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
         UsageError: as :func:`labels`; an empty cell, or a word among numbers.
     """
     words = [cell.strip() for cell in cells]
-    if any(_is_number(word) for word in words if word.lower() != "nan"):
+    if any(is_number(word) for word in words if word.lower() != "nan"):
         return labels(numbers(cells, where, place), where, place=place)
     for row, word in enumerate(words):
         if word.lower() in ("", "nan"):
@@ -233,7 +233,8 @@ def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place)
     return np.array([code[word.strip()] for word in words], dtype=np.int64)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell reads as a number."""
     try:
         float(cell)
     except ValueError:
@@ -323,7 +324,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
 
 def holds_numbers(cells: Cells) -> bool:
     """Whether a column has a cell that reads as a number, or one that is empty."""
-    return isinstance(cells, np.ndarray) or any(not cell or _is_number(cell) for cell in cells)
+    return isinstance(cells, np.ndarray) or any(not cell or is_number(cell) for cell in cells)
 
 
 def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool = False) -> NDArray[np.float64]:
@@ -352,7 +353,7 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
         try:
             values[row] = float(cell)
         except ValueError as error:
-            comma = " (a decimal point is needed, not a comma)" if _is_number(cell.replace(",", ".", 1)) else ""
+            comma = " (a decimal point is needed, not a comma)" if is_number(cell.replace(",", ".", 1)) else ""
             raise UsageError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
     return values
 

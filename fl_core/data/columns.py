@@ -34,8 +34,10 @@ class Reading:
         drop: the feature columns that are not read.
         separator: of a .csv file's cells, one character, or ``tab``.
         encoding: of a .csv or .jsonl file, as Python names it.
-        scale, impute: what is fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`.
+        scale, impute: what is fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`;
+            scale None: ``standard`` for tables of the user's own, ``none`` for other data.
         task: what the labels are: classes (``classification``), or numbers to be predicted (``regression``).
+        keep_ids: whether a column that numbers the records may be a feature.
         classes: of a silo's data, all classes of its federation, some of which it may lack; no key of a run.
 
     Raises:
@@ -49,9 +51,10 @@ class Reading:
     exclude_columns: Sequence[str] | None = None
     separator: str = SEPARATOR
     encoding: str = ENCODING
-    scale: str = choices.SCALES[0]
+    scale: str | None = None
     impute: str = choices.IMPUTES[0]
     task: str = CLASSIFICATION
+    keep_ids: bool = False
     classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +75,7 @@ class Reading:
             raise UsageError(
                 f"unknown encoding {self.encoding!r}: utf-8, utf-16, latin-1 and cp1252 are some"
             ) from error
-        check_known("scale", self.scale, choices.SCALES)
+        check_known("scale", self.scale or choices.SCALES[0], choices.SCALES)
         check_known("impute", self.impute, choices.IMPUTES)
         check_known("task", self.task, TASKS)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.calling import parameters_of
-from fl_core.data import files
+from fl_core.choices import SCALES
+from fl_core.data import client_tables, files, tables
 from fl_core.data.columns import BETWEEN, TABLES, Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
@@ -81,7 +82,7 @@ def load(
     else:
         source = files.read(_path(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
-    source = source.asked(how.scale, how.impute)
+    source = source.asked(how.scale or default_scale(dataset, **reading), how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     source = source.first(max_samples)
@@ -123,6 +124,18 @@ def recipe(
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
     return general(*files.glance(_path(dataset), how), how.task)
+
+
+def default_scale(dataset: Location, **reading: Any) -> str:
+    """Return how data are scaled unless something else is asked for: tables of your own ``standard``, others ``none``.
+
+    Reads headers alone.
+    """
+    none, standard, *_ = SCALES
+    if _is_named(dataset) or not client_tables.is_table(_path(dataset)):
+        return none
+    how, path = Reading.of(reading), _path(dataset)
+    return none if tables.feature_columns(path, tables.header_of(path, how), how) is None else standard
 
 
 def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, client_tables, parquet, text, xlsx
+from fl_core.data import arrays, client_tables, parquet, roles, text, xlsx
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
@@ -49,6 +49,13 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     y, classes = arrays.answers(
         np.array(texts[label], dtype=str), where, reading.task, declared, place, whole=declared is None
     )
+    ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name])]
+    if ids:
+        raise UsageError(
+            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another value "
+            f"in each row. Leave it out: --exclude-columns {' '.join([*(reading.exclude_columns or ()), *ids])} (or "
+            "allow it: --keep-ids)."
+        )
     words = [name for name in names if not arrays.holds_numbers(columns[name])]
     if words and owner is None:
         raise UsageError(
