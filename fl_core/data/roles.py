@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +13,39 @@ from fl_core.data.arrays import Cells, is_number
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDENTIFIERS = ("ids", "identifier", "mrn")
 _OTHER = ("acid", "lipid", "fluid", "solid", "thyroid", "steroid", "rapid", "void", "said", "mid", "aid", "android")
+
+
+_LIKELY = {
+    "label_column": "label lable outcome target class diagnosis died death dead mortality survived event disease status "
+    "result response readmitted grade stage num y",
+    "client_column": "client hospital site center centre clinic ward institution icu unit practice region country state "
+    "city user writer group facility location",
+    "text_column": "text note notes report sentence comment message tweet",
+}
+"""Words in the names of columns that often have a role."""
+
+
+def likely(role: str, asked: str, header: Sequence[str], most: int = 3) -> list[str]:
+    """Return the columns that most likely have a role, the likeliest first.
+
+    >>> likely("label_column", "label", ["age", "died", "hospital"])
+    ['died', 'age']
+
+    Args:
+        role: of :data:`fl_core.data.columns.ROLES`.
+        asked: the name that is not there, which may be misspelt.
+    """
+    near = difflib.get_close_matches(asked, header, n=1, cutoff=0.7)
+    named = by_name(role, header)
+    ends = [header[-1], header[0]] if role == "label_column" else []
+    ends = [name for name in ends if name not in by_name("client_column", header)]
+    return list(dict.fromkeys([*near, *named, *ends]))[:most]
+
+
+def by_name(role: str, header: Sequence[str]) -> list[str]:
+    """Return the columns whose names say a role, in the order of the words that say it."""
+    words = {name: [word.lower() for word in _WORDS.findall(name)] for name in header}
+    return [name for word in _LIKELY[role].split() for name in header if word in words[name]]
 
 
 def is_identifier(name: str, cells: Cells) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     header = header_of(path, reading)
     names = feature_columns(path, header, reading)
     client, label, text_column = (getattr(reading, role) for role in ROLES)
-    check_known(f"column of {path} (label_column)", label, header)
     beside = [name for name in (client, label, *[text_column] * (names is None)) if name in header]
     columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
@@ -51,10 +51,10 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     )
     ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name])]
     if ids:
+        out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
         raise UsageError(
-            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another value "
-            f"in each row. Leave it out: --exclude-columns {' '.join([*(reading.exclude_columns or ()), *ids])} (or "
-            "allow it: --keep-ids)."
+            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another "
+            f"value in each row. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
         )
     words = [name for name in names if not arrays.holds_numbers(columns[name])]
     if words and owner is None:
@@ -130,6 +130,23 @@ def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, miss
     return x
 
 
+def _check_role(path: Path, role: str, name: str, header: Sequence[str], reading: Reading) -> None:
+    """Refuse a role's column that is not there, and name the likeliest columns with their flags.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    if name in header:
+        return
+    flag, (first, *others) = f"--{role.replace('_', '-')}", roles.likely(role, name, header) or [""]
+    also = f" ({listing(others)} may be it, too)" if others else ""
+    way = f"Name it: {flag} {shlex.quote(first)}{also}" if first else f"Name it with {flag}"
+    clients = roles.by_name("client_column", header) if reading.client_column not in header else []
+    if role != "client_column" and clients:
+        way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
+    raise UsageError(f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}. {way}.")
+
+
 def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list[str] | None:
     """The names of a table's feature columns, in the order of the header; None = its samples are texts.
 
@@ -141,8 +158,8 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
         raise UsageError(f"{path}: column {twice!r} is there more than once")
     client, label, text_column = (getattr(reading, role) for role in ROLES)
     for role, name in zip(ROLES, (client, label, text_column), strict=True):
-        if name != getattr(Reading, role):
-            check_known(f"column of {path} ({role})", name, header)
+        if name != getattr(Reading, role) or role == "label_column":
+            _check_role(path, role, name, header, reading)
     if client == label:
         raise UsageError(f"{path}: column {label!r} cannot be both the client and the label")
     if text_column in (client, label):
@@ -156,7 +173,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
             if name in (client, label):
                 role = "client" if name == client else "label"
                 raise UsageError(f"{path}: column {name!r} is the {role} and no feature ({key})")
-            check_known(f"column of {path} ({key})", name, found)
+            check_known(f"column of {path} ({key}, --{key.replace('_', '-')})", name, found)
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:

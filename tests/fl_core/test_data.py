@@ -513,8 +513,8 @@ def test_bad_cells_are_refused_by_column_and_line(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("header", "options", "message"),
     [
-        ("client,a,b,lable", {}, "did you mean 'lable'"),
-        ("ward,a,b,label", {"client_column": "wrd"}, "did you mean 'ward'"),
+        ("client,a,b,lable", {}, "--label-column lable"),
+        ("ward,a,b,label", {"client_column": "wrd"}, "--client-column ward"),
         ("client,a,a,label", {}, "'a' is there more than once"),
         ("client,a,b,label", {"client_column": "label"}, "cannot be both"),
     ],

@@ -83,3 +83,43 @@ def test_an_id_column_is_refused_before_any_work(tmp_path: Path, capsys: pytest.
     assert data.load(path, keep_ids=True).shape == (5,)
     with pytest.raises(UsageError, match="record_id"):
         data.load(path, columns=["age", "record_id"])
+
+
+WIDE = [f"lab_{k}" for k in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("header", "likely"),
+    [
+        ([*WIDE, "died", "ward_name"], ["died", "--client-column ward_name"]),
+        (["Hospital", *WIDE, "outcome"], ["outcome", "--client-column Hospital"]),
+        ([*WIDE, "lable"], ["lable"]),
+        (["y", *WIDE], ["y"]),
+        ([*WIDE, "septic"], ["septic"]),
+    ],
+)
+def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
+    tmp_path: Path, header: list[str], likely: list[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([",".join(header), ",".join("1" * len(header))]))
+    for read in (data.recipe, data.load):
+        with pytest.raises(UsageError, match=r"--label-column.*got 'label'") as refused:
+            read(path)
+        said = str(refused.value)
+        assert f"--label-column {likely[0]}" in said
+        assert all(each in said for each in likely)
+        assert "lab_20" not in said
+        assert len(said) < 300 + len(str(path))
+
+
+def test_a_client_that_is_not_there_names_the_likeliest(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([",".join(["site_code", *WIDE, "label"]), ",".join("1" * 42)]))
+    with pytest.raises(UsageError, match=r"--client-column.*got 'ward'.*--client-column site_code"):
+        data.load(path, client_column="ward")
+
+
+def test_a_feature_that_is_not_there_names_its_flag(table: Path) -> None:
+    with pytest.raises(UsageError, match=r"--exclude-columns.*'doze'.*did you mean 'dose'"):
+        data.load(table, exclude_columns=["doze"])

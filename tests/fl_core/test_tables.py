@@ -70,7 +70,7 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"exclude_columns": ["doze"]}, r"\(exclude_columns\) 'doze': did you mean 'dose'"),
+        ({"exclude_columns": ["doze"]}, r"--exclude-columns\) 'doze': did you mean 'dose'"),
         ({"columns": ["label"]}, "column 'label' is the label and no feature"),
         ({"exclude_columns": ["client"]}, "column 'client' is the client"),
         ({"columns": ["age"], "exclude_columns": ["one"]}, "give one of them"),
