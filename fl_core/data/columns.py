@@ -39,6 +39,7 @@ class Reading:
         task: what the labels are: classes (``classification``), or numbers to be predicted (``regression``).
         keep_ids: whether a column that numbers the records may be a feature.
         classes: of a silo's data, all classes of its federation, some of which it may lack; no key of a run.
+        categories: of a silo's columns of words, all words of its federation; no key of a run.
 
     Raises:
         UsageError: names the key and what it may be.
@@ -56,6 +57,7 @@ class Reading:
     task: str = CLASSIFICATION
     keep_ids: bool = False
     classes: tuple[str, ...] | None = None
+    categories: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns"):
@@ -120,7 +122,7 @@ class Reading:
             raise UsageError(f"{what}; leave out {listing(asked)}")
 
 
-READING = tuple(field.name for field in fields(Reading) if field.name != "classes")
+READING = tuple(field.name for field in fields(Reading) if field.name not in ("classes", "categories"))
 ROLES = ("client_column", "label_column", "text_column")
 CHOSEN = (*ROLES, "columns", "exclude_columns")
 WRITTEN = ("separator", "encoding")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from fl_core.data import arrays, files, tables, text
@@ -71,6 +72,12 @@ class Inputs:
         return () if self.preprocessing is None else self.preprocessing.columns
 
     @property
+    def _words(self) -> dict[str, tuple[str, ...]]:
+        """The categories of a table's columns of words."""
+        made = self.preprocessing or Preprocessing()
+        return {name: words for name, words in zip(made.columns, made.categories, strict=False) if words}
+
+    @property
     def model_shape(self) -> tuple[int, ...]:
         """The shape with which the model is built: for texts it has the number of tokens."""
         return self.shape if self.words is None else TokenShape(self.shape, len(SPECIAL) + len(self.words))
@@ -114,6 +121,15 @@ class Inputs:
             if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
                 raise UsageError("the model takes texts: give a list of them, or the path of a .csv or .jsonl file")
             return self._texts(new, "texts", arrays.row_of_array)
+        if isinstance(new, pd.DataFrame) and self.columns and {*self.columns} <= {*new.columns}:
+            cells = {name: _cells(new[name]) for name in self.columns}
+            x = tables.features(Path("the table"), cells, arrays.row_of_array, True, self._words)
+            return self._arrays(x, "the table", arrays.row_of_array)
+        if self._words:
+            raise UsageError(
+                f"the model takes words in {listing(map(repr, self._words))}: give a table with the columns "
+                f"{listing(self.columns)}, as a file or a DataFrame"
+            )
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
 
@@ -140,10 +156,10 @@ class Inputs:
     def _table(self, path: Path) -> Samples:
         beside = (self.reading.client_column, self.reading.label_column)
         names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
-        if len(names) != self.shape[0]:
+        if not self.columns and len(names) != self.shape[0]:
             raise UsageError(f"{path} has {len(names)} columns of features, and the model takes {self.shape[0]}")
-        columns, place = tables.named_columns(path, names, (), self.reading)
-        return self._arrays(tables.features(path, columns, place, missing=True), str(path), place)
+        columns, place = tables.named_columns(path, names, self._words, self.reading)
+        return self._arrays(tables.features(path, columns, place, True, self._words), str(path), place)
 
     def _folder(self, path: Path) -> Samples:
         found = files.images_below(path)
@@ -160,7 +176,8 @@ class Inputs:
 
     def _arrays(self, x: Array, where: str, place: arrays.Place, names: Sequence[str] | None = None) -> Samples:
         source = self._source(x)
-        if source.is_image != self.images or source.shape != self.shape:
+        expected = (len(self.columns),) if self._words else self.shape
+        if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
             raise UsageError(f"{where}: {shape}, and the model takes {self._described()}")
         if x.ndim == 2:
@@ -188,5 +205,12 @@ class Inputs:
             return f"{'gray' if channels == 1 else 'colour'} images, uint8 {size}"
         if len(self.shape) == 1:
             named = f" ({listing(self.columns)})" if self.columns else ""
-            return f"rows of {self.shape[0]} numbers{named}"
+            return f"rows of {len(self.columns) or self.shape[0]} {'values' if self._words else 'numbers'}{named}"
         return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"
+
+
+def _cells(column: pd.Series) -> arrays.Cells:
+    """Return a column of a DataFrame as the cells of a file; a missing word is an empty cell."""
+    if pd.api.types.is_numeric_dtype(column):
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return ["" if pd.isna(value) else str(value) for value in column]

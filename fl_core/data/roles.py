@@ -16,10 +16,10 @@ _OTHER = ("acid", "lipid", "fluid", "solid", "thyroid", "steroid", "rapid", "voi
 
 
 _LIKELY = {
-    "label_column": "label lable outcome target class diagnosis died death dead mortality survived event disease status "
-    "result response readmitted grade stage num y",
-    "client_column": "client hospital site center centre clinic ward institution icu unit practice region country state "
-    "city user writer group facility location",
+    "label_column": "label lable outcome target class diagnosis died death dead mortality survived event disease "
+    "status result response readmitted grade stage num y",
+    "client_column": "client hospital site center centre clinic ward institution icu unit practice region country "
+    "state city user writer group facility location",
     "text_column": "text note notes report sentence comment message tweet",
 }
 """Words in the names of columns that often have a role."""

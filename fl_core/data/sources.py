@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_core.data import preprocessing
+from fl_core.data import categories, preprocessing
 from fl_core.data.arrays import Array, Integers
+from fl_core.data.categories import Categories
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
@@ -39,6 +40,7 @@ class Source:
         shuffled: whether the order in the file carries no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, where it has a header.
         scale, impute: what :meth:`fitted` is to do with a table's numbers; missing ones are NaN until then.
+        categories: of a table's columns of words, what the numbers in ``x`` stand for until :meth:`fitted`.
         preprocessing: what a table's numbers have gone through, by :meth:`fitted` or by fixed numbers of the dataset's
             own; None = nothing.
     """
@@ -57,6 +59,7 @@ class Source:
     columns: tuple[str, ...] = ()
     scale: str = "none"
     impute: str = "none"
+    categories: Categories = ()
     preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
@@ -111,6 +114,7 @@ class Source:
         """SHA-256 over all arrays and names: equal digests mean the same samples in the same order."""
         names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
         names += (self.scale, self.impute) if self.prepares else ()
+        names += (self.categories,) if self.categories else ()
         sha = hashlib.sha256(repr(names).encode())
         for array in (self.x, self.y, self.owner, self.is_train):
             if array is None:
@@ -137,14 +141,17 @@ class Source:
     def fitted(self, train: Integers, made: Preprocessing | None = None) -> Source:
         """The source with what its training samples ``train`` decide: a table filled and scaled, texts encoded.
 
-        A table is preprocessed as was asked for, by what was ``made`` before or is fitted now. Texts are encoded over a
+        A table is preprocessed as was asked for, by what was ``made`` before or is fitted now. A column of words
+        becomes a column for each word that these samples have, and one for all others. Texts are encoded over a
         vocabulary, the words that these samples have at least :data:`LEAST` times, at most :data:`MOST` of them,
         by falling frequency and, where that is equal, in alphabetical order. (Words met once have no row of their own
         to learn from, and teach the row of the unknown.)
         """
-        if self.prepares:
-            made = made or preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
-            return replace(self, x=made.transform(self.x), preprocessing=made)
+        if self.prepares or self.categories:
+            words = made.categories if made else categories.learned(self.x[train], self.categories)
+            x = categories.recoded(self.x, self.categories, words) if self.categories else self.x
+            made = made or preprocessing.fitted(x[train], self.scale, self.impute, self.columns, words)
+            return replace(self, x=made.transform(x), preprocessing=made, categories=())
         if self.words is None:
             unprepared = self.preprocessing is None and self.columns
             return replace(self, preprocessing=Preprocessing(self.columns)) if unprepared else self

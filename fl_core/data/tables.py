@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, client_tables, parquet, roles, text, xlsx
+from fl_core.data import arrays, categories, client_tables, parquet, roles, text, xlsx
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
@@ -56,15 +56,11 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
             f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another "
             f"value in each row. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
         )
-    words = [name for name in names if not arrays.holds_numbers(columns[name])]
-    if words and owner is None:
-        raise UsageError(
-            f"{path}: no number in {'column' if len(words) == 1 else 'columns'} {listing(words)}: features are "
-            "numbers, so encode words or leave them out (--exclude-columns); what names the clients, client_column "
-            "(--client-column) says"
-        )
-    x = features(path, {name: columns[name] for name in names}, place, reading.missing)
-    return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names))
+    found = {name: columns[name] for name in names}
+    words = categories.found(str(path), found, reading.categories)
+    x = features(path, found, place, reading.missing, words)
+    coded = tuple(words.get(name, ()) for name in names) if words else ()
+    return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
 
 
 def read_features(path: Path, names: Sequence[str], reading: Reading = PLAIN) -> Array:
@@ -106,17 +102,27 @@ def named_columns(
     return _columns(path, header, names, texts, reading)
 
 
-def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, missing: bool) -> Array:
+def features(
+    path: Path,
+    columns: Mapping[str, Cells],
+    place: arrays.Place,
+    missing: bool,
+    words: Mapping[str, Sequence[str]] = {},
+) -> Array:
     """Columns as float32 [n, d].
 
     Args:
         missing: whether a cell may have no value, which is NaN then.
+        words: of columns of words, what their codes stand for (:func:`fl_core.data.categories.codes`).
 
     Raises:
         UsageError: a cell that has none and must, or is no finite number.
     """
     x = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=np.float32)
     for k, (name, cells) in enumerate(columns.items()):
+        if name in words:
+            x[:, k] = categories.codes(cells, words[name])
+            continue
         where = f"{path}, column {name!r}"
         try:
             values = arrays.numbers(cells, where, place, missing)
