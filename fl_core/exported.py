@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,13 @@ class Predictions:
         classes: names of the C classes; none: the model predicts a number.
         outputs: the model's, float32 [n, C]; [n, 1] where it predicts a number, or one logit for the second of two
             classes.
+        ids: columns of a table that name its records, by column.
     """
 
     samples: tuple[str, ...]
     classes: tuple[str, ...]
     outputs: Tensor
+    ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -121,7 +123,7 @@ class Predictions:
         return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))
 
     def frame(self, scores: str = "probability") -> pd.DataFrame:
-        """A line a sample: ``sample``, ``predicted``, and a column for each class named ``SCORE CLASS``.
+        """A line a sample: ``sample``, ids, ``predicted``, and a column for each class named ``SCORE CLASS``.
 
         Args:
             scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``; a predicted number has none.
@@ -130,10 +132,11 @@ class Predictions:
             UsageError: other scores.
         """
         check_known("kind of scores", scores, SCORES)
+        names = {"sample": self.samples, **self.ids}
         if not self.classes:
-            return pd.DataFrame({"sample": self.samples, "predicted": self.outputs[:, 0].numpy()})
+            return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
         values = SCORES[scores](self)
-        lines = pd.DataFrame({"sample": self.samples, "predicted": self.labels})
+        lines = pd.DataFrame({**names, "predicted": self.labels})
         if values is None:
             return lines
         columns = [f"{scores} {name}" for name in self.classes]
@@ -151,7 +154,7 @@ def export(
     path: Path | str,
     out: Path | str,
     *,
-    which: str = "personal",
+    which: str | None = None,
     client: str | None = None,
     round: int | str = "last",
     format: str | None = None,
@@ -174,7 +177,8 @@ def export(
     Args:
         path: the run's directory.
         out: the file of weights, which must not be there yet.
-        which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`).
+        which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`); None: ``personal`` where the
+            run has such models, otherwise ``global``.
         client: whose; None where all clients have the same.
         round: one with a checkpoint, or ``last``.
         format: ``safetensors``; or, for other programs, ``onnx``, which takes the packages onnx and onnxscript, or
@@ -191,7 +195,7 @@ def export(
     format = _format(out, format)
     _check_free(out)
     found = store.Run(path)
-    trained, task = runner.load_models(path, round, which, data=data, model=model, code=code)
+    which, trained, task = runner.load_kind(path, round, which, data=data, model=model, code=code)
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)
     rebuilt = _built(out, about, model, code)
@@ -233,6 +237,7 @@ def predict(
     path: Path | str,
     new: Any,
     *,
+    ids: Sequence[str] | None = None,
     model: nn.Module | None = None,
     code: Collection[str] = (),
 ) -> Predictions:
@@ -248,6 +253,8 @@ def predict(
         path: the file of weights that :func:`export` wrote.
         new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
             :func:`fl_core.data.files.read` takes them but without labels; or an array [n, ...], or a list of texts.
+        ids: columns of a table that name its records, which the predictions then have; by default those that are named
+            as such, like ``record_id``, and are no features.
         model, code: as of :meth:`Exported.model`.
 
     Raises:
@@ -257,7 +264,7 @@ def predict(
     """
     exported = read(path)
     built = exported.model(model=model, code=code)
-    samples = exported.inputs.samples(new)
+    samples = exported.inputs.samples(new, ids)
     with tree.one_thread():
         outputs = evaluate.predict(built, samples.x)
     bad = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()
@@ -266,7 +273,7 @@ def predict(
         raise NonFiniteError(
             f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is sample {first}"
         )
-    return Predictions(samples.names, exported.classes, outputs)
+    return Predictions(samples.names, exported.classes, outputs, samples.ids)
 
 
 # --- what the JSON file says -----------------------------------------------------------------------------------

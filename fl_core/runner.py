@@ -356,9 +356,23 @@ def load_models(
         UsageError: no such round or model; names what there is. Other data or another model than the run's.
         CorruptError: what is stored is damaged.
     """
+    given: dict[str, Any] = {"data": data, "model": model}
+    return load_kind(path, round, which, code=restore.allowed_code(code, allow_code), **given)[1:]
+
+
+def load_kind(
+    path: Path | str,
+    round: int | str,
+    which: str | None,
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    code: Collection[str] = (),
+) -> tuple[str, dict[str, nn.Module], Task]:
+    """Return what :func:`load_models` does, after the name of the models; ``which`` None: personal ones, or global."""
     found = store.Run(path)
     checkpoint = found.checkpoint(round)
-    stored, said = found.task_config(), restore.allowed_code(code, allow_code)
+    stored, said = found.task_config(), restore.allowed_code(code, None)
     restore.check_at_home(found.path, stored, False)
     restore.check_own(found.path, stored, said, True, data=data, model=model)
     task = task_of(found, trained=True, data=data, model=model)
@@ -369,6 +383,7 @@ def load_models(
     for name, state in checkpoint.clients.items():
         for kind, each in algorithm.models(checkpoint.server, state, rnd).items():
             trees.setdefault(kind, {}).setdefault(name, each)
+    which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
         raise UsageError(f"{path} has no {which!r} models after round {checkpoint.round}; it has: {listing(trees)}")
     built = {}
@@ -377,7 +392,7 @@ def load_models(
             if trees[which][client].keys() < tree.named_tensors(task.model).keys():
                 raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
             built[client] = _copy_with(task.model, trees[which][client])
-    return built, task
+    return which, built, task
 
 
 def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, files, tables, text
+from fl_core.data import arrays, files, roles, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
@@ -28,10 +28,12 @@ class Samples(NamedTuple):
     Attributes:
         names: of each its number, from 0, in a table, array or list; of an image in a folder its path there.
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
+        ids: columns of a table that name its records, by column.
     """
 
     names: tuple[str, ...]
     x: Tensor
+    ids: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -104,19 +106,20 @@ class Inputs:
 
     # --- new samples -----------------------------------------------------------------------------------------------
 
-    def samples(self, new: Any) -> Samples:
+    def samples(self, new: Any, ids: Sequence[str] | None = None) -> Samples:
         """New samples, from a path or from memory, as the model takes them.
 
         Args:
             new: a .csv table, whose columns other than the features are passed over; an .npz file with an array ``x``;
                 a folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or
                 a sequence of texts.
+            ids: columns of a table that name its records; None: those that are no features and are named as such.
 
         Raises:
             UsageError: data of another kind or shape than the model was trained on; names the file, column or line.
         """
         if isinstance(new, (str, Path)):
-            return self._read(Path(new))
+            return self._read(Path(new), ids)
         if self.words is not None:
             if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
                 raise UsageError("the model takes texts: give a list of them, or the path of a .csv or .jsonl file")
@@ -124,7 +127,10 @@ class Inputs:
         if isinstance(new, pd.DataFrame) and self.columns and {*self.columns} <= {*new.columns}:
             cells = {name: _cells(new[name]) for name in self.columns}
             x = tables.features(Path("the table"), cells, arrays.row_of_array, True, self._words)
-            return self._arrays(x, "the table", arrays.row_of_array)
+            named = self._ids("the table", list(new.columns), ids)
+            made = self._arrays(x, "the table", arrays.row_of_array)
+            return made._replace(ids={name: tuple(map(str, new[name])) for name in named})
+        _check_no_ids(ids, "samples in memory")
         if self._words:
             raise UsageError(
                 f"the model takes words in {listing(map(repr, self._words))}: give a table with the columns "
@@ -133,7 +139,7 @@ class Inputs:
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
 
-    def _read(self, path: Path) -> Samples:
+    def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
             raise UsageError(f"there is no file or folder of new samples at {path}")
         kind = "folder" if path.is_dir() else path.suffix.lower()
@@ -142,6 +148,8 @@ class Inputs:
             known = (*TABLES, *known)
         if kind not in known:
             raise UsageError(f"{path}: the model takes {self._described()}, from {' or '.join(known)}")
+        if kind not in TABLES or self.words is not None:
+            _check_no_ids(ids, str(path))
         if kind == "folder":
             return self._folder(path)
         if kind == ".npz":
@@ -151,15 +159,27 @@ class Inputs:
             read = tables.read_jsonl_texts if kind == ".jsonl" else tables.read_texts
             texts, place = read(path, self.reading)
             return self._texts(texts, f"{path}, column {self.reading.text_column!r}", place)
-        return self._table(path)
+        return self._table(path, ids)
 
-    def _table(self, path: Path) -> Samples:
+    def _ids(self, where: str, header: Sequence[str], asked: Sequence[str] | None) -> list[str]:
+        """Return the columns that name the records."""
+        for name in asked or ():
+            check_known(f"column of {where} (ids, --id-columns)", name, header)
+        read = {*self.columns, self.reading.client_column, self.reading.label_column}
+        own = [name for name in header if name not in read and self.columns and roles.is_named_as_identifier(name)]
+        return own if asked is None else list(asked)
+
+    def _table(self, path: Path, ids: Sequence[str] | None) -> Samples:
         beside = (self.reading.client_column, self.reading.label_column)
-        names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
+        header = tables.header_of(path, self.reading)
+        names = self.columns or [name for name in header if name not in beside]
         if not self.columns and len(names) != self.shape[0]:
             raise UsageError(f"{path} has {len(names)} columns of features, and the model takes {self.shape[0]}")
         columns, place = tables.named_columns(path, names, self._words, self.reading)
-        return self._arrays(tables.features(path, columns, place, True, self._words), str(path), place)
+        made = self._arrays(tables.features(path, columns, place, True, self._words), str(path), place)
+        named = self._ids(str(path), header, ids)
+        texts = tables.named_columns(path, named, named, self.reading)[0] if named else {}
+        return made._replace(ids={name: tuple(map(str, cells)) for name, cells in texts.items()})
 
     def _folder(self, path: Path) -> Samples:
         found = files.images_below(path)
@@ -207,6 +227,11 @@ class Inputs:
             named = f" ({listing(self.columns)})" if self.columns else ""
             return f"rows of {len(self.columns) or self.shape[0]} {'values' if self._words else 'numbers'}{named}"
         return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"
+
+
+def _check_no_ids(ids: Sequence[str] | None, where: str) -> None:
+    if ids:
+        raise UsageError(f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out.")
 
 
 def _cells(column: pd.Series) -> arrays.Cells:

@@ -56,10 +56,10 @@ def is_identifier(name: str, cells: Cells) -> bool:
     >>> is_identifier("record_id", ["7", "8", "9"]), is_identifier("record_id", ["7", "7"])
     (True, False)
     """
-    return _named_so(name) and len(cells) > 1 and _counts(cells)
+    return is_named_as_identifier(name) and len(cells) > 1 and _counts(cells)
 
 
-def _named_so(name: str) -> bool:
+def is_named_as_identifier(name: str) -> bool:
     """Return whether a word of the name is ``id``, or ends in it as in ``patientid``."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return any(word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER) for word in words)
