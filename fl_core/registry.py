@@ -153,6 +153,13 @@ def is_outside(name: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
+def _way(path: str) -> str:
+    """Return what to write in place of a file's name with a name in it."""
+    file, _, name = path.partition(":")
+    module = file.removesuffix(".py").strip("./").replace("/", ".")
+    return f". Name the module without .py: {module}:{name}" if file.endswith(".py") else ""
+
+
 def imported(kind: str, path: str) -> Any:
     """Import what ``package.module:attribute`` names; modules in the working directory are found last.
 
@@ -161,7 +168,7 @@ def imported(kind: str, path: str) -> Any:
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
-        raise UsageError(f"{kind} {path!r} is not of the form package.module:name")
+        raise UsageError(f"{kind} {path!r} is not of the form package.module:name{_way(path)}")
     if "" not in sys.path:
         sys.path.append("")
     try:
@@ -169,7 +176,7 @@ def imported(kind: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there; something that it imports is not
-        raise UsageError(f"{kind} {path!r}: there is no module {error.name!r} to import") from error
+        raise UsageError(f"{kind} {path!r}: there is no module {error.name!r} to import{_way(path)}") from error
     for part in attributes.split("."):
         if not hasattr(target, part):
             check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])

@@ -31,6 +31,8 @@ from fl_core.restore import check_code, code_of, stored_config, task_of
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Where clients may train; a number may follow, as in ``cuda:1``."""
 
 
 def run(
@@ -199,6 +201,11 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
+        if name.partition(":")[0] not in DEVICES:
+            raise UsageError(
+                f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write --device cuda for "
+                "a graphics card."
+            ) from error
         raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 

@@ -28,6 +28,10 @@ class MissingError(UsageError):
     """A feature has no value, and nothing fills it."""
 
 
+class NotNumberError(UsageError):
+    """A cell among numbers is none."""
+
+
 def row_of_array(row: int) -> str:
     """How error messages name a row of an array."""
     return f"row {row} (rows count from 0)"
@@ -214,11 +218,16 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
         UsageError: as :func:`labels`; an empty cell, or a word among numbers.
     """
     words = [cell.strip() for cell in cells]
-    if any(is_number(word) for word in words if word.lower() != "nan"):
+    numeric = any(is_number(word) for word in words if word.lower() != "nan")
+    lacking = [row for row, word in enumerate(words) if word.lower() in (MISSING if numeric else ("", "nan"))]
+    if lacking:
+        what = f"{words[lacking[0]]!r} is no value" if words[lacking[0]] else "the cell is empty"
+        raise UsageError(
+            f"{where}, {place(lacking[0])}: {what}. Each sample must have a label, and {len(lacking)} of {len(words)} "
+            "have none. Remove these rows."
+        )
+    if numeric:
         return labels(numbers(cells, where, place), where, place=place)
-    for row, word in enumerate(words):
-        if word.lower() in ("", "nan"):
-            raise UsageError(f"{where}, {place(row)}: {f'{word!r} is no value' if word else 'the cell is empty'}")
     names = sorted(set(words))
     return labels(_codes(words, names, where, place), where, names, place)
 
@@ -354,13 +363,16 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
             values[row] = float(cell)
         except ValueError as error:
             comma = " (a decimal point is needed, not a comma)" if is_number(cell.replace(",", ".", 1)) else ""
-            raise UsageError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
+            raise NotNumberError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
     return values
 
 
 def _check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
-        raise UsageError(f"{where}: shape {list(values.shape)}; expected one value a sample")
+        one_hot = values.ndim == 2 and values.dtype.kind in "buif" and bool((np.sort(values)[:, :-1] == 0).all())
+        way = " Write y.argmax(axis=1)." if one_hot and values.shape[1] > 1 else ""
+        way = " Write y.ravel()." if values.ndim == 2 and values.shape[1] == 1 else way
+        raise UsageError(f"{where}: there must be one value a sample; got the shape {list(values.shape)}.{way}")
 
 
 def _check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:

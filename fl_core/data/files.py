@@ -17,6 +17,7 @@ from fl_core import limits
 from fl_core.data import arrays, client_tables, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
+from fl_core.data.roles import by_name
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION
@@ -134,6 +135,10 @@ def read_npz(
     with _open_npz(path) as file:
         known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
         for key in file.files:
+            if key not in known and by_name("client_column", [key]) and not {*OWNER_KEYS} & {*file.files}:
+                raise UsageError(
+                    f"{path}: the array that names each sample's client must be 'client'; got {key!r}. Rename it."
+                )
             check_known(f"array in {path}", key, known)
         _check_sizes(path)
         try:

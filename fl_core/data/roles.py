@@ -44,7 +44,8 @@ def likely(role: str, asked: str, header: Sequence[str], most: int = 3) -> list[
 
 def by_name(role: str, header: Sequence[str]) -> list[str]:
     """Return the columns whose names say a role, in the order of the words that say it."""
-    words = {name: [word.lower() for word in _WORDS.findall(name)] for name in header}
+    found = {name: [word.lower() for word in _WORDS.findall(name)] for name in header}
+    words = {name: {*own, *(word.removesuffix("s") for word in own)} for name, own in found.items()}
     return [name for word in _LIKELY[role].split() for name in header if word in words[name]]
 
 

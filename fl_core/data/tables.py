@@ -132,6 +132,12 @@ def features(
                 "leaves the "
                 "column out"
             ) from error
+        except arrays.NotNumberError as error:
+            others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
+            raise UsageError(
+                f"{error} ({others:,} of {len(cells):,} cells are none). Correct them in the file, or leave the column "
+                f"out: --exclude-columns {shlex.quote(name)}."
+            ) from error
         x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
     return x
 
@@ -161,7 +167,10 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     """
     twice = repeated(header)
     if twice is not None:
-        raise UsageError(f"{path}: column {twice!r} is there more than once")
+        at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
+        raise UsageError(
+            f"{path}: column {twice!r} is there more than once: columns {at}. Rename or remove one of them."
+        )
     client, label, text_column = (getattr(reading, role) for role in ROLES)
     for role, name in zip(ROLES, (client, label, text_column), strict=True):
         if name != getattr(Reading, role) or role == "label_column":

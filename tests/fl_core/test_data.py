@@ -370,7 +370,7 @@ BAD = {
     "empty class": ({"classes": np.array(["a", "b", "c", "d"])}, "no sample of class d"),
     "class twice": ({"classes": np.array(["a", "b", "a"])}, "more than once: a"),
     "numbers as classes": ({"classes": np.arange(3)}, "is not text"),
-    "typo": ({"clients": labels()}, "unknown array in .*did you mean 'client'"),
+    "typo": ({"clients": labels()}, "must be 'client'; got 'clients'"),
     "two owners": ({"client": labels(), "domain": labels()}, "client and domain both name"),
     "owner out of names": ({"client": labels(), "client_names": np.array(["a", "b"])}, r"'client', row 2"),
     "names of text": ({"client": np.array(["a", "b", "c"] * 10), "client_names": np.array(["a"])}, "no meaning"),

@@ -204,7 +204,7 @@ def of_alpha(alpha, labels=LABELS, clients=5):
         (lambda: make(source(owner=OWNER), "natural", clients=2), "has 3 natural clients, and all take part"),
         (lambda: make(source(), "iid"), "needs a number of clients"),
         (lambda: make(source(), "dirichlt", clients=3), "did you mean 'dirichlet'"),
-        (lambda: make(source(), "iid", clients=300), "client 'client_000' has 2 samples"),
+        (lambda: make(source(), "iid", clients=300), "got 2 at 'client_000'"),
         (lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2), "no sample of the official test set"),
         (lambda: Partition.from_tree({}), "not a stored partition"),
         (lambda: Partition.from_tree({"meta": torch.tensor([1, 2], dtype=torch.uint8)}), "not a stored partition"),
