@@ -146,10 +146,16 @@ SWITCH = PrimitiveConstructorSpec(
 """A flag that says yes by itself, and yes or no by the word after it."""
 
 
+def _files(words: list[str]) -> str:
+    if not words:
+        raise ValueError("takes a name, a folder, or files")
+    return BETWEEN.join(words)
+
+
 FILES = PrimitiveConstructorSpec(
-    nargs="+",
+    nargs="*",
     metavar="NAME or FILE [FILE ...]",
-    instance_from_str=BETWEEN.join,
+    instance_from_str=_files,
     is_instance=lambda value: value is None or isinstance(value, str),
     str_from_instance=lambda value: [] if value is None else [value],
 )

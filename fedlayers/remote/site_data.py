@@ -323,7 +323,7 @@ class SiteDataset:
             "dataset": self._dataset,
             "sizes": dict(self.sizes),
             "digest": source.digest,
-            "shape": [width(*source.shape, source.categories)] if source.categories else list(source.shape),
+            "shape": [width(len(source.columns), source.categories)] if source.categories else list(source.shape),
             "classes": list(source.classes),
             "columns": list(source.columns),
             "tokens": source.shape.tokens if isinstance(source.shape, TokenShape) else 0,

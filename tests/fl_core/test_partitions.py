@@ -194,7 +194,7 @@ def of_alpha(alpha, labels=LABELS, clients=5):
         (lambda: general.iid(LABELS, 0, 0), "clients=0"),
         (lambda: general.iid(LABELS, 2.0, 0), r"clients=2\.0"),
         (lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")), "without samples to train on: b"),
-        *((lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"client 'va' has {n} samples") for n in range(3)),
+        *((lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"got {n} at 'va'") for n in range(3)),
         (lambda: check_shares((0.8, 0.2)), "three positive shares"),
         (lambda: check_shares((0.8, 0.0, 0.2)), "three positive shares"),
         (lambda: check_shares((0.8, 0.3, 0.2)), "three positive shares"),
