@@ -21,6 +21,8 @@ COMMANDS = {
     "run": "runs",
     "resume": "runs",
     "verify": "runs",
+    "runs": "folders",
+    "clean": "folders",
     "diagnose": "layers",
     "select": "layers",
     "plot": "pictures",

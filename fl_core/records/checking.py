@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 from fl_core.errors import CorruptError, ForeignError
 from fl_core.records import timing
 from fl_core.records.files import json_bytes, sha
+from fl_core.records.schema import COUNT, DIGEST
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run
 
 JOURNAL = "journal.jsonl"
 """The blobs of a checkpoint that is being written, announced before they are."""
+CLEANED = "cleaned.json"
+"""Which checkpoints were removed on purpose, and blobs that only they named."""
+NOTE = {"run": DIGEST, "rounds": [COUNT], "blobs": [DIGEST]}
+"""What that file holds."""
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
@@ -30,10 +35,12 @@ def verify(run: Run) -> list[str]:
     seen: set[str] = set()
     ends = [run.begin()["rows"]]
     manifests = {}
+    removed = cleaned(run)
     rounds = dict.fromkeys(run.rounds)
+    known = {None, *rounds, *removed["rounds"]}
     for which in rounds:
         found = manifests[which] = run.manifest(which)
-        if found["previous"] is not None and found["previous"] not in rounds:
+        if found["previous"] not in known:
             raise CorruptError(f"{run.checkpoint_path(found['previous'])} is missing")
         for entry in found["states"].values():
             if entry["blob"] not in seen:
@@ -52,8 +59,22 @@ def verify(run: Run) -> list[str]:
             raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
         checked.append("plan.json")
     checked.append(_progress(run, timed))
-    _check_named(run, {*blobs} - seen - {*begun})
+    _check_named(run, {*blobs} - seen - {*begun} - {*removed["blobs"]})
     return checked
+
+
+def cleaned(run: Run) -> dict[str, Any]:
+    """Return the rounds whose checkpoints were removed on purpose, and the blobs that were removed with them.
+
+    Raises:
+        CorruptError: the note is damaged. ForeignError: it is another run's.
+    """
+    if not run.folder.has(CLEANED):
+        return {"rounds": [], "blobs": []}
+    found = run.folder.read_signed(CLEANED, NOTE)
+    if found["run"] != run.id:
+        raise ForeignError(f"{run.path / CLEANED} is another run's")
+    return found
 
 
 def _check_named(run: Run, strange: set[str]) -> None:
