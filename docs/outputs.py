@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"```console\n(?P<text>.*?)```(?:\n<!-- short: (?P<short>.*?) -->)?", re.DOTALL)
@@ -45,6 +47,9 @@ def folder(path: Path) -> Path:
     """Put the files that pages name into a folder."""
     for name in FILES:
         shutil.copyfile(ROOT / name, path / Path(name).name)
+    (path / "hospitals").mkdir(exist_ok=True)
+    for hospital, rows in pd.read_csv(path / "heart.csv").groupby("hospital"):
+        rows.drop(columns="hospital").to_csv(path / f"hospitals/{hospital}.csv", index=False)
     return path
 
 

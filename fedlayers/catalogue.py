@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fl_core.config import RunConfig
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known
 from fl_core.models.registry import describe
 from fl_core.registry import Registry, is_outside
 from fl_core.source_scan import Entry
@@ -66,7 +66,19 @@ def check(kind: str, name: str) -> str:
         UsageError: the name is unknown; suggests the nearest.
     """
     registry = _registry(kind)
+    if kind == "logger" and not is_outside(name) and not _near(name, registry):
+        raise UsageError(
+            f"unknown logger {name!r}: known: {', '.join(registry.names())}; any other is a class of your own made of "
+            "fl.Logger: --logger package.module:Class"
+        )
     return name if is_outside(name) or name in registry else check_known(kind, name, registry.names())
+
+
+def _near(name: str, registry: Registry[object]) -> bool:
+    """Return whether a name is one of a registry, or resembles one."""
+    import difflib  # for a mistake only
+
+    return name in registry or bool(difflib.get_close_matches(name, registry.names(), cutoff=0.5))
 
 
 def check_value(kind: str, name: str) -> str:

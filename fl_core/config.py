@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from fl_core import choices, data
 from fl_core.data import columns as tables
-from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
+from fl_core.data.columns import BETWEEN, CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError, check_known
 from fl_core.registry import is_outside
@@ -34,7 +34,7 @@ class DataConfig:
     """The data, and their partition over clients."""
 
     dataset: str = "heart"
-    """Dataset, package.module:function, or your file or folder."""
+    """Dataset, package.module:function, your file or folder, or several tables, one for each client."""
     data_root: str | None = None
     """Folder of the datasets' files; default: the environment variable FEDLAYERS_DATA_ROOT."""
     download: bool = False
@@ -73,10 +73,13 @@ class DataConfig:
     """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
     """Encoding of your own .csv or .jsonl file, such as latin-1."""
-    scale: str = choices.SCALES[0]
-    """Scaling of a table's columns, fitted on all clients' training samples: none, standard, minmax or robust."""
+    scale: str | None = None
+    """Scaling of a table's columns, fitted on all clients' training samples: none, standard, minmax or robust; default
+    standard for your own table, else none."""
     impute: str = choices.IMPUTES[0]
     """Fill missing numbers of a table with the training samples' mean, median or most_frequent; none refuses them."""
+    keep_ids: bool = False
+    """Allow a column that numbers the records, such as record_id, as a feature of your own table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,12 +307,14 @@ def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunC
     """
     check(config)
     if given is not None:
+        config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
         recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
         recipe = data.recipe(config.dataset, data_root=config.data_root, download=config.download, **keys)
+        config = replace(config, scale=config.scale or data.default_scale(config.dataset, **keys))
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) else {}
@@ -362,15 +367,22 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def is_file(dataset: str) -> bool:
-    """Return whether a dataset is a file or folder, and no name."""
+    """Return whether a dataset is a file or folder, or several files, and no name."""
     return dataset not in DATASETS and not is_outside(dataset)
+
+
+def absolute(key: str, path: Path | str) -> str:
+    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
+    several = key == "dataset" and not Path(path).exists()
+    parts = str(path).split(BETWEEN) if several else [path]
+    return BETWEEN.join(str(Path(part).absolute()) for part in parts)
 
 
 def located(config: RunConfig) -> dict[str, Any]:
     """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
     found = {key: getattr(config, key) for key in FILES}
     paths = {key for key, value in found.items() if value is not None and (key != "dataset" or is_file(value))}
-    return {key: str(Path(value).absolute()) if key in paths else value for key, value in found.items()}
+    return {key: absolute(key, value) if key in paths else value for key, value in found.items()}
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,13 @@ class Predictions:
         classes: names of the C classes. Empty means that the model predicts a number.
         outputs: the model's, float32 [n, C]. They are [n, 1] for a predicted number, or for one logit of the second of
             two classes.
+        ids: columns of a table that name its records, by column.
     """
 
     samples: tuple[str, ...]
     classes: tuple[str, ...]
     outputs: Tensor
+    ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -127,7 +129,7 @@ class Predictions:
     def frame(self, scores: str = "probability") -> pd.DataFrame:
         """Return a table with a line for each sample.
 
-        Its columns are ``sample``, ``predicted``, and ``SCORE CLASS`` for each class.
+        Its columns are ``sample``, the ids, ``predicted``, and ``SCORE CLASS`` for each class.
 
         Args:
             scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``. Predicted numbers have none.
@@ -136,10 +138,11 @@ class Predictions:
             UsageError: ``scores`` is unknown.
         """
         check_known("kind of scores", scores, SCORES)
+        names = {"sample": self.samples, **self.ids}
         if not self.classes:
-            return pd.DataFrame({"sample": self.samples, "predicted": self.outputs[:, 0].numpy()})
+            return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
         values = SCORES[scores](self)
-        lines = pd.DataFrame({"sample": self.samples, "predicted": self.labels})
+        lines = pd.DataFrame({**names, "predicted": self.labels})
         if values is None:
             return lines
         columns = [f"{scores} {name}" for name in self.classes]
@@ -157,7 +160,7 @@ def export(
     path: Path | str,
     out: Path | str,
     *,
-    which: str = "personal",
+    which: str | None = None,
     client: str | None = None,
     round: int | str | None = None,
     format: str | None = None,
@@ -180,7 +183,8 @@ def export(
     Args:
         path: the run's directory.
         out: the file of weights, which must not exist.
-        which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`).
+        which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`). None means ``personal``
+            if the run has such models, and ``global`` otherwise.
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
@@ -200,7 +204,7 @@ def export(
     found = store.Run(path)
     if round in (None, "best"):
         round = "last" if round is None and found.stopping() is None else found.best_round(which)
-    trained, task = runner.load_models(path, round, which, data=data, model=model, allow_code=allow_code)
+    which, trained, task = runner.load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)
     rebuilt = _built(out, about, model, allow_code)
@@ -242,6 +246,7 @@ def predict(
     path: Path | str,
     new: Any,
     *,
+    ids: Sequence[str] | None = None,
     model: nn.Module | None = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
@@ -257,6 +262,8 @@ def predict(
         path: the file of weights from :func:`export`.
         new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
             for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
+        ids: columns of a table that name its records. The predictions get them. By default these are columns with
+            such a name, like ``record_id``, that are not features.
         model, allow_code: as of :meth:`Exported.model`.
 
     Raises:
@@ -266,7 +273,7 @@ def predict(
     """
     exported = read(path)
     built = exported.model(model=model, allow_code=allow_code)
-    samples = exported.inputs.samples(new)
+    samples = exported.inputs.samples(new, ids)
     with tree.one_thread():
         outputs = evaluate.predict(built, samples.x)
     bad = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()
@@ -275,7 +282,7 @@ def predict(
         raise NonFiniteError(
             f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is sample {first}"
         )
-    return Predictions(samples.names, exported.classes, outputs)
+    return Predictions(samples.names, exported.classes, outputs, samples.ids)
 
 
 # --- the contents of the JSON file -----------------------------------------------------------------------------

@@ -293,7 +293,10 @@ class LayerPlan:
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
         except ValueError as error:  # no JSON, no UTF-8, or nested too deeply
-            raise UsageError(f"{path} is not a plan: {error}") from error
+            raise UsageError(
+                f"{path} is not a plan: {error}. A plan is a file that fedlayers choose or fedlayers select writes; "
+                "--plan auto makes one."
+            ) from error
 
     @property
     def digest(self) -> str:

@@ -157,6 +157,13 @@ def is_outside(name: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
+def _way(path: str) -> str:
+    """Return what to write in place of a file's name with a name in it."""
+    file, _, name = path.partition(":")
+    module = file.removesuffix(".py").strip("./").replace("/", ".")
+    return f". Name the module without .py: {module}:{name}" if file.endswith(".py") else ""
+
+
 def imported(kind: str, path: str) -> Any:
     """Import ``package.module:attribute``. Modules in the working directory are found last.
 
@@ -165,7 +172,7 @@ def imported(kind: str, path: str) -> Any:
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
-        raise UsageError(f"{kind} {path!r} is not of the form package.module:name")
+        raise UsageError(f"{kind} {path!r} is not of the form package.module:name{_way(path)}")
     if "" not in sys.path:
         sys.path.append("")
     try:
@@ -173,7 +180,7 @@ def imported(kind: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but an import of it does not
-        raise UsageError(f"{kind} {path!r}: there is no module {error.name!r} to import") from error
+        raise UsageError(f"{kind} {path!r}: there is no module {error.name!r} to import{_way(path)}") from error
     for part in attributes.split("."):
         if not hasattr(target, part):
             check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])

@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, FILES, READING, RunConfig, is_file, located
+from fl_core.config import AUTO, DEALING, FILES, READING, RunConfig, absolute, is_file, located
 from fl_core.config import check as check_config
 from fl_core.data import Partition
 from fl_core.data.preprocessing import Preprocessing
@@ -35,6 +35,7 @@ _PLAIN = """
     max_grad_norm keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device
     recompute_frozen stack memory_format precision eval_every checkpoint_every on_divergence local_scores local_models
     positive client_column label_column text_column columns exclude_columns separator encoding scale impute
+    keep_ids
 """
 PLAIN = tuple(_PLAIN.split())
 """Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""
@@ -57,6 +58,10 @@ def as_corruption(path: Path) -> Iterator[None]:
         raise CorruptError(f"{path} is damaged: {error}") from error
 
 
+BEFORE: dict[str, Any] = {"scale": "none", "keep_ids": True}
+"""Values of keys that stored configurations of earlier versions lack."""
+
+
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration of a run and the plan given to it, from its ``config.json``."""
     beside: tuple[str, ...] = (
@@ -75,7 +80,7 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     )
     if "data" in stored["own"]:  # earlier runs also stored an unused partition
         beside += (*READING, *DEALING)
-    rest = {name: value for name, value in stored.items() if name not in beside}
+    rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan
@@ -134,7 +139,7 @@ def _own_files(
     """
     if config.plan not in (None, AUTO) and not planned:
         raise CorruptError(f"{run.path / 'config.json'} is damaged: it names the plan {config.plan!r} and has none")
-    known = {key: str(Path(value).absolute()) for key, value in files.items() if value is not None}
+    known = {key: absolute(key, value) for key, value in files.items() if value is not None}
     needed = {
         "init": config.init is not None and not started,
         "dataset": not dealt and not run.begun and is_file(config.dataset),

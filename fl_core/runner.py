@@ -34,6 +34,8 @@ from fl_core.storage import files
 from fl_core.task import Task, assemble
 
 MODELS = ("local", "personal", "global")
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Where clients may train; a number may follow, as in ``cuda:1``."""
 
 
 def run(
@@ -206,6 +208,11 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
+        if name.partition(":")[0] not in DEVICES:
+            raise UsageError(
+                f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write --device cuda for "
+                "a graphics card."
+            ) from error
         raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
@@ -364,6 +371,22 @@ def load_models(
             run's.
         CorruptError: stored files are damaged.
     """
+    return load_kind(path, round, which, data=data, model=model, allow_code=allow_code)[1:]
+
+
+def load_kind(
+    path: Path | str,
+    round: int | str,
+    which: str | None,
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    allow_code: str | Collection[str] = (),
+) -> tuple[str, dict[str, nn.Module], Task]:
+    """Return the name of the models, and then what :func:`load_models` returns.
+
+    For ``which`` None these are the personal models, or the global one if no model is personal.
+    """
     found = store.Run(path)
     checkpoint = found.checkpoint(found.best_round(which) if round == "best" else round)
     stored, said = found.task_config(), restore.allowed_code(allow_code)
@@ -377,6 +400,7 @@ def load_models(
     for name, state in checkpoint.clients.items():
         for kind, each in algorithm.models(checkpoint.server, state, rnd).items():
             trees.setdefault(kind, {}).setdefault(name, each)
+    which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
         raise UsageError(f"{path} has no {which!r} models after round {checkpoint.round}; it has: {listing(trees)}")
     built = {}
@@ -385,7 +409,7 @@ def load_models(
             if trees[which][client].keys() < tree.named_tensors(task.model).keys():
                 raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
             built[client] = _copy_with(task.model, trees[which][client])
-    return built, task
+    return which, built, task
 
 
 def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:

@@ -20,6 +20,7 @@ from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.roles import by_name
 from fl_core.errors import UsageError, listing
 from fl_core.execution.executors import check_sendable
 from fl_core.execution.stacked import stacks
@@ -289,8 +290,11 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
     """
     if config.partition is not None or config.clients is not None or data.partition.kind == "natural":
         return []
+    columns = () if data.preprocessing is None else data.preprocessing.columns
+    likely = by_name("client_column", columns)
+    flag = f"--client-column {likely[0]}" if likely else "--client-column"
     return [
-        f"{config.dataset} names no clients (--client-column says which column of a table does): its samples are "
+        f"{config.dataset} names no clients ({flag} says which column of a table does): its samples are "
         f"dealt to {len(data.clients)} made-up ones by {data.partition.kind!r}; --partition or --clients confirms that"
     ]
 

@@ -26,6 +26,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from fedlayers import catalogue
 from fl_core.config import GROUPS, RunConfig, check
+from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known
 
 RESULTS = {"plan": "plan", "rows": "diagnosis"}
@@ -144,6 +145,8 @@ def with_usual_flags(command: type[T]) -> type[T]:
 
 
 def _flag(name: str, field_type: Any) -> Any:
+    if name == "dataset":
+        return Annotated[str, option(documented()[name]), FILES]
     switchable = field_type == bool | None  # the default may be yes, so that no must be sayable
     metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
     field_type = Annotated[field_type, option(documented()[name], metavar)]
@@ -164,6 +167,22 @@ SWITCH = PrimitiveConstructorSpec(
     str_from_instance=lambda value: [] if value is None else [str(value)],
 )
 """A flag that means yes alone, and yes or no by the word after it."""
+
+
+def _files(words: list[str]) -> str:
+    if not words:
+        raise ValueError("takes a name, a folder, or files")
+    return BETWEEN.join(words)
+
+
+FILES = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="NAME or FILE [FILE ...]",
+    instance_from_str=_files,
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [] if value is None else [value],
+)
+"""A dataset's name, or one or more files, which are joined to one name."""
 
 
 def configured(

@@ -13,7 +13,8 @@ from fedlayers.cli.base import Command, ModelCode, RunDirectory
 from fl_core.errors import UsageError, check_known
 
 WEIGHTS = Annotated[Positional[Path], option("A file of weights from export.", "FILE")]
-HEADER = "sample,predicted"
+FIRST, LATER = "sample", "predicted"
+"""Columns of a table of predictions. Columns of ids are between them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,12 @@ class Export(Command):
 
     dir: RunDirectory
     model: Annotated[
-        str, option("personal (with which a client predicts), global (the server's), or local (after its training).")
-    ] = "personal"
+        str | None,
+        option(
+            "personal (with which a client predicts), global (the server's), or local (after its training). Default: "
+            "personal, or global if the run has no personal models."
+        ),
+    ] = None
     client: Annotated[str | None, option("The client; not needed if all have the same model.", "NAME")] = None
     round: Annotated[
         str | None, option("A round with a checkpoint, last, or best; default best after --patience, else last.")
@@ -49,7 +54,8 @@ class Export(Command):
     def main(self, line: str) -> None:
         from fl_core.runner import MODELS
 
-        check_known("model", self.model, MODELS)
+        if self.model is not None:
+            check_known("model", self.model, MODELS)
 
         from fl_core.exported import export
 
@@ -71,6 +77,13 @@ class Predict(Command):
 
     file: WEIGHTS
     data: Annotated[Path, option("The new samples.", "FILE or DIR")]
+    id_columns: Annotated[
+        tuple[str, ...] | None,
+        option(
+            "Columns of a table that name its records and are copied; default those named so, such as record_id.",
+            "NAME [NAME ...]",
+        ),
+    ] = None
     scores: Annotated[str, option("probability, logit or none.")] = "probability"
     out: Annotated[Path, option("The table of predictions.", "FILE")] = Path("predictions.csv")
     allow_code: ModelCode = ()
@@ -83,7 +96,7 @@ class Predict(Command):
         from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
-        made = predict(self.file, self.data, allow_code=self.allow_code)
+        made = predict(self.file, self.data, ids=self.id_columns, allow_code=self.allow_code)
         write_atomically(self.out, csv_bytes(made.frame(self.scores)))
         print(f"{len(made.samples)} predictions: {self.out}")
 
@@ -98,5 +111,6 @@ def _check_replaceable(path: Path) -> None:
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder; name a file in it")
-    if path.exists() and not path.read_bytes()[: len(HEADER)] == HEADER.encode():
+    names = path.read_bytes()[:10_000].splitlines()[:1] if path.exists() else []
+    if path.exists() and not (names and names[0].startswith(f"{FIRST},".encode()) and LATER.encode() in names[0]):
         raise UsageError(f"--out {path} is there already and no earlier table of predictions: choose another file")

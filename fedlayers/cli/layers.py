@@ -62,7 +62,11 @@ class Diagnose(Configured):
         str | None, option("Model of the run: local (default), personal or global. With --dataset: a model's name.")
     ] = None
     allow_code: ModelCode = ()
-    dataset: Annotated[str | None, option("Name of a dataset, package.module:function, or path of your data.")] = None
+    dataset: Annotated[
+        str | None,
+        arguments.FILES,
+        option("Name of a dataset, package.module:function, or paths of your data."),
+    ] = None
     resamples: Annotated[
         int, option("Resamples of each client's batches; select --explain then shows how certain a decision is.", "N")
     ] = 0

@@ -43,6 +43,8 @@ GROUPS = {
     },
     "Inspect": {
         "verify": "runs:Verify",
+        "runs": "folders:Runs",
+        "clean": "folders:Clean",
         "list": "listings:List",
     },
 }

@@ -186,6 +186,13 @@ def greet(line: RpcClient) -> list[dict[str, Any]]:
     return facts
 
 
+WAYS = {
+    "classes": ". Name all of the federation in each site's file: classes = [...]",
+    "words": " (digests). List the same vocabulary or categories in each site's file, in the same order",
+}
+"""What to do where the sites say different things of the same key."""
+
+
 def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:
     first = facts[0]
     for name, each in zip(names, facts, strict=True):
@@ -197,7 +204,7 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
                 raise UsageError(f"site {name!r} has {what} {each[what]!r}, the server has {here!r}")
         for what in ALIKE:
             if each[what] != first[what]:
-                way = ". Name all of the federation in each site's file: classes = [...]" if what == "classes" else ""
+                way = WAYS.get(what, "")
                 raise UsageError(
                     f"site {name!r} has {what} {_short(each[what])}, site {names[0]!r} has {_short(first[what])}{way}"
                 )
@@ -300,7 +307,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
     found: dict[str, Moments] = {}
     for site, packet in line.ask(packets, HELLO_BYTES):
         told = fields(answered(site, packet).head, protocol.TOLD)
-        width, present = facts[0]["shape"][0], told["present"]
+        width, present = len(facts[0]["columns"]) or facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
         if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
             raise PacketError(f"site {site!r} sent no means and sums of squares of {width} features")

@@ -20,7 +20,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.names import in_file_name
 
 TABLES = ("name", "folder", "device", "data", "policy", "privacy", "connection")
-DATA = ("dataset", "client", "classes", "data_root", "vocabulary", *READING)
+DATA = ("dataset", "client", "classes", "data_root", "vocabulary", "categories", *READING)
 FILE_BYTES = 2**20
 
 

@@ -15,6 +15,7 @@ import torch
 
 from fl_core.data import FederatedData, files, text
 from fl_core.data.arrays import Array, Integers, MissingError
+from fl_core.data.categories import checked, width
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.loading import open_named
@@ -203,7 +204,7 @@ def digests_of(x: Array, y: Array) -> list[bytes]:
 
 
 def digest_of_words(words: Sequence[str] | None) -> str | None:
-    """Return the digest by which sites compare vocabularies; None if the samples are not texts."""
+    """Return the digest by which sites compare vocabularies or categories; None if the data have neither."""
     return None if words is None else hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
@@ -252,6 +253,7 @@ class SiteDataset:
         data_root: of named datasets.
         vocabulary: of texts, the same at all sites: a file with a word a line, or ``hashed:N``, as for
             :func:`fl_core.data.text.agreed`.
+        categories: of a table's columns of words, all words of the federation. All unlisted words count as one more.
         reading: how a file is read, see :class:`fl_core.data.columns.Reading`. ``scale="standard"`` scales by the
             means and variances of all sites' training samples. Each site sends its own. ``impute="mean"`` fills missing
             values with the same means.
@@ -271,12 +273,17 @@ class SiteDataset:
         classes: Sequence[str] | None = None,
         data_root: Path | str | None = None,
         vocabulary: Path | str | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
         **reading: Any,
     ) -> None:
         self.name = name
         how = replace(Reading.of(reading), classes=None if classes is None else tuple(map(str, classes)))
+        how = replace(how, scale=how.scale or "none")  # a mean leaves a site only if it is asked for
+        how = replace(how, categories=checked(categories or {}))
         if str(dataset) in DATASETS:
             files.check_plain(str(dataset), how)
+            if categories:
+                raise UsageError(f"{dataset} has no columns of words: leave categories out")
             if classes is not None:
                 raise UsageError(f"{dataset} says its classes itself: leave classes out")
             source = open_named(str(dataset), data_root=data_root)
@@ -315,11 +322,11 @@ class SiteDataset:
             "dataset": self._dataset,
             "sizes": dict(self.sizes),
             "digest": source.digest,
-            "shape": list(source.shape),
+            "shape": [width(len(source.columns), source.categories)] if source.categories else list(source.shape),
             "classes": list(source.classes),
             "columns": list(source.columns),
             "tokens": source.shape.tokens if isinstance(source.shape, TokenShape) else 0,
-            "words": digest_of_words(source.words),
+            "words": digest_of_words(list(map(repr, source.categories)) if source.categories else source.words),
             "images": source.is_image,
             "scale": self._scale,
             "impute": self._impute,
@@ -334,7 +341,10 @@ class SiteDataset:
             )
         if scaling is not None:
             self._check_scaling(scaling)
-        source = self._source if scaling is None else replace(self._source, x=scaling.transform(self._source.x))
+        source = self._source
+        if scaling is not None or source.categories:
+            made = replace(scaling or Preprocessing(source.columns), categories=source.categories)
+            source = replace(source, x=made.transform(source.x))
 
         def taken(indices: Integers) -> Split:
             return Split(source.tensor(indices), torch.from_numpy(source.y[indices]))
@@ -361,7 +371,9 @@ class SiteDataset:
     def moments(self, number: int, seed: int) -> Moments:
         if not self._prepares:
             raise UsageError(f"site {self.name!r} has data that are as they are to be")
-        found = Moments.of(self._source.x[np.sort(self._split(number, seed)[0])])
+        x = self._source.x[np.sort(self._split(number, seed)[0])]
+        x[:, [k for k, words in enumerate(self._source.categories) if words]] = 0.0  # which tells nothing of words
+        found = Moments.of(x)
         names = self._source.columns or tuple(map(str, range(len(found.present))))
         few = [name for name, n in zip(names, found.present, strict=True) if 0 < n < FEWEST]
         if few:

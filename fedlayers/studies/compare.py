@@ -430,7 +430,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
     run = store.Run(path)
     stored, plan = runner.stored_config(run.task_config())
     config = replace(task.config, plan=None) if task.plan is not None else task.config
-    free = {"workers", "device", "data_root", "download"}  # these do not change results
+    free = {"workers", "device", "data_root", "download", "keep_ids"}  # these do not change results
     for name in (f.name for f in fields(RunConfig) if f.name not in free):
         if json.dumps(getattr(stored, name)) != json.dumps(getattr(config, name)):  # a stored tuple is a list
             raise UsageError(

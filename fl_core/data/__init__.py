@@ -9,7 +9,7 @@ from fl_core.lazy import attach
 if TYPE_CHECKING:
     from fl_core.data.federated import ClientData, FederatedData, Split, gather
     from fl_core.data.held_out import extra_test_samples
-    from fl_core.data.loading import available_datasets, load, open_named, recipe
+    from fl_core.data.loading import available_datasets, default_scale, load, open_named, recipe
     from fl_core.data.partitions import PARTITIONS, Partition, Partitioning, partition
     from fl_core.data.recipes import Recipe, general
     from fl_core.data.registry import DATASETS, dataset, datasets, is_code, register
@@ -28,6 +28,7 @@ _HOMES = {
     "Split": ".federated",
     "available_datasets": ".loading",
     "dataset": ".registry",
+    "default_scale": ".loading",
     "datasets": ".registry",
     "gather": ".federated",
     "general": ".recipes",
@@ -53,6 +54,7 @@ __all__ = [
     "available_datasets",
     "dataset",
     "datasets",
+    "default_scale",
     "extra_test_samples",
     "from_clients",
     "gather",

@@ -28,6 +28,10 @@ class MissingError(UsageError):
     """An error for a missing feature value that nothing fills."""
 
 
+class NotNumberError(UsageError):
+    """An error for a cell that is not a number, in a column of numbers."""
+
+
 def row_of_array(row: int) -> str:
     """Return the name of an array's row in error messages."""
     return f"row {row} (rows count from 0)"
@@ -221,11 +225,16 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
         UsageError: as :func:`labels`, or a cell is empty, or there is a word among numbers.
     """
     words = [cell.strip() for cell in cells]
-    if any(_is_number(word) for word in words if word.lower() != "nan"):
+    numeric = any(is_number(word) for word in words if word.lower() != "nan")
+    lacking = [row for row, word in enumerate(words) if word.lower() in (MISSING if numeric else ("", "nan"))]
+    if lacking:
+        what = f"{words[lacking[0]]!r} is no value" if words[lacking[0]] else "the cell is empty"
+        raise UsageError(
+            f"{where}, {place(lacking[0])}: {what}. Each sample must have a label, and {len(lacking)} of {len(words)} "
+            "have none. Remove these rows."
+        )
+    if numeric:
         return labels(numbers(cells, where, place), where, place=place)
-    for row, word in enumerate(words):
-        if word.lower() in ("", "nan"):
-            raise UsageError(f"{where}, {place(row)}: {f'{word!r} is no value' if word else 'the cell is empty'}")
     names = sorted(set(words))
     return labels(_codes(words, names, where, place), where, names, place)
 
@@ -240,7 +249,8 @@ def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place)
     return np.array([code[word.strip()] for word in words], dtype=np.int64)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell reads as a number."""
     try:
         float(cell)
     except ValueError:
@@ -332,7 +342,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
 
 def holds_numbers(cells: Cells) -> bool:
     """Return whether a column has a cell that is empty or reads as a number."""
-    return isinstance(cells, np.ndarray) or any(not cell or _is_number(cell) for cell in cells)
+    return isinstance(cells, np.ndarray) or any(not cell or is_number(cell) for cell in cells)
 
 
 def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool = False) -> NDArray[np.float64]:
@@ -361,14 +371,17 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
         try:
             values[row] = float(cell)
         except ValueError as error:
-            comma = " (a decimal point is needed, not a comma)" if _is_number(cell.replace(",", ".", 1)) else ""
-            raise UsageError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
+            comma = " (a decimal point is needed, not a comma)" if is_number(cell.replace(",", ".", 1)) else ""
+            raise NotNumberError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
     return values
 
 
 def _check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
-        raise UsageError(f"{where}: there must be one value for each sample; got shape {list(values.shape)}.")
+        one_hot = values.ndim == 2 and values.dtype.kind in "buif" and bool((np.sort(values)[:, :-1] == 0).all())
+        way = " Write y.argmax(axis=1)." if one_hot and values.shape[1] > 1 else ""
+        way = " Write y.ravel()." if values.ndim == 2 and values.shape[1] == 1 else way
+        raise UsageError(f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}")
 
 
 def _check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:

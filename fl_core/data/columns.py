@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from fl_core import choices
@@ -17,6 +18,10 @@ TEXT_COLUMN = "text"
 SEPARATOR = ","
 ENCODING = "utf-8"
 _TAB = ("tab", "\\t")
+TABLES = (".csv", ".tsv", ".parquet", ".xlsx")
+"""The suffixes of tables."""
+BETWEEN = ","
+"""What stands between the files in the name of a dataset that has several."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,12 @@ class Reading:
         exclude_columns: the feature columns not to read.
         separator: between the cells of a .csv file, one character, or ``tab``.
         encoding: of a .csv or .jsonl file, by its Python name.
-        scale, impute: fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`.
+        scale, impute: fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`. Scale None
+            means ``standard`` for a table of the user, and ``none`` for other data.
         task: whether labels are classes (``classification``) or numbers to predict (``regression``).
+        keep_ids: whether a column that numbers the records may be a feature.
         classes: all classes of the federation, for the data of one client that may lack some. It is not a key of a run.
+        categories: all words of the federation, for the columns of words of one client. It is not a key of a run.
 
     Raises:
         UsageError: names the key and its possible values.
@@ -44,10 +52,12 @@ class Reading:
     exclude_columns: Sequence[str] | None = None
     separator: str = SEPARATOR
     encoding: str = ENCODING
-    scale: str = choices.SCALES[0]
+    scale: str | None = None
     impute: str = choices.IMPUTES[0]
     task: str = CLASSIFICATION
+    keep_ids: bool = False
     classes: tuple[str, ...] | None = None
+    categories: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns"):
@@ -67,7 +77,7 @@ class Reading:
             raise UsageError(
                 f"unknown encoding {self.encoding!r}: utf-8, utf-16, latin-1 and cp1252 are some"
             ) from error
-        check_known("scale", self.scale, choices.SCALES)
+        check_known("scale", self.scale or choices.SCALES[0], choices.SCALES)
         check_known("impute", self.impute, choices.IMPUTES)
         check_known("task", self.task, TASKS)
 
@@ -86,6 +96,10 @@ class Reading:
     def delimiter(self) -> str:
         """Return the single character between cells."""
         return "\t" if self.separator in _TAB else self.separator
+
+    def delimiter_of(self, path: Path) -> str:
+        """Return the character between the cells of a file; a .tsv file has tabs unless another is asked for."""
+        return "\t" if path.suffix.lower() == ".tsv" and self.separator == SEPARATOR else self.delimiter
 
     @property
     def python_encoding(self) -> str:
@@ -108,7 +122,7 @@ class Reading:
             raise UsageError(f"{what}; leave out {listing(asked)}")
 
 
-READING = tuple(field.name for field in fields(Reading) if field.name != "classes")
+READING = tuple(field.name for field in fields(Reading) if field.name not in ("classes", "categories"))
 ROLES = ("client_column", "label_column", "text_column")
 CHOSEN = (*ROLES, "columns", "exclude_columns")
 WRITTEN = ("separator", "encoding")

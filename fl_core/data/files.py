@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fl_core import limits
-from fl_core.data import arrays, tables, text
+from fl_core.data import arrays, client_tables, image_folders, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
+from fl_core.data.roles import by_name
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
-IMAGES = (".png", ".jpg", ".jpeg")
 
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
@@ -33,7 +33,6 @@ _NO_ZIP = (zipfile.BadZipFile, zlib.error)
 _NPZ = (b"PK", np.lib.format.MAGIC_PREFIX)  # the first bytes of an archive, and of a single array
 _DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, *_NO_ZIP, *_NO_HEADER)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-_Listing = dict[str, dict[str, list[Path]]]
 
 
 def read(path: Path, reading: Reading = PLAIN) -> Source:
@@ -51,7 +50,9 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
       Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
       token ids. Columns apart from text, label and client are then ignored.
+    * ``.tsv`` and ``.xlsx``: the same. Of an .xlsx file the first sheet is read.
     * ``.parquet``: the same. An index without a name is ignored.
+    * A folder of such tables, or their paths with commas between them. Each file is a client with the file's name.
     * ``.jsonl``: texts, with one object per line and the keys text, label and, optionally, client.
 
     For the task ``regression`` labels are any finite numbers, the targets of the model.
@@ -60,19 +61,22 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
     """
     _check_size(path)
+    if client_tables.is_table(path):
+        return tables.read_table(path, reading)
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
         if path.is_dir():
             reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
             return read_folder(path)
         return read_npz(path, reading.missing, reading.task, reading.classes)
-    read_table = tables.read_jsonl if _check_kind(path) == ".jsonl" else tables.read_table
-    return read_table(path, reading)
+    _check_kind(path)
+    return tables.read_jsonl(path, reading)
 
 
 def _check_size(path: Path) -> None:
-    if not path.is_dir():
-        limits.check_size(path, path.stat().st_size)
+    for file in client_tables.files_of(path) or [path]:
+        if not file.is_dir():
+            limits.check_size(file, file.stat().st_size)
 
 
 def check_plain(what: str, reading: Reading) -> None:
@@ -94,8 +98,12 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
     _check_size(path)
+    if client_tables.is_table(path):
+        header = tables.header_of(path, reading)
+        features = tables.feature_columns(path, header, reading)
+        return _tokens() if features is None else (len(features),), reading.client_column in header
     if path.is_dir():
-        images_of = _list_folder(path)
+        images_of = image_folders.list_images(path)
         images = [file for classes in images_of.values() for files in classes.values() for file in files]
         width, height = _image_header(images[0])[0]
         return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in images_of
@@ -109,11 +117,8 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
         if dtype == np.uint8 and len(shape) > 2:
             return _image_shape(shape[1:]), owner
         return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
-    if _check_kind(path) == ".jsonl":
-        return _tokens(), tables.names_clients(path, reading)
-    header = tables.header_of(path, reading)
-    features = tables.feature_columns(path, header, reading)
-    return _tokens() if features is None else (len(features),), reading.client_column in header
+    _check_kind(path)
+    return _tokens(), tables.names_clients(path, reading)
 
 
 def read_npz(
@@ -130,6 +135,10 @@ def read_npz(
     with _open_npz(path) as file:
         known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
         for key in file.files:
+            if key not in known and by_name("client_column", [key]) and not {*OWNER_KEYS} & {*file.files}:
+                raise UsageError(
+                    f"{path}: the array that names each sample's client must be 'client'; got {key!r}. Rename it."
+                )
             check_known(f"array in {path}", key, known)
         _check_sizes(path)
         try:
@@ -196,7 +205,7 @@ def read_folder(path: Path) -> Source:
     Raises:
         UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
     """
-    images_of = _list_folder(path)
+    images_of = image_folders.list_images(path)
     clients = sorted(images_of)
     classes = sorted({name for by_class in images_of.values() for name in by_class})
     files = [
@@ -246,12 +255,6 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
     return x
 
 
-def images_below(path: Path) -> list[Path]:
-    """Return all image files at any depth below a folder, except hidden ones, in the order of their paths."""
-    folders = [path, *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir())]
-    return sorted(file for folder in folders for file in _images(folder))
-
-
 def array_of(path: Path, key: str) -> Array:
     """Return one array of an .npz file, never unpickled. Other arrays in it are ignored.
 
@@ -265,37 +268,6 @@ def array_of(path: Path, key: str) -> Array:
             return file[key]
         except _DAMAGED as error:
             raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
-
-
-def _list_folder(path: Path) -> _Listing:
-    """Return image files by client and class. A folder without clients has one, called ''."""
-    folders = _subfolders(path)
-    flat = [folder for folder in folders if _images(folder)]
-    deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
-    if not flat and not deep:
-        raise UsageError(f"{path}: no images in class/* or client/class/* ({', '.join(IMAGES)})")
-    if flat and deep:
-        raise UsageError(
-            f"{path}: {flat[0].name!r} holds images, {deep[0].name!r} holds folders of them; use one layout"
-        )
-    for folder in folders:
-        if folder not in flat and folder not in deep:
-            raise UsageError(f"{folder}: a {'class' if flat else 'client'} without images")
-    if flat:
-        return {"": {folder.name: _images(folder) for folder in flat}}
-    return {client.name: {inner.name: _images(inner) for inner in _subfolders(client)} for client in deep}
-
-
-def _subfolders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _images(path: Path) -> list[Path]:
-    return sorted(
-        entry
-        for entry in path.iterdir()
-        if entry.is_file() and entry.suffix.lower() in IMAGES and not entry.name.startswith(".")
-    )
 
 
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
@@ -385,12 +357,10 @@ def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) 
         )
 
 
-def _check_kind(path: Path) -> str:
-    kind = path.suffix.lower()
-    if kind not in (".csv", tables.PARQUET, ".jsonl"):
-        kinds = "an .npz, .csv, .parquet or .jsonl file, or a folder of images"
+def _check_kind(path: Path) -> None:
+    if path.suffix.lower() != ".jsonl":
+        kinds = "an .npz, .csv, .tsv, .xlsx, .parquet or .jsonl file, or a folder of images or of one table per client"
         raise UsageError(f"{path}: a dataset must be {kinds}.")
-    return kind
 
 
 def _tokens() -> TokenShape:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, files, tables, text
+from fl_core.data import arrays, files, image_folders, roles, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import PLAIN, READING, Reading
+from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
@@ -27,10 +28,12 @@ class Samples(NamedTuple):
     Attributes:
         names: numbers from 0 in a table, array or list; paths within a folder of images.
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
+        ids: columns of a table that name its records, by column.
     """
 
     names: tuple[str, ...]
     x: Tensor
+    ids: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class Inputs:
         return () if self.preprocessing is None else self.preprocessing.columns
 
     @property
+    def _words(self) -> dict[str, tuple[str, ...]]:
+        """Return the categories of a table's columns of words."""
+        made = self.preprocessing or Preprocessing()
+        return {name: words for name, words in zip(made.columns, made.categories, strict=False) if words}
+
+    @property
     def model_shape(self) -> tuple[int, ...]:
         """Return the shape for building the model. For texts it has the number of tokens."""
         return self.shape if self.words is None else TokenShape(self.shape, len(SPECIAL) + len(self.words))
@@ -97,38 +106,53 @@ class Inputs:
 
     # --- new samples -----------------------------------------------------------------------------------------------
 
-    def samples(self, new: Any) -> Samples:
+    def samples(self, new: Any, ids: Sequence[str] | None = None) -> Samples:
         """Return new samples, from a path or from memory, in the form that the model takes.
 
         Args:
             new: a .csv table, whose columns other than the features are ignored; an .npz file with an array ``x``; a
                 folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or a
                 sequence of texts.
+            ids: columns of a table that name its records. None means columns with such a name that are not features.
 
         Raises:
             UsageError: the data differ in kind or shape from the training data. The message names the file, column or
                 line.
         """
         if isinstance(new, (str, Path)):
-            return self._read(Path(new))
+            return self._read(Path(new), ids)
         if self.words is not None:
             if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
                 raise UsageError(
                     "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
                 )
             return self._texts(new, "texts", arrays.row_of_array)
+        if isinstance(new, pd.DataFrame) and self.columns and {*self.columns} <= {*new.columns}:
+            cells = {name: _cells(new[name]) for name in self.columns}
+            x = tables.features(Path("the table"), cells, arrays.row_of_array, True, self._words)
+            named = self._ids("the table", list(new.columns), ids)
+            made = self._arrays(x, "the table", arrays.row_of_array)
+            return made._replace(ids={name: tuple(map(str, new[name])) for name in named})
+        _check_no_ids(ids, "samples in memory")
+        if self._words:
+            raise UsageError(
+                f"the model takes words in {listing(map(repr, self._words))}: give a table with the columns "
+                f"{listing(self.columns)}, as a file or a DataFrame"
+            )
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
 
-    def _read(self, path: Path) -> Samples:
+    def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
             raise UsageError(f"there is no file or folder of new samples at {path}")
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
         if self.words is not None or len(self.shape) == 1:
-            known = (".csv", tables.PARQUET, *known)
+            known = (*TABLES, *known)
         if kind not in known:
             raise UsageError(f"{path}: the model takes {self._described()}, from {' or '.join(known)}")
+        if kind not in TABLES or self.words is not None:
+            _check_no_ids(ids, str(path))
         if kind == "folder":
             return self._folder(path)
         if kind == ".npz":
@@ -138,20 +162,32 @@ class Inputs:
             read = tables.read_jsonl_texts if kind == ".jsonl" else tables.read_texts
             texts, place = read(path, self.reading)
             return self._texts(texts, f"{path}, column {self.reading.text_column!r}", place)
-        return self._table(path)
+        return self._table(path, ids)
 
-    def _table(self, path: Path) -> Samples:
+    def _ids(self, where: str, header: Sequence[str], asked: Sequence[str] | None) -> list[str]:
+        """Return the columns that name the records."""
+        for name in asked or ():
+            check_known(f"column of {where} (ids, --id-columns)", name, header)
+        read = {*self.columns, self.reading.client_column, self.reading.label_column}
+        own = [name for name in header if name not in read and self.columns and roles.is_named_as_identifier(name)]
+        return own if asked is None else list(asked)
+
+    def _table(self, path: Path, ids: Sequence[str] | None) -> Samples:
         beside = (self.reading.client_column, self.reading.label_column)
-        names = self.columns or [name for name in tables.header_of(path, self.reading) if name not in beside]
-        if len(names) != self.shape[0]:
+        header = tables.header_of(path, self.reading)
+        names = self.columns or [name for name in header if name not in beside]
+        if not self.columns and len(names) != self.shape[0]:
             raise UsageError(f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}.")
-        columns, place = tables.named_columns(path, names, (), self.reading)
-        return self._arrays(tables.features(path, columns, place, missing=True), str(path), place)
+        columns, place = tables.named_columns(path, names, self._words, self.reading)
+        made = self._arrays(tables.features(path, columns, place, True, self._words), str(path), place)
+        named = self._ids(str(path), header, ids)
+        texts = tables.named_columns(path, named, named, self.reading)[0] if named else {}
+        return made._replace(ids={name: tuple(map(str, cells)) for name, cells in texts.items()})
 
     def _folder(self, path: Path) -> Samples:
-        found = files.images_below(path)
+        found = image_folders.images_below(path)
         if not found:
-            raise UsageError(f"{path}: no images ({', '.join(files.IMAGES)})")
+            raise UsageError(f"{path}: no images ({', '.join(image_folders.IMAGES)})")
         x = files.pixels(found, gray=self.shape[0] == 1)
         names = [file.relative_to(path).as_posix() for file in found]
         return self._arrays(x, str(path), lambda row: names[row], names)
@@ -163,7 +199,8 @@ class Inputs:
 
     def _arrays(self, x: Array, where: str, place: arrays.Place, names: Sequence[str] | None = None) -> Samples:
         source = self._source(x)
-        if source.is_image != self.images or source.shape != self.shape:
+        expected = (len(self.columns),) if self._words else self.shape
+        if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
             raise UsageError(f"{where}: samples must be {self._described()}; got {shape}.")
         if x.ndim == 2:
@@ -193,5 +230,17 @@ class Inputs:
             return f"{'gray' if channels == 1 else 'colour'} images, uint8 {size}"
         if len(self.shape) == 1:
             named = f" ({listing(self.columns)})" if self.columns else ""
-            return f"rows of {self.shape[0]} numbers{named}"
+            return f"rows of {len(self.columns) or self.shape[0]} {'values' if self._words else 'numbers'}{named}"
         return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"
+
+
+def _check_no_ids(ids: Sequence[str] | None, where: str) -> None:
+    if ids:
+        raise UsageError(f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out.")
+
+
+def _cells(column: pd.Series) -> arrays.Cells:
+    """Return a column of a DataFrame as the cells of a file; a missing word is an empty cell."""
+    if pd.api.types.is_numeric_dtype(column):
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return ["" if pd.isna(value) else str(value) for value in column]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.calling import parameters_of
-from fl_core.data import files
-from fl_core.data.columns import Reading
+from fl_core.choices import SCALES
+from fl_core.data import client_tables, files, tables
+from fl_core.data.columns import BETWEEN, TABLES, Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.making import options_of
@@ -82,7 +83,7 @@ def load(
     else:
         source = files.read(_path(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
-    source = source.asked(how.scale, how.impute)
+    source = source.asked(how.scale or default_scale(dataset, **reading), how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     source = source.first(max_samples)
@@ -124,6 +125,15 @@ def recipe(
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
     return general(*files.glance(_path(dataset), how), how.task)
+
+
+def default_scale(dataset: Location, **reading: Any) -> str:
+    """Return the default scaling of data: ``standard`` for your own tables, ``none`` for others. Only headers are read."""
+    none, standard, *_ = SCALES
+    if _is_named(dataset) or not client_tables.is_table(_path(dataset)):
+        return none
+    how, path = Reading.of(reading), _path(dataset)
+    return none if tables.feature_columns(path, tables.header_of(path, how), how) is None else standard
 
 
 def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:
@@ -195,6 +205,13 @@ def _is_named(dataset: Location) -> bool:
 def _path(dataset: Location) -> Path:
     path = Path(dataset)
     if path.exists():
+        return path
+    if BETWEEN in str(dataset):
+        for part in str(dataset).split(BETWEEN):
+            if Path(part).suffix.lower() not in TABLES or not Path(part).is_file():
+                raise UsageError(
+                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. Correct its path."
+                )
         return path
     if len(path.parts) > 1 or path.suffix:
         raise UsageError(f"there is no dataset file or folder at {path}")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.data.arrays import Array
+from fl_core.data.categories import Categories, one_hot
 from fl_core.errors import UsageError, check_known, listing
 
 FIXED = "fixed"
@@ -34,6 +35,7 @@ class Preprocessing:
         scale, impute: the requested methods. Scale :data:`FIXED` means a dataset's own numbers, which are not fitted.
         fill: the value for missing numbers in each column. Empty means that none may be missing.
         centre, spread: of each column, subtracted and then divided by. Empty means no scaling.
+        categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
     """
 
     columns: tuple[str, ...] = ()
@@ -42,9 +44,12 @@ class Preprocessing:
     fill: tuple[float, ...] = ()
     centre: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
+    categories: Categories = ()
 
     def transform(self, x: Array) -> NDArray[np.float32]:
-        """Return rows [n, d] as the model takes them, float32 [n, d]. Filling and scaling are computed in float64.
+        """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
+
+        A word is given as its place among the column's categories, or the place after the last.
 
         Raises:
             UsageError: the number of columns differs, or a value is missing and not filled.
@@ -58,13 +63,13 @@ class Preprocessing:
             named = repr(self.columns[column]) if self.columns else column
             raise UsageError(f"row {row} (rows count from 0), column {named}: the value is missing")
         if not self.fill and not self.centre:
-            return np.ascontiguousarray(x, dtype=np.float32)
+            return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)
         if self.fill:
             values = np.where(np.isnan(values), self.fill, values)
         if self.centre:
             values = (values - self.centre) / self.spread
-        return values.astype(np.float32)
+        return one_hot(values.astype(np.float32), self.categories)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a dictionary of plain numbers and text."""
@@ -79,17 +84,28 @@ class Preprocessing:
         """
         for key, value in values.items():
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
+            if key == "categories":
+                continue
             kinds = (str,) if key in ("scale", "impute", "columns") else (int, float)
             listed = key not in ("scale", "impute")
             parts = value if listed and isinstance(value, (list, tuple)) else [None] if listed else [value]
             if not all(isinstance(part, kinds) and not isinstance(part, bool) for part in parts):
                 what = "a list of " * listed + ("text" if str in kinds else "numbers")
                 raise UsageError(f"{key} of a preprocessing must be {what}; got {str(value)[:60]!r}. Store it anew.")
+        words = values.get("categories", [])
+        if not isinstance(words, list | tuple) or not all(
+            isinstance(each, list | tuple) and all(isinstance(word, str) for word in each) for each in words
+        ):
+            raise UsageError(
+                f"categories of a preprocessing must be lists of text; got {str(words)[:60]!r}. Store it anew."
+            )
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**found)
+        return cls(**{**found, "categories": tuple(map(tuple, words))})
 
 
-def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Preprocessing:
+def fitted(
+    x: Array, scale: str, impute: str, columns: Sequence[str] = (), categories: Categories = ()
+) -> Preprocessing:
     """Fit the preprocessing on training samples, by scikit-learn's SimpleImputer and its scaler of that name.
 
     A constant column has spread 1.
@@ -98,6 +114,7 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         x: training samples [n, d] of all clients together. Missing values are NaN.
         scale, impute: of :data:`fl_core.choices.SCALES` and :data:`fl_core.choices.IMPUTES`.
         columns: their names.
+        categories: the words of each column. Columns of words are neither filled nor scaled.
 
     Raises:
         UsageError: a column to fill has no value in any training sample.
@@ -106,6 +123,7 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
     values = x.astype(np.float64)
+    values[:, [k for k, words in enumerate(categories) if words]] = 0.0  # words are neither filled nor scaled
     fill: list[float] = []
     if impute != "none":
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
@@ -115,7 +133,7 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         imputer = SimpleImputer(strategy=impute).fit(values)
         fill, values = imputer.statistics_.tolist(), imputer.transform(values)
     if scale == "none":
-        return Preprocessing(tuple(columns), scale, impute, tuple(fill))
+        return Preprocessing(tuple(columns), scale, impute, tuple(fill), categories=categories)
     if scale == "minmax":
         scaler = MinMaxScaler().fit(values)
         centre, spread = scaler.data_min_, 1 / scaler.scale_
@@ -126,4 +144,5 @@ def fitted(x: Array, scale: str, impute: str, columns: Sequence[str] = ()) -> Pr
         scaler = StandardScaler().fit(values)
         centre = np.array(fill) if impute == "mean" else scaler.mean_  # the same mean, so that filled values become 0
         spread = scaler.scale_
-    return Preprocessing(tuple(columns), scale, impute, tuple(fill), tuple(centre.tolist()), tuple(spread.tolist()))
+    moved = (tuple(centre.tolist()), tuple(spread.tolist()))
+    return Preprocessing(tuple(columns), scale, impute, tuple(fill), *moved, categories)

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_core.data import preprocessing
+from fl_core.data import categories, preprocessing
 from fl_core.data.arrays import Array, Integers
+from fl_core.data.categories import Categories
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
@@ -39,6 +40,7 @@ class Source:
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
         scale, impute: what :meth:`fitted` does with a table's numbers. Missing ones are NaN until then.
+        categories: the words of each column that the numbers in ``x`` stand for until :meth:`fitted`.
         preprocessing: what a table's numbers have gone through, by :meth:`fitted` or by the dataset's own fixed
             numbers. None means nothing.
     """
@@ -57,6 +59,7 @@ class Source:
     columns: tuple[str, ...] = ()
     scale: str = "none"
     impute: str = "none"
+    categories: Categories = ()
     preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +116,7 @@ class Source:
         """Return the SHA-256 over all arrays and names. Equal digests mean the same samples in the same order."""
         names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
         names += (self.scale, self.impute) if self.prepares else ()
+        names += (self.categories,) if self.categories else ()
         sha = hashlib.sha256(repr(names).encode())
         for array in (self.x, self.y, self.owner, self.is_train):
             if array is None:
@@ -139,13 +143,16 @@ class Source:
     def fitted(self, train: Integers, made: Preprocessing | None = None) -> Source:
         """Return the source prepared by its training samples ``train``: a table filled and scaled, texts encoded.
 
-        A table uses the preprocessing ``made`` before, or fits it now. Texts get a vocabulary of the words that occur
+        A table uses the preprocessing ``made`` before, or fits it now. A column of words becomes one column for each
+        word in these samples, and one for all others. Texts get a vocabulary of the words that occur
         at least :data:`LEAST` times in these samples. At most :data:`MOST` words are kept, by falling frequency and
         then in alphabetical order. Rarer words train the row of the unknown word.
         """
-        if self.prepares:
-            made = made or preprocessing.fitted(self.x[train], self.scale, self.impute, self.columns)
-            return replace(self, x=made.transform(self.x), preprocessing=made)
+        if self.prepares or self.categories:
+            words = made.categories if made else categories.learned(self.x[train], self.categories)
+            x = categories.recoded(self.x, self.categories, words) if self.categories else self.x
+            made = made or preprocessing.fitted(x[train], self.scale, self.impute, self.columns, words)
+            return replace(self, x=made.transform(x), preprocessing=made, categories=())
         if self.words is None:
             unprepared = self.preprocessing is None and self.columns
             return replace(self, preprocessing=Preprocessing(self.columns)) if unprepared else self

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import codecs
 import csv
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, parquet, text
+from fl_core.data import arrays, categories, client_tables, parquet, roles, text, xlsx
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import parsed_json
 
-PARQUET = ".parquet"
+PARQUET, XLSX = ".parquet", ".xlsx"
 SEPARATORS = (";", "\t", "|", ",")
 
 
@@ -33,7 +34,6 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     header = header_of(path, reading)
     names = feature_columns(path, header, reading)
     client, label, text_column = (getattr(reading, role) for role in ROLES)
-    check_known(f"column of {path} (label_column)", label, header)
     beside = [name for name in (client, label, *[text_column] * (names is None)) if name in header]
     columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
@@ -49,15 +49,18 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     y, classes = arrays.answers(
         np.array(texts[label], dtype=str), where, reading.task, declared, place, whole=declared is None
     )
-    words = [name for name in names if not arrays.holds_numbers(columns[name])]
-    if words and owner is None:
+    ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name])]
+    if ids:
+        out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
         raise UsageError(
-            f"{path}: no number in {'column' if len(words) == 1 else 'columns'} {listing(words)}: features are "
-            "numbers, so encode words or leave them out (--exclude-columns); what names the clients, client_column "
-            "(--client-column) says"
+            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another "
+            f"value in each row. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
         )
-    x = features(path, {name: columns[name] for name in names}, place, reading.missing)
-    return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names))
+    found = {name: columns[name] for name in names}
+    words = categories.found(str(path), found, reading.categories)
+    x = features(path, found, place, reading.missing, words)
+    coded = tuple(words.get(name, ()) for name in names) if words else ()
+    return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
 
 
 def read_features(path: Path, names: Sequence[str], reading: Reading = PLAIN) -> Array:
@@ -99,17 +102,27 @@ def named_columns(
     return _columns(path, header, names, texts, reading)
 
 
-def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, missing: bool) -> Array:
+def features(
+    path: Path,
+    columns: Mapping[str, Cells],
+    place: arrays.Place,
+    missing: bool,
+    words: Mapping[str, Sequence[str]] = {},
+) -> Array:
     """Return columns as float32 [n, d].
 
     Args:
         missing: whether a cell may have no value. It is then NaN.
+        words: the words that the codes of a column stand for (:func:`fl_core.data.categories.codes`).
 
     Raises:
         UsageError: a value is missing, or not a finite number.
     """
     x = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=np.float32)
     for k, (name, cells) in enumerate(columns.items()):
+        if name in words:
+            x[:, k] = categories.codes(cells, words[name])
+            continue
         where = f"{path}, column {name!r}"
         try:
             values = arrays.numbers(cells, where, place, missing)
@@ -119,8 +132,31 @@ def features(path: Path, columns: Mapping[str, Cells], place: arrays.Place, miss
                 "leaves the "
                 "column out"
             ) from error
+        except arrays.NotNumberError as error:
+            others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
+            raise UsageError(
+                f"{error} ({others:,} of {len(cells):,} cells are none). Correct them in the file, or leave the column "
+                f"out: --exclude-columns {shlex.quote(name)}."
+            ) from error
         x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
     return x
+
+
+def _check_role(path: Path, role: str, name: str, header: Sequence[str], reading: Reading) -> None:
+    """Refuse a role's column that is not there, and name the likeliest columns with their flags.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    if name in header:
+        return
+    flag, (first, *others) = f"--{role.replace('_', '-')}", roles.likely(role, name, header) or [""]
+    also = f" ({listing(others)} may be it, too)" if others else ""
+    way = f"Name it: {flag} {shlex.quote(first)}{also}" if first else f"Name it with {flag}"
+    clients = roles.by_name("client_column", header) if reading.client_column not in header else []
+    if role != "client_column" and clients:
+        way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
+    raise UsageError(f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}. {way}.")
 
 
 def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list[str] | None:
@@ -131,11 +167,14 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     """
     twice = repeated(header)
     if twice is not None:
-        raise UsageError(f"{path}: column {twice!r} is there more than once")
+        at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
+        raise UsageError(
+            f"{path}: column {twice!r} is there more than once: columns {at}. Rename or remove one of them."
+        )
     client, label, text_column = (getattr(reading, role) for role in ROLES)
     for role, name in zip(ROLES, (client, label, text_column), strict=True):
-        if name != getattr(Reading, role):
-            check_known(f"column of {path} ({role})", name, header)
+        if name != getattr(Reading, role) or role == "label_column":
+            _check_role(path, role, name, header, reading)
     if client == label:
         raise UsageError(f"{path}: client and label must be different columns; got {label!r} for both.")
     if text_column in (client, label):
@@ -149,7 +188,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
             if name in (client, label):
                 role = "client" if name == client else "label"
                 raise UsageError(f"{path}: column {name!r} is the {role} and no feature ({key})")
-            check_known(f"column of {path} ({key})", name, found)
+            check_known(f"column of {path} ({key}, --{key.replace('_', '-')})", name, found)
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:
@@ -163,9 +202,13 @@ def header_of(path: Path, reading: Reading) -> list[str]:
     Raises:
         UsageError: the file does not exist, or the separator does not split the line.
     """
-    if path.suffix.lower() == PARQUET:
+    parts = client_tables.files_of(path)
+    if parts:
+        return client_tables.header(parts, reading, header_of)
+    kind = path.suffix.lower()
+    if kind in (PARQUET, XLSX):
         reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
-        return parquet.header(path)
+        return parquet.header(path) if kind == PARQUET else xlsx.header(path)
     header = next(csv_rows(path, reading))[1]
     counts = {other: header[0].count(other) for other in SEPARATORS if len(header) == 1}
     other = max(counts, key=lambda each: counts[each], default="")
@@ -185,8 +228,19 @@ def _columns(
 
     The columns in ``texts`` are text in any file.
     """
-    if path.suffix.lower() == PARQUET:
+    parts = client_tables.files_of(path)
+    if parts:
+
+        def read(part: Path, own: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
+            return _columns(part, header_of(part, reading), own, texts, reading)
+
+        return client_tables.columns(parts, names, reading.client_column, read)
+    kind = path.suffix.lower()
+    if kind == PARQUET:
         return parquet.columns(path, names, texts), arrays.row_of_array
+    if kind == XLSX:
+        cells_of, numbers = xlsx.columns(path, names, texts)
+        return cells_of, lambda row: f"row {numbers[row]}"
     rows = csv_rows(path, reading)
     next(rows)
     chosen = [header.index(name) for name in names] if len(names) < len(header) else None
@@ -286,7 +340,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     width = 0
     try:
         with path.open(newline="", encoding=reading.python_encoding) as file:
-            reader = csv.reader(file, delimiter=reading.delimiter)
+            reader = csv.reader(file, delimiter=reading.delimiter_of(path))
             for cells in reader:
                 if not cells:
                     continue

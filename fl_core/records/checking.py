@@ -11,9 +11,14 @@ from fl_core.errors import CorruptError, ForeignError
 from fl_core.records import timing
 from fl_core.stopping import StoppingRule
 from fl_core.storage.files import Folder, json_bytes, sha
+from fl_core.storage.schema import COUNT, DIGEST
 
 JOURNAL = "journal.jsonl"
 """The blobs of a checkpoint that is being written, announced before they are."""
+CLEANED = "cleaned.json"
+"""The file that lists checkpoints removed on purpose, and the blobs removed with them."""
+NOTE = {"run": DIGEST, "rounds": [COUNT], "blobs": [DIGEST]}
+"""The form of that file."""
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
@@ -55,10 +60,12 @@ def verify(run: RunFiles) -> list[str]:
     seen: set[str] = set()
     ends = [run.begin()["rows"]]
     manifests = {}
+    removed = cleaned(run)
     rounds = dict.fromkeys(run.rounds)
+    known = {None, *rounds, *removed["rounds"]}
     for which in rounds:
         found = manifests[which] = run.manifest(which)
-        if found["previous"] is not None and found["previous"] not in rounds:
+        if found["previous"] not in known:
             raise CorruptError(f"{run.checkpoint_path(found['previous'])} is missing")
         for entry in found["states"].values():
             if entry["blob"] not in seen:
@@ -82,8 +89,22 @@ def verify(run: RunFiles) -> list[str]:
             raise CorruptError(f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models")
         checked.append(f"best round of the {model} models: {best}")
     checked.append(_progress(run, timed))
-    _check_named(run, {*blobs} - seen - {*begun})
+    _check_named(run, {*blobs} - seen - {*begun} - {*removed["blobs"]})
     return checked
+
+
+def cleaned(run: RunFiles) -> dict[str, Any]:
+    """Return the rounds whose checkpoints were removed on purpose, and the blobs that were removed with them.
+
+    Raises:
+        CorruptError: the note is damaged. ForeignError: it is another run's.
+    """
+    if not run.folder.has(CLEANED):
+        return {"rounds": [], "blobs": []}
+    found = run.folder.read_signed(CLEANED, NOTE)
+    if found["run"] != run.id:
+        raise ForeignError(f"{run.path / CLEANED} is another run's")
+    return found
 
 
 def _check_named(run: RunFiles, strange: set[str]) -> None:

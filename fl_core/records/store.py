@@ -349,8 +349,10 @@ class Run:
         rule = self.stopping()
         return self.rounds[-1:] == [self.config.get("rounds")] or (rule is not None and rule.stops)
 
-    def best_round(self, model: str) -> int:
+    def best_round(self, model: str | None) -> int:
         """Return the best round of a model (``local``, ``personal`` or ``global``), at which its snapshot ``best`` is.
+
+        None means the model that decides when to stop.
 
         Raises:
             UsageError: The run has no stopping rule, or the model no best round.
@@ -361,6 +363,7 @@ class Run:
                 f"round must be one with a checkpoint, or last; got 'best', and {self.path} has no stopping rule. "
                 "Train with --patience N to have one."
             )
+        model = model or rule.main
         if model not in rule.best:
             known = listing(rule.best) or "none"
             raise UsageError(f"{self.path} has no best round of {model!r} models yet; it has those of: {known}")

@@ -334,7 +334,7 @@ HEAD = ",".join(COLUMNS)
         (lambda at: at / "nothing.csv", "no file or folder of new samples at .*nothing.csv"),
         (
             lambda at: write(at / "a.txt", ""),
-            r"a.txt: the model takes rows of 10 numbers \(age, .*\), from .csv or .parquet or .npz",
+            r"a.txt: the model takes rows of 10 numbers \(age, .*\), from .csv or .* or .npz",
         ),
         (lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), "unknown column of .*a.csv 'oldpeak'"),
         (lambda at: write(at / "a.csv", f"{HEAD}\n"), "a header and no rows"),

@@ -122,7 +122,7 @@ def test_a_client_without_training_samples_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"device '{device}' cannot be used here"):
+    with pytest.raises(UsageError, match=f"'{device}'"):
         runner.run(replace(CONFIG, device=device), tmp_path / "run", data=TOY, model=network("plain"))
     assert not (tmp_path / "run").exists()
 

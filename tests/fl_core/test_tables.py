@@ -59,7 +59,7 @@ def samples(federated: FederatedData, *splits: str) -> np.ndarray:
 @pytest.mark.parametrize("how", [{"columns": ["one", "age"]}, {"exclude_columns": ["dose"]}])
 def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[str, Any]) -> None:
     path = written(tmp_path / "t.csv", frame())
-    federated = data.load(path, **how)
+    federated = data.load(path, scale="none", **how)
     assert samples(federated, *SPLITS)[:, 0] == pytest.approx(frame()["age"], abs=1e-5)
     assert samples(federated, *SPLITS).shape == (60, 2)
     assert federated.preprocessing is not None
@@ -70,7 +70,7 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"exclude_columns": ["doze"]}, r"\(exclude_columns\) 'doze': did you mean 'dose'"),
+        ({"exclude_columns": ["doze"]}, r"--exclude-columns\) 'doze': did you mean 'dose'"),
         ({"columns": ["label"]}, "column 'label' is the label and no feature"),
         ({"exclude_columns": ["client"]}, "column 'client' is the client"),
         ({"columns": ["age"], "exclude_columns": ["one"]}, "exclude_columns"),
@@ -134,7 +134,8 @@ def test_another_separator_is_named_with_the_fix(tmp_path: Path, text: str, how:
             read(path, **how)
         assert fix in str(refused.value)
     fixed = fix.split()[1].strip("'")
-    assert (samples(data.load(path, separator=fixed), *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
+    found = data.load(path, separator=fixed, scale="none")
+    assert (samples(found, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"])
@@ -225,8 +226,8 @@ def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
     assert plain.digest != other.digest != federated.digest
 
 
-def test_tables_are_taken_as_they_are_unless_asked(tmp_path: Path) -> None:
-    federated = data.load(written(tmp_path / "t.csv", frame()))
+def test_tables_are_taken_as_they_are_if_asked(tmp_path: Path) -> None:
+    federated = data.load(written(tmp_path / "t.csv", frame()), scale="none")
     assert (samples(federated, *SPLITS) == frame()[["age", "dose", "one"]].to_numpy(np.float32)).all()
 
 

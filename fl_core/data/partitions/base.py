@@ -15,7 +15,7 @@ from fl_core import seeds
 from fl_core.data.arrays import Integers
 from fl_core.data.recipes import SHARES
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 
 SPLITS = ("train", "validation", "test")
 
@@ -148,6 +148,7 @@ class Partitioning:
         if not together:
             test = np.flatnonzero(~np.asarray(pool.is_train))
             tests = [test[part] for part in self.follow(train_pool, parts, pool.take(test), seed)]
+        check_divisible(self.names(pool, clients), list(map(len, parts)), shares if together else shares[:2])
         divided = []
         for number, (name, part) in enumerate(zip(self.names(pool, clients), parts, strict=True)):
             if not together and not len(tests[number]):
@@ -218,6 +219,21 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     return shares
 
 
+def check_divisible(names: Sequence[str], sizes: Sequence[int], shares: Sequence[float]) -> None:
+    """Refuse clients that have fewer samples than there are splits.
+
+    Raises:
+        UsageError: names these clients.
+    """
+    few = [f"{n} at {name!r}" for name, n in zip(names, sizes, strict=True) if n < len(shares)]
+    if few:
+        kinds = ", ".join(SPLITS[: len(shares)])
+        raise UsageError(
+            f"each client must have at least {len(shares)} samples, one for each of {kinds}; got {listing(few, 6)}. "
+            "Remove its samples, or give them to another client."
+        )
+
+
 def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
     """Return the sizes of a client's splits. The later splits are rounded up, and each has at least 1 sample.
 
@@ -227,9 +243,7 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
     Raises:
         UsageError: there are fewer samples than splits.
     """
-    if n < len(shares):
-        kinds = ", ".join(SPLITS[: len(shares)])
-        raise UsageError(f"client {name!r} must have at least one sample in each of {kinds}; got {n} samples.")
+    check_divisible([name], [n], shares)
     sizes: list[int] = []
     left = n
     for k in range(len(shares) - 1, 0, -1):

@@ -1,0 +1,113 @@
+"""Commands on folders of runs: runs, clean."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from fedlayers.cli.arguments import option
+from fedlayers.cli.base import Command
+from fl_core.errors import CorruptError, UsageError
+
+Folder = Annotated[Positional[Path], option("A run directory, or a folder of them, such as a study's.", "DIR")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs(Command):
+    """List the runs in a folder, with their scores and sizes.
+
+    Examples:
+        fedlayers runs runs
+    """
+
+    dir: Folder
+
+    def main(self, line: str) -> None:
+        found = _below(self.dir)
+
+        import pandas as pd
+
+        table = pd.DataFrame([_described(path, self.dir) for path in found]).fillna("")
+        print(table.to_string(index=False))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clean(Command):
+    """Remove all checkpoints but the last and the best from the runs in a folder.
+
+    Examples:
+        fedlayers clean out/study
+    """
+
+    dir: Folder
+
+    def main(self, line: str) -> None:
+        found = _below(self.dir)
+
+        from fl_core.errors import BusyError
+        from fl_core.records.cleaning import clean
+
+        freed = 0
+        for path in found:
+            try:
+                freed += clean(path)
+            except (CorruptError, BusyError) as error:
+                print(f"{path} stays as it is: {error}")
+        print(f"{self.dir}: {freed / 1e6:.1f} MB removed, {_size(self.dir):.1f} MB left")
+
+
+def _below(path: Path) -> list[Path]:
+    from fl_core.records.cleaning import runs_below
+
+    if not path.is_dir():
+        raise UsageError(f"DIR must be a folder that is there; got {str(path)!r}. Name a run directory or a study's.")
+    found = runs_below(path)
+    if not found:
+        raise UsageError(f"DIR must hold runs; got none below {str(path)!r}. Name a run directory or a study's.")
+    return found
+
+
+def _size(path: Path) -> float:
+    """Return the size of a folder in MB."""
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file()) / 1e6
+
+
+def _described(path: Path, below: Path) -> dict[str, str]:
+    """Return the columns of a run: its algorithm, its rounds, and its test scores after the last evaluation."""
+    from fl_core.records.store import Run
+
+    line = {"run": str(path.relative_to(below)), "MB": f"{_size(path):.1f}"}
+    try:
+        run = Run(path)
+        config, rounds = run.config, run.rounds
+        line |= {
+            "algorithm": config["algorithm"],
+            "seed": str(config["seed"]),
+            "rounds": f"{max(rounds, default=0)}/{config['rounds']}",
+        }
+        return line | _scores(run)
+    except (CorruptError, UsageError) as error:
+        return line | {"status": f"damaged: {error}"}
+
+
+def _scores(run: object) -> dict[str, str]:
+    """Return each model's score, the mean over clients weighted by training samples."""
+    from fedlayers.cli.tables import RANKED_BY
+    from fl_core.records.store import Run
+    from fl_core.scores import SCORES
+
+    assert isinstance(run, Run)
+    if not run.begun:
+        return {"status": "not begun"}
+    rows = run.rows()[1]
+    rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
+    rows = rows[rows["round"] == rows["round"].max()]
+    by = next((name for name in (RANKED_BY, *SCORES) if (rows["metric"] == name).any()), "")
+    found = {}
+    for model, own in rows[rows["metric"] == by].groupby("model"):
+        value, weight = own["value"].astype(float), own["n_train"].astype(float)
+        found[f"{by} {model}"] = f"{(value * weight).sum(skipna=False) / weight.sum():.4f}"
+    return found

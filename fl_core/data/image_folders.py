@@ -1,0 +1,53 @@
+"""Folders of images: which of their files are images, by client and class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fl_core.errors import UsageError
+
+IMAGES = (".png", ".jpg", ".jpeg")
+Listing = dict[str, dict[str, list[Path]]]
+
+
+def images_below(path: Path) -> list[Path]:
+    """Return all image files at any depth below a folder, except hidden ones, in the order of their paths."""
+    folders = [path, *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir())]
+    return sorted(file for folder in folders for file in _images(folder))
+
+
+def list_images(path: Path) -> Listing:
+    """Return image files by client and class. A folder without clients has one, called ''."""
+    folders = _subfolders(path)
+    flat = [folder for folder in folders if _images(folder)]
+    deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
+    if not flat and not deep:
+        raise UsageError(f"{path}: no images in class/* or client/class/* ({', '.join(IMAGES)})")
+    if flat and deep:
+        raise UsageError(
+            f"{path}: {flat[0].name!r} holds images, {deep[0].name!r} holds folders of them; use one layout"
+        )
+    for folder in folders:
+        if folder not in flat and folder not in deep:
+            raise UsageError(f"{folder}: a {'class' if flat else 'client'} without images")
+    if flat:
+        return {"": {folder.name: _images(folder) for folder in flat}}
+    return {client.name: {inner.name: _images(inner) for inner in _subfolders(client)} for client in deep}
+
+
+def holds_images(path: Path) -> bool:
+    """Return whether the subfolders of a folder hold images, as classes or as clients with classes."""
+    folders = _subfolders(path)
+    return any(_images(inner) for folder in folders for inner in (folder, *_subfolders(folder)))
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(path: Path) -> list[Path]:
+    return sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.is_file() and entry.suffix.lower() in IMAGES and not entry.name.startswith(".")
+    )

@@ -1,0 +1,78 @@
+"""Guesses of a column's role in a table, from its name and its values."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_core.data.arrays import Cells, is_number
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_IDENTIFIERS = ("ids", "identifier", "mrn")
+_OTHER = ("acid", "lipid", "fluid", "solid", "thyroid", "steroid", "rapid", "void", "said", "mid", "aid", "android")
+
+
+_LIKELY = {
+    "label_column": "label lable outcome target class diagnosis died death dead mortality survived event disease "
+    "status result response readmitted grade stage num y",
+    "client_column": "client hospital site center centre clinic ward institution icu unit practice region country "
+    "state city user writer group facility location",
+    "text_column": "text note notes report sentence comment message tweet",
+}
+"""Words in the names of columns that often have a role."""
+
+
+def likely(role: str, asked: str, header: Sequence[str], most: int = 3) -> list[str]:
+    """Return the columns that most likely have a role, the likeliest first.
+
+    >>> likely("label_column", "label", ["age", "died", "hospital"])
+    ['died', 'age']
+
+    Args:
+        role: of :data:`fl_core.data.columns.ROLES`.
+        asked: the name that is not there, which may be misspelt.
+    """
+    near = difflib.get_close_matches(asked, header, n=1, cutoff=0.7)
+    named = by_name(role, header)
+    ends = [header[-1], header[0]] if role == "label_column" else []
+    ends = [name for name in ends if name not in by_name("client_column", header)]
+    return list(dict.fromkeys([*near, *named, *ends]))[:most]
+
+
+def by_name(role: str, header: Sequence[str]) -> list[str]:
+    """Return the columns whose names say a role, in the order of the words that say it."""
+    found = {name: [word.lower() for word in _WORDS.findall(name)] for name in header}
+    words = {name: {*own, *(word.removesuffix("s") for word in own)} for name, own in found.items()}
+    return [name for word in _LIKELY[role].split() for name in header if word in words[name]]
+
+
+def is_identifier(name: str, cells: Cells) -> bool:
+    """Return whether a column numbers the records: it is named so, and no value is there twice.
+
+    Values are whole numbers or words.
+
+    >>> is_identifier("record_id", ["7", "8", "9"]), is_identifier("record_id", ["7", "7"])
+    (True, False)
+    """
+    return is_named_as_identifier(name) and len(cells) > 1 and _counts(cells)
+
+
+def is_named_as_identifier(name: str) -> bool:
+    """Return whether a word of the name is ``id``, or ends in it as in ``patientid``."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return any(word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER) for word in words)
+
+
+def _counts(cells: Cells) -> bool:
+    """Return whether all values differ and are whole numbers or words."""
+    if not isinstance(cells, np.ndarray):
+        words = [cell.strip() for cell in cells]
+        if len(set(words)) < len(words):
+            return False
+        if not all(map(is_number, words)):
+            return not any(map(is_number, words))
+        cells = np.array(words, dtype=np.float64)
+    return len(np.unique(cells)) == len(cells) and bool((np.isfinite(cells) & (cells == np.round(cells))).all())

@@ -1,0 +1,88 @@
+"""Reading of the first sheet of .xlsx files with openpyxl, which is imported only for them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_core import limits
+from fl_core.data.arrays import Cells
+from fl_core.errors import UsageError
+
+_DAMAGED = (zipfile.BadZipFile, OSError, KeyError, ValueError, TypeError, EOFError)
+
+
+def header(path: Path) -> list[str]:
+    """Return the names of the columns, which stand in the first row.
+
+    Raises:
+        UsageError: openpyxl is not installed, or the file is no .xlsx file.
+    """
+    with _rows(path) as rows:
+        return _names(next(rows, ()))
+
+
+def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> tuple[dict[str, Cells], list[int]]:
+    """Return some columns by name, and the number of each row in the sheet.
+
+    Columns of numbers are float64 [n], with NaN where a cell is empty. Others are text.
+
+    Args:
+        texts: columns that are text whatever they hold.
+
+    Raises:
+        UsageError: no rows, or rows that cannot be read.
+    """
+    with _rows(path) as rows:
+        header = _names(next(rows, ()))
+        chosen = [header.index(name) for name in names]
+        found = [
+            (number, [row[k] if k < len(row) else None for k in chosen])
+            for number, row in enumerate(rows, 2)
+            if any(cell is not None for cell in row)
+        ]
+    if not found:
+        raise UsageError(f"{path}: a header and no rows")
+    cells = zip(*(row for _, row in found), strict=True)
+    return {name: _cells(each, name in texts) for name, each in zip(names, cells, strict=True)}, [k for k, _ in found]
+
+
+@contextmanager
+def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """Open the first sheet for reading, row by row."""
+    try:
+        import openpyxl
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{path}: .xlsx files are read with openpyxl: pip install 'fedlayers[xlsx]'") from error
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        limits.check_unpacked(path, path.stat().st_size, unpacked)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        try:
+            yield iter(book.worksheets[0].values)
+        finally:
+            book.close()
+    except UsageError:
+        raise
+    except _DAMAGED as error:
+        raise UsageError(f"{path} is not a readable .xlsx file: {error}") from error
+
+
+def _names(row: Sequence[Any]) -> list[str]:
+    """Return the header's cells as text, without the empty ones at its end."""
+    names = ["" if cell is None else str(cell) for cell in row]
+    while names and not names[-1]:
+        names.pop()
+    return names
+
+
+def _cells(cells: Sequence[Any], text: bool) -> Cells:
+    if not text and all(cell is None or isinstance(cell, int | float) for cell in cells):
+        return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
+    return ["" if cell is None else str(cell) for cell in cells]

@@ -1,0 +1,117 @@
+"""``fedlayers runs`` lists runs with their scores, and ``fedlayers clean`` removes what resume does not need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedlayers.cli.main import main
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, UsageError
+from fl_core.records.cleaning import clean
+from fl_core.records.store import Run
+
+CONFIG = RunConfig(dataset="heart", algorithm="fedper", rounds=4, checkpoint_every=1, eval_every=1, stack="off")
+
+
+def size(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Path:
+    runner.run(CONFIG, tmp_path / "study/one", progress=False, until=3)
+    return tmp_path / "study/one"
+
+
+def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Path, tmp_path: Path) -> None:
+    before, expected = size(interrupted), runner.run(CONFIG, tmp_path / "whole", progress=False)
+    freed = clean(interrupted)
+    assert 0 < before - size(interrupted) <= freed
+    run = Run(interrupted)
+    assert run.rounds == [3]
+    assert run.verify()
+    assert clean(interrupted) == 0
+    with pytest.raises(UsageError, match="no checkpoint after round 2"):
+        runner.load_models(interrupted, 2)
+    found = runner.resume(interrupted, progress=False)
+    assert found.rows == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][-len(found.rows) :]
+    assert tree.digest(found.server.trees["model"]) == tree.digest(expected.server.trees["model"])
+    assert run.verify()
+    assert clean(interrupted) > 0
+    assert run.verify()
+    assert run.rounds == [4]
+
+
+def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
+    config = RunConfig(
+        dataset="heart", algorithm="fedper", rounds=8, lr=0.05, checkpoint_every=1, eval_every=1, patience=2
+    )
+    runner.run(config, tmp_path / "run", progress=False)
+    run = Run(tmp_path / "run")
+    rule, before = run.stopping(), run.rounds
+    assert rule is not None
+    clean(run.path)
+    assert run.rounds == sorted({before[-1], *rule.best.values()})
+    assert len(run.rounds) < len(before)
+    assert run.verify()
+    assert runner.load_models(run.path, "best", "personal")[0]
+
+
+def test_what_was_not_cleaned_is_still_missed(interrupted: Path) -> None:
+    clean(interrupted)
+    runner.resume(interrupted, progress=False)
+    (interrupted / "checkpoints/000003.json").unlink()
+    with pytest.raises(CorruptError, match=r"000003\.json is missing"):
+        Run(interrupted).verify()
+
+
+def test_a_damaged_run_is_left_as_it_is(interrupted: Path) -> None:
+    blob = next(entry["blob"] for entry in Run(interrupted).manifest(3)["states"].values() if entry["blob"])
+    (interrupted / f"blobs/{blob}.safetensors").write_bytes(b"x")
+    before = size(interrupted)
+    with pytest.raises(CorruptError):
+        clean(interrupted)
+    assert size(interrupted) == before
+
+
+def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_core.storage.files import Folder
+
+    remove, left = Folder.remove, [3]
+
+    def stopped(self: Folder, path: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        remove(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "remove", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            clean(interrupted)
+    assert Run(interrupted).verify()
+    clean(interrupted)
+    named = {entry["blob"] for entry in Run(interrupted).manifest(3)["states"].values()} - {""}
+    assert {path.stem for path in (interrupted / "blobs").iterdir()} == named
+
+
+def test_the_commands_go_through_a_folder(interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = interrupted.parent
+    runner.run(RunConfig(dataset="heart", rounds=1, stack="off"), study / "arms/two", progress=False)
+    (study / "broken").mkdir()
+    (study / "broken/config.json").write_text("{")
+    main(["runs", str(study)])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("arms/two" in line and "fedavg" in line and "1/1" in line and "0." in line for line in lines)
+    assert any("one" in line and "fedper" in line and "3/4" in line for line in lines)
+    assert any("broken" in line and "damaged" in line for line in lines)
+    main(["clean", str(study)])
+    said = capsys.readouterr().out
+    assert "MB" in said
+    assert Run(interrupted).rounds == [3]
+    with pytest.raises(SystemExit):
+        main(["runs", str(study / "nowhere")])
+    assert "nowhere" in capsys.readouterr().err

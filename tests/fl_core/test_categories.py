@@ -1,0 +1,173 @@
+"""Columns of words become one column a category, learned on the training samples of all clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.preprocessing import OneHotEncoder
+
+import fedlayers as fl
+from fedlayers.remote import federation
+from fedlayers.remote.in_memory import InMemoryTransport
+from fedlayers.remote.site import Site
+from fedlayers.remote.site_config import SiteFile
+from fl_core import data, exported, runner
+from fl_core.config import RunConfig
+from fl_core.data.federated import FederatedData
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.errors import UsageError
+from fl_core.records.store import Run
+from tests.fl_core.test_tables import SPLITS, frame, samples, written
+
+
+def people(n: int = 60) -> pd.DataFrame:
+    """Ages with a sex, which some lack, and a ward's colour."""
+    draw = np.random.default_rng(2)
+    table = frame(n)[["client", "age", "label"]]
+    table.insert(1, "sex", [("f", "m", "")[k] for k in draw.choice(3, n, p=(0.45, 0.45, 0.1))])
+    table.insert(3, "colour", [("red", "green", "blue")[k] for k in draw.choice(3, n)])
+    return table
+
+
+def train_rows(federated: FederatedData) -> np.ndarray:
+    return np.sort(np.concatenate([part["train"] for part in federated.partition.indices.values()]))
+
+
+@pytest.mark.parametrize("scale", ["none", "standard"])
+def test_words_become_columns_as_scikit_learn_makes_them(tmp_path: Path, scale: str) -> None:
+    table = people()
+    found = data.load(written(tmp_path / "t.csv", table), scale=scale)
+    train = train_rows(found)
+    words = table[["sex", "colour"]].to_numpy()
+    encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[train])
+    expected = encoder.transform(words)
+    x = samples(found, *SPLITS)
+    assert found.shape == (1 + 4 + 4,) == x.shape[1:]
+    assert (x[:, :3] == expected[:, :3]).all()
+    assert (x[:, 5:8] == expected[:, 3:]).all()
+    assert not x[:, [3, 8]].any()
+    age = table["age"].to_numpy()
+    wanted = age if scale == "none" else (age - age[train].mean()) / age[train].std()
+    assert x[:, 4] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+
+
+def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(tmp_path: Path) -> None:
+    table = people()
+    first = data.load(written(tmp_path / "t.csv", table))
+    (row, *_) = sorted(set(range(60)) - set(train_rows(first).tolist()))
+    table.loc[row, "colour"] = "aubergine"
+    found = data.load(written(tmp_path / "t.csv", table))
+    assert found.preprocessing is not None
+    assert found.preprocessing.categories == (("", "f", "m"), (), ("blue", "green", "red"))
+    assert samples(found, *SPLITS)[row, 5:].tolist() == [0, 0, 0, 1]
+    assert found.digest != first.digest
+
+
+def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people())
+    found = data.load(path)
+    inputs = data.inputs.Inputs.from_json(json.loads(json.dumps(data.inputs.Inputs.of(found).to_json())))
+    assert (inputs.samples(path).x.numpy() == samples(found, *SPLITS)).all()
+    shuffled = people()[["colour", "age", "sex"]]
+    assert (inputs.samples(shuffled).x.numpy() == samples(found, *SPLITS)).all()
+    other = written(tmp_path / "new.csv", pd.DataFrame({"sex": ["x", "f"], "age": [50, 60], "colour": ["red", "pink"]}))
+    x = inputs.samples(other).x
+    assert x[:, :4].tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    assert x[:, 5:].tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
+    with pytest.raises(UsageError, match=r"words.*'sex'"):
+        inputs.samples(np.zeros((2, 3)))
+
+
+def test_a_run_stores_its_categories_and_its_model_predicts(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people())
+    runner.run(RunConfig(dataset=str(path), rounds=2, batch_size=8), tmp_path / "run", progress=False, until=1)
+    stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
+    assert stored.categories == (("", "f", "m"), (), ("blue", "green", "red"))
+    assert fl.resume(tmp_path / "run", progress=False).done == 2
+    exported.export(tmp_path / "run", tmp_path / "m.safetensors", which="global")
+    made = exported.predict(tmp_path / "m.safetensors", path)
+    models, task = runner.load_models(tmp_path / "run", which="global")
+    whole = samples(task.data, *SPLITS)
+    model = next(iter(models.values())).eval()
+    import torch
+
+    assert made.outputs.numpy() == pytest.approx(model(torch.from_numpy(whole)).detach().numpy(), abs=1e-5)
+
+
+def test_a_stored_preprocessing_of_other_types_is_refused() -> None:
+    assert Preprocessing.from_json({"columns": ["a"]}).categories == ()
+    with pytest.raises(UsageError, match="categories"):
+        Preprocessing.from_json({"columns": ["a"], "categories": [[1]]})
+
+
+def test_too_many_words_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    table = people().assign(name=[f"n{k}" for k in range(60)])
+    with pytest.raises(UsageError, match=r"'name'.*60.*--exclude-columns name"):
+        data.load(written(tmp_path / "t.csv", table))
+
+
+# --- over a federation -----------------------------------------------------------------------------------------
+
+SITE = """
+name = "{name}"
+
+[data]
+dataset = "t.csv"
+classes = ["ill", "well"]
+scale = "standard"
+{categories}
+"""
+LISTED = 'categories = { sex = ["", "f", "m"], colour = ["blue", "green", "red"] }'
+NAMES = ("ward_0", "ward_1", "ward_2")
+
+
+def site_file(folder: Path, name: str, categories: str) -> SiteFile:
+    folder = folder / name
+    folder.mkdir(exist_ok=True)
+    table = people()
+    written(folder / "t.csv", table[table["client"] == name].drop(columns="client"))
+    (folder / "site.toml").write_text(SITE.format(name=name, categories=categories))
+    return SiteFile.read(folder / "site.toml")
+
+
+def sites(folder: Path, **other: str) -> dict[str, Site]:
+    return {name: site_file(folder, name, other.get(name, LISTED)).site() for name in NAMES}
+
+
+def test_sites_that_list_categories_train_as_one_process_does(tmp_path: Path) -> None:
+    table = people()
+    path = written(tmp_path / "whole.csv", table.sort_values("client", kind="stable"))
+    config = RunConfig(dataset=str(path), rounds=2, batch_size=8, stack="off")
+    wanted = runner.run(config, progress=False)
+    line = InMemoryTransport(sites(tmp_path))
+    found = federation.federate(RunConfig(dataset="own", rounds=2, batch_size=8), line, progress=False)
+    assert found.data.shape == wanted.data.shape == (9,)
+    columns = ["round", "model", "client", "metric"]
+    one, other = (pd.DataFrame(each.rows).set_index(columns)["value"].astype(float) for each in (found, wanted))
+    pd.testing.assert_series_equal(one, other, check_exact=True)
+
+
+def test_a_site_without_categories_is_shown_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'sex'") as refused:
+        sites(tmp_path, ward_1="")
+    shown = str(refused.value)
+    assert "categories = {" in shown
+    line = shown[shown.index("categories = {") : shown.index("}") + 1]
+    site_file(tmp_path, "ward_1", line).site()
+
+
+def test_sites_with_other_categories_are_refused(tmp_path: Path) -> None:
+    fewer = 'categories = { sex = ["", "f", "m"], colour = ["blue", "red", "green"] }'
+    line = InMemoryTransport(sites(tmp_path, ward_1=fewer))
+    with pytest.raises(UsageError, match=r"ward_1.*categories"):
+        federation.federate(RunConfig(dataset="own", rounds=1), line, progress=False)
+
+
+@pytest.mark.parametrize("wrong", ["categories = 3", 'categories = { sex = "f" }', 'categories = { sax = ["f", "m"] }'])
+def test_categories_of_another_form_are_refused(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(UsageError, match=r"categories|sax"):
+        sites(tmp_path, ward_1=wrong)

@@ -1,0 +1,125 @@
+"""Own tables are scaled unless told otherwise, and columns that number the records are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedlayers.cli.main import main
+from fl_core import data, restore, runner
+from fl_core.config import RunConfig, resolved
+from fl_core.data.roles import is_identifier
+from fl_core.errors import UsageError
+from fl_core.records.store import Run
+from tests.fl_core.test_tables import frame, samples, written
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return written(tmp_path / "t.csv", frame())
+
+
+def test_own_tables_are_scaled_by_default(table: Path) -> None:
+    assert resolved(RunConfig(dataset=str(table))).scale == "standard"
+    assert resolved(RunConfig(dataset=str(table), scale="none")).scale == "none"
+    found = samples(data.load(table), "train")
+    assert found.mean(axis=0) == pytest.approx(0, abs=1e-5)
+    assert found[:, :2].std(axis=0) == pytest.approx(1, abs=1e-5)
+    assert samples(data.load(table, scale="none"), "train")[:, 0].mean() > 40
+
+
+@pytest.mark.parametrize("name", ["heart", "digits"])
+def test_named_data_keep_their_scaling(name: str) -> None:
+    assert resolved(RunConfig(dataset=name)).scale == "none"
+    assert data.load(name).digest == data.load(name, scale="none").digest
+
+
+def test_arrays_and_texts_of_ones_own_stay_as_they_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(60.0)[:, None], y=np.arange(60) % 2)
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(60)))
+    for name in ("a.npz", "t.csv"):
+        assert resolved(RunConfig(dataset=str(tmp_path / name))).scale == "none"
+        data.load(tmp_path / name)
+
+
+def test_the_default_is_stored_when_a_run_begins_and_not_put_into_an_earlier_one(table: Path, tmp_path: Path) -> None:
+    config = RunConfig(dataset=str(table), rounds=1, batch_size=8)
+    runner.run(config, tmp_path / "run", progress=False)
+    stored = Run(tmp_path / "run").config
+    assert (stored["scale"], stored["keep_ids"]) == ("standard", False)
+    assert stored["preprocessing"]["scale"] == "standard"
+    before = {key: value for key, value in json.loads(json.dumps(stored)).items() if key not in ("scale", "keep_ids")}
+    assert restore.stored_config(before)[0].scale == "none"
+    assert restore.stored_config(before)[0].keep_ids
+
+
+@pytest.mark.parametrize("name", ["record_id", "PatientID", "patientid", "id", "stayId", "Subject ID", "MRN"])
+def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
+    assert is_identifier(name, [str(k) for k in range(30, 0, -1)])
+    assert is_identifier(name, np.arange(30.0))
+    assert is_identifier(name, [f"P{k}" for k in range(30)])
+    assert not is_identifier(name, ["1", "2", "2"])
+    assert not is_identifier(name, np.arange(30.0) + 0.5)
+
+
+@pytest.mark.parametrize("name", ["humidity", "age", "residence", "width", "idle", "identical_twin"])
+def test_other_columns_are_no_identifiers(name: str) -> None:
+    assert not is_identifier(name, np.arange(30.0))
+
+
+def test_an_id_column_is_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "t.csv", frame().assign(record_id=range(1000, 1060), StayID=range(60)))
+    for words in (["run", "--rounds", "1"], ["choose", "--rounds", "1"]):
+        with pytest.raises(SystemExit):
+            main([*words, "--dataset", str(path), "--exclude-columns", "one", "--out", str(tmp_path / "out")])
+        said = capsys.readouterr().err
+        assert "--exclude-columns one record_id StayID" in said
+        assert "--keep-ids" in said
+        assert not (tmp_path / "out").exists()
+    assert data.load(path, exclude_columns=["record_id", "StayID"]).shape == (3,)
+    assert data.load(path, keep_ids=True).shape == (5,)
+    with pytest.raises(UsageError, match="record_id"):
+        data.load(path, columns=["age", "record_id"])
+
+
+WIDE = [f"lab_{k}" for k in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("header", "likely"),
+    [
+        ([*WIDE, "died", "ward_name"], ["died", "--client-column ward_name"]),
+        (["Hospital", *WIDE, "outcome"], ["outcome", "--client-column Hospital"]),
+        ([*WIDE, "lable"], ["lable"]),
+        (["y", *WIDE], ["y"]),
+        ([*WIDE, "septic"], ["septic"]),
+    ],
+)
+def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
+    tmp_path: Path, header: list[str], likely: list[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([",".join(header), ",".join("1" * len(header))]))
+    for read in (data.recipe, data.load):
+        with pytest.raises(UsageError, match=r"--label-column.*got 'label'") as refused:
+            read(path)
+        said = str(refused.value)
+        assert f"--label-column {likely[0]}" in said
+        assert all(each in said for each in likely)
+        assert "lab_20" not in said
+        assert len(said) < 300 + len(str(path))
+
+
+def test_a_client_that_is_not_there_names_the_likeliest(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([",".join(["site_code", *WIDE, "label"]), ",".join("1" * 42)]))
+    with pytest.raises(UsageError, match=r"--client-column.*got 'ward'.*--client-column site_code"):
+        data.load(path, client_column="ward")
+
+
+def test_a_feature_that_is_not_there_names_its_flag(table: Path) -> None:
+    with pytest.raises(UsageError, match=r"--exclude-columns.*'doze'.*did you mean 'dose'"):
+        data.load(table, exclude_columns=["doze"])
