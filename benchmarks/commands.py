@@ -20,7 +20,12 @@ EVERY = 0.005
 PARTS = {
     "imports": ("importlib",),
     "drawing": ("matplotlib/", "seaborn/", "diagnostics/pictures/", "studies/pictures.py", "studies/study_page.py"),
-    "training": ("fl_core/training/", "fl_core/execution/stacked.py", "fl_core/execution/local_training.py", "torch/optim/"),
+    "training": (
+        "fl_core/training/",
+        "fl_core/execution/stacked.py",
+        "fl_core/execution/local_training.py",
+        "torch/optim/",
+    ),
     "evaluation": ("fl_core/training/evaluate.py", "fl_core/scores.py"),
     "measuring": ("diagnostics/",),
     "reading and writing runs": ("fl_core/records/",),
