@@ -128,7 +128,7 @@ def recipe(
 
 
 def default_scale(dataset: Location, **reading: Any) -> str:
-    """Return the default scaling of data: ``standard`` for your own tables, ``none`` for others. Only headers are read."""
+    """Return the default scaling: ``standard`` for your own tables, ``none`` for other data. Only headers are read."""
     none, standard, *_ = SCALES
     if _is_named(dataset) or not client_tables.is_table(_path(dataset)):
         return none
