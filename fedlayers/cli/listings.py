@@ -98,7 +98,8 @@ def own_data() -> str:
         f"{table.rounds} rounds, batch {table.batch_size}, lr {table.lr:g}, "
         f"{_with(table.optimizer, table.optimizer_options)}, {table.loss}; {table.model} for tables, {image.model} for "
         f"images, {text.model} with batch {text.batch_size} for texts; the clients that the data name, or else "
-        f"{table.clients} by {table.partition} with alpha {table.alpha:g}; numbers as they are (--scale, --impute)."
+        f"{table.clients} by {table.partition} with alpha {table.alpha:g}; columns of tables "
+        "scaled to mean 0 and deviation 1 (--scale), other numbers as they are, missing ones refused (--impute)."
     )
     return textwrap.fill(words, _width(110))
 

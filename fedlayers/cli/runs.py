@@ -89,7 +89,9 @@ class Resume(Command):
 
     dir: RunDirectory
     allow_code: ModelCode = ()
-    dataset: Annotated[str | None, option("Its own file or folder of data, if it has not begun.", "PATH")] = None
+    dataset: Annotated[str | None, arguments.FILES, option("Its own files or folder of data, if it has not begun.")] = (
+        None
+    )
     data_root: Annotated[Path | None, option("Folder with the named datasets' files.", "DIR")] = None
     init: Annotated[Path | None, option("The weights to start from, if it has no copy of them.", "PATH")] = None
     logger: Log = ()

@@ -139,9 +139,12 @@ def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
 ) -> None:
     """To the end that it would have had, also within a study."""
     monkeypatch.chdir(tmp_path)
+    for client in "ab":
+        Path(f"{client}.csv").write_text("age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(30)))
     for name, found, flags in (
         ("init", replace(SMALL, init="weights.safetensors"), ["--init", "weights.safetensors"]),
         ("table", RunConfig(dataset="own.npz", rounds=2, stack="off"), ["--dataset", "own.npz"]),
+        ("tables", RunConfig(dataset="b.csv,a.csv", rounds=2, stack="off"), ["--dataset", "b.csv", "a.csv"]),
     ):
         whole = runner.run(found, tmp_path / f"whole-{name}", progress=False)
         path = not_begun(tmp_path / name, found)

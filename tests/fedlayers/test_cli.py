@@ -170,6 +170,18 @@ def test_a_printed_configuration_is_read_again(fedlayers, tmp_path, command):
         assert tomllib.loads(changed)["training"]["lr"] == 0.3
 
 
+def test_a_printed_configuration_of_several_tables_is_read_again(fedlayers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(20)))
+    text = fedlayers("run", "--dataset", "a.csv", "b.csv", "--keep-ids", "--print-config")
+    found = tomllib.loads(text)["data"]
+    assert found["dataset"] == f"{tmp_path / 'a.csv'},{tmp_path / 'b.csv'}"
+    assert (found["scale"], found["keep_ids"]) == ("standard", True)
+    (tmp_path / "run.toml").write_text(text)
+    assert fedlayers("run", "--config", "run.toml", "--print-config") == text
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
