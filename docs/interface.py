@@ -18,7 +18,7 @@ STYLE: Any = Config(
 )
 Defined = ast.FunctionDef | ast.ClassDef
 TOPICS = {
-    "Train": "run resume RunConfig Run load_models assemble train_first_round frame Row row",
+    "Train": "run resume RunConfig Run load_models assemble train_first_round Row row",
     "Choose layers": "choose Choice study compare Comparison display_name tune Tuning Tuned regret Regret",
     "Data": "load available_datasets from_clients FederatedData partition dataset",
     "Models and layers": "model Layer layers_of LayerPlan",

@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
     from fl_core.rows import row as row
-    from fl_core.runner import frame as frame
     from fl_core.runner import load_models as load_models
     from fl_core.runner import train_first_round as train_first_round
     from fl_core.task import assemble as assemble
@@ -130,7 +129,6 @@ _HOMES = {
     "explain": "diagnostics.decide.explain",
     "export": "fl_core.exported",
     "train_first_round": "fl_core.runner",
-    "frame": "fl_core.runner",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",

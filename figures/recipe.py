@@ -57,7 +57,7 @@ def scored_at_end(config: RunConfig) -> RunConfig:
 def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
     """Train a task to its end; returns the run and its rows."""
     engine = runner.run(task.config, loaded=task.data, instruments=measure.instruments(), progress=False)
-    return engine, runner.frame(engine)
+    return engine, engine.to_frame()
 
 
 def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import pandas as pd
 from tqdm.auto import tqdm
 
-from fl_core import costs, tree
+from fl_core import costs, rows, tree
 from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Observation, Round, TaskInfo, Update
 from fl_core.algorithms.model_template import ModelTemplate, make_template
@@ -364,6 +365,10 @@ class Engine:
     def rows(self) -> list[Row]:
         """The rows that are not yet in a run directory."""
         return self.ledger.rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows of a run that is not written to a directory as a tidy table."""
+        return rows.frame(self.rows)
 
     @property
     def clock(self) -> Clock:

@@ -9,11 +9,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
 
-from fl_core import restore, rows, tree
+from fl_core import restore, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
@@ -418,18 +417,12 @@ def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
     return module
 
 
-def frame(engine: Engine) -> pd.DataFrame:
-    """Return the rows of a run that was not written to a directory."""
-    return rows.frame(engine.rows)
-
-
 __all__ = [
     "MODELS",
     "Task",
     "assemble",
     "check_code",
     "code_of",
-    "frame",
     "load_models",
     "resume",
     "run",

@@ -137,7 +137,7 @@ def measure_federation(task: runner.Task, run: str, folder: Path) -> pd.DataFram
 
 def rounds_of(task: runner.Task, engine: Engine, cut: str) -> list[rows.Row]:
     """Macro-F1 and loss on validation samples after every evaluated round."""
-    frame = runner.frame(engine)
+    frame = engine.to_frame()
     frame = frame[(frame["split"] == "validation") & (frame["model"] == "personal")]
     frame = frame[frame["metric"].isin(["macro_f1", "loss"]) & (frame["round"] > 0)]
     return [

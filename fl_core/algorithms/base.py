@@ -118,7 +118,7 @@ class Algorithm:
     >>> sent = engine.algorithm.server_message(engine.server, client=0, rnd=fl.Round(1))
     >>> sent.bytes, sorted({name.partition(".")[0] for name in sent.trees["model"]})
     (7960, ['fc1', 'fc2', 'fc3'])
-    >>> scores = fl.frame(engine).query("round == 2 and metric == 'accuracy' and split == 'test'")
+    >>> scores = engine.to_frame().query("round == 2 and metric == 'accuracy' and split == 'test'")
     >>> sorted(scores["model"].unique())
     ['local', 'personal']
     """

@@ -116,7 +116,7 @@ def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a
     plan = select(report, "budget_bytes", budget=sizes["fc1"] + sizes["fc2"])
     assert plan.shared == ("fc1", "fc2")
     config = replace(CONFIG, algorithm="fedper", rounds=2)
-    rows = runner.frame(runner.run(config, data=TOY, model=model, plan=plan, progress=False))
+    rows = runner.run(config, data=TOY, model=model, plan=plan, progress=False).to_frame()
     assert set(rows.query("metric == 'bytes_up'")["value"]) == {plan.why.detail["cost"]["shared"]}
 
 

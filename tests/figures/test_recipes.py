@@ -62,12 +62,12 @@ def test_stored_rows_are_small_and_resolve_to_the_run(check: recipe.Recipe, tmp_
     assert set(final["model"]) == {"personal"}
     assert final["client"].nunique() == len(final) == 2
     engine = runner.run(check.runs["fedper"], instruments=recipe.measure.instruments(), progress=False)
-    fresh = runner.frame(engine)
+    fresh = engine.to_frame()
     fresh = fresh[(fresh["metric"] == "accuracy") & (fresh["split"] == "test") & (fresh["model"] == "personal")]
     assert final["value"].tolist() == fresh[fresh["round"] == 1]["value"].tolist()
     counted = frame[frame["model"] == ""].set_index(["metric", "variant"])["value"]
     assert counted[learning.STEPS] == np.mean([math.ceil(n / 16) for n in final["n_train"]])
-    assert counted[learning.WORK] == runner.frame(engine).query("metric == 'flops' and variant == ''")["value"].mean()
+    assert counted[learning.WORK] == engine.to_frame().query("metric == 'flops' and variant == ''")["value"].mean()
     assert counted[learning.TUNING] == 0
 
 

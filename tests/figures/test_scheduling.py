@@ -51,7 +51,7 @@ def test_a_run_is_measured_when_it_is_reported(little: tuple[recipe.Recipe, Path
     tuned = own[(own["model"] == "personal") & (own["client"] == "")]
     assert set(tuned["round"]) == {1, 2, 3}
     engine = runner.run(item.runs["mnist.vanilla"], instruments=recipe.measure.instruments(), progress=False)
-    whole = runner.frame(engine)
+    whole = engine.to_frame()
     tested = whole[(whole["metric"] == "accuracy") & (whole["split"] == "test") & (whole["model"] == "personal")]
     for done, part in tested.groupby("round"):
         right = (part["value"] * part["n_samples"].astype(float)).sum()

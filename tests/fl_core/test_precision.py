@@ -30,7 +30,7 @@ def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(pla
     trees = [plain.server.trees["model"], *plain.clients.states[plain.names[0]].trees.values()]
     assert all(tensor.dtype in (torch.float32, torch.int64) for each in trees for tensor in each.values())
     assert tree.digest(plain.server.trees["model"]) != tree.digest(full.server.trees["model"])
-    ours, theirs = (runner.frame(each).query("metric == 'train_loss'")["value"].to_numpy() for each in (plain, full))
+    ours, theirs = (each.to_frame().query("metric == 'train_loss'")["value"].to_numpy() for each in (plain, full))
     assert ours == pytest.approx(theirs, rel=0.02)
 
 

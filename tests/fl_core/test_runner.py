@@ -188,7 +188,7 @@ def test_your_own_model_is_left_as_it_was(bn: str) -> None:
 
 def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
     engine = runner.run(HEART, progress=False)
-    table = runner.frame(engine)
+    table = engine.to_frame()
     assert (table.run == "").all()
     written = runner.run(HEART, tmp_path / "run", progress=False)
     assert written.rows == []

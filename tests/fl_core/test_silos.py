@@ -60,7 +60,7 @@ def test_a_run_takes_it() -> None:
     engine = runner.run(
         RunConfig(algorithm="fedper", rounds=2, batch_size=8), data=from_clients(silos()), progress=False
     )
-    frame = runner.frame(engine)
+    frame = engine.to_frame()
     assert set(frame["client"]) >= {"north", "south"}
 
 
