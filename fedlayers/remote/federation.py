@@ -190,7 +190,7 @@ WAYS = {
     "classes": ". Name all of the federation in each site's file: classes = [...]",
     "words": " (digests). List the same vocabulary or categories in each site's file, in the same order",
 }
-"""What to do where the sites say different things of the same key."""
+"""Ways to make the sites agree on a key."""
 
 
 def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Columns of words: which there are, their categories, and a number for each word."""
+"""Columns of words, with their categories and a number for each word."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fl_core.data.arrays import MISSING, Cells, is_number
 from fl_core.errors import UsageError, check_known
 
 MOST = 100
-"""Different words of a column at most."""
+"""The maximum number of different words in a column."""
 FEW = 10
-"""Different words that a column may have even if that is more than one in two rows."""
+"""The number of different words that any column may have, even a short one."""
 
 Categories = tuple[tuple[str, ...], ...]
-"""The words of each column; none for a column of numbers."""
+"""The words of each column. A column of numbers has none."""
 
 
 def holds_words(cells: Cells) -> bool:
@@ -124,7 +124,7 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
 
 
 def width(columns: int, words: Collection[Sequence[str]]) -> int:
-    """Return how many columns :func:`one_hot` makes of so many."""
+    """Return the number of columns after :func:`one_hot`."""
     return columns + sum(len(each) for each in words)
 
 

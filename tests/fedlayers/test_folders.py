@@ -10,6 +10,7 @@ from fedlayers.cli.main import main
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
+from fl_core.exported import export
 from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
 
@@ -58,6 +59,8 @@ def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
     assert len(run.rounds) < len(before)
     assert run.verify()
     assert runner.load_models(run.path, "best", "personal")[0]
+    exported = export(run.path, tmp_path / "va.safetensors", client="va").about["run"]
+    assert (exported["model"], exported["round"]) == ("personal", rule.best["personal"])
 
 
 def test_what_was_not_cleaned_is_still_missed(interrupted: Path) -> None:

@@ -113,8 +113,8 @@ def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
         path = write(tmp_path / f"t{suffix}", entries)
         assert len(data.load(path, client_column="who", **named).clients) == 2
         assert len(data.load(path, **named).clients) == 5
-        assert data.recipe(path, client_column="who", text_column="says").partition == "natural"
-        assert data.recipe(path, text_column="says").model == "text_transformer"
+        assert data.recipe(path, client_column="who", **named).partition == "natural"
+        assert data.recipe(path, **named).model == "text_transformer"
 
 
 @pytest.mark.parametrize(
