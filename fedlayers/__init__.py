@@ -9,12 +9,14 @@ Each name is imported when it is first used.
 """
 
 from fl_core.interrupts import quiet_imports
-from fl_core.lazy import attach, check_neighbour
 
 quiet_imports("fedlayers")
-check_neighbour("diagnostics", __file__)
 
 from typing import TYPE_CHECKING  # noqa: E402
+
+from fl_core.lazy import attach, check_neighbour  # noqa: E402
+
+check_neighbour("diagnostics", __file__)
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure

@@ -275,10 +275,10 @@ def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None
         names = listing(site["name"] for site in stored[FEDERATION]["sites"])
         raise UsageError(
             f"{path} is a federation's run: what its clients keep is at their sites, {names}; fedlayers federation run "
-            f"--resume {path} goes on with it"
+            f"--resume {path} continues it"
         )
     if at_sites and FEDERATION not in stored:
-        raise UsageError(f"{path} is no federation's run: fedlayers resume {path} goes on with it")
+        raise UsageError(f"{path} is no federation's run: fedlayers resume {path} continues it")
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:

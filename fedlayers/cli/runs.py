@@ -63,9 +63,9 @@ class Run(Configured):
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
         if not begun and self.config.plan == CHOOSE:
-            return "the same command goes on"
+            return "the same command continues"
         again = shlex.join([str(self.out), *(["--logger", *self.logger] if self.logger else []), *self._files()])
-        return f"fedlayers resume {again} goes on" if begun else super().interrupted()
+        return f"fedlayers resume {again} continues it" if begun else super().interrupted()
 
     def _files(self) -> list[str]:
         """Return the flags of files that a run needs again as long as it has not begun."""

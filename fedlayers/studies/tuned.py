@@ -65,7 +65,7 @@ class Tuned:
             or found.keys() != names
             or not all(isinstance(found[key], dict) for key in ("settings", "options"))
         ):
-            raise UsageError(f"{path} is not what tune has written")
+            raise UsageError(f"{path} is not a file of fedlayers tune")
         settings = {name: current_keys(each) for name, each in found["settings"].items()}
         return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
 

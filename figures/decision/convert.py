@@ -25,6 +25,7 @@ from figures.decision.families import FAMILIES, FOLDER, SKLEARN, SURVIVAL, Famil
 from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.names import csv_bytes
 from fl_core.storage.files import write_atomically
 
 LEVELS = 20
@@ -214,7 +215,7 @@ def convert(
         if frame is None:
             continue
         table = prepared(family, frame)
-        write_atomically(folder / f"{name}.csv", table.to_csv(index=False, float_format="%.7g").encode())
+        write_atomically(folder / f"{name}.csv", csv_bytes(table, float_format="%.7g"))
         written.append(name)
         clients = table[CLIENT_COLUMN].nunique() if family.natural else 0
         say(

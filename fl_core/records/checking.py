@@ -214,4 +214,4 @@ def _progress(run: RunFiles, timed: set[int]) -> str:
         )
     if last != asked and run.finished:
         return f"{last} of at most {asked} rounds: stopped by the stopping rule"
-    return f"{last} of {asked} rounds" + ("" if last == asked else ": not finished, resume goes on")
+    return f"{last} of {asked} rounds" + ("" if last == asked else ": not finished, resume continues it")

@@ -322,7 +322,7 @@ def test_newer_rows_and_plans_are_refused_by_name(run, tmp_path):
 
 def test_verify_says_how_far_a_run_has_come(run, sound):
     assert Run(sound).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"
-    assert Run(run).verify()[-1] == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume goes on"
+    assert Run(run).verify()[-1] == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume continues it"
 
 
 @pytest.mark.parametrize("removed", [1, 2, ROUNDS])

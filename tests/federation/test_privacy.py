@@ -331,7 +331,7 @@ def test_measured_twice_is_answered_from_disk_and_spent_once(tmp_path: Path) -> 
 def test_algorithms_whose_clients_keep_what_must_equal_what_left_are_refused(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    reason = f"the site adds noise to what it sends, and '{name}' keeps at a client what must equal what left"
+    reason = f"the site adds noise to its messages, but in '{name}'"
     with pytest.raises(RefusedError, match=reason):
         federation.federate(config_for(name, options=options), noisy(tmp_path), progress=False)
     assert not list(tmp_path.rglob("*.state"))

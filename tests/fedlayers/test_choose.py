@@ -283,7 +283,7 @@ def test_an_arm_that_also_fine_tunes_where_the_race_ends_may_race_so_far(tmp_pat
 
 
 def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="complete it"):
+    with pytest.raises(UsageError, match="complete=True"):
         choose(CONFIG, tmp_path, with_finetuning=True, complete=False)
     with pytest.raises(UsageError, match="--with-finetuning"):
         choose(CONFIG, tmp_path / "out", complete=False).side_by_side()

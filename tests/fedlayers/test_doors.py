@@ -81,8 +81,8 @@ def test_run_obeys_the_winner_of_a_race(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "fedavg"}, "fedavg takes no plan, so there is none to choose"),
-        ({"algorithm": "fedper", "data": TOY}, "not data or a model of your own"),
+        ({"algorithm": "fedavg"}, "fedavg takes no plan"),
+        ({"algorithm": "fedper", "data": TOY}, "must have data and a model by name"),
     ],
 )
 def test_what_no_race_can_decide_is_refused(changes, message, tmp_path):

@@ -20,9 +20,8 @@ def shown() -> list[str]:
     for package in ("fl_core", "diagnostics", "fedlayers"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if ">>> " in path.read_text(encoding="utf-8") and parts[:2] != ("fedlayers", "diagnostics"):
-                name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-                found.append(f"fedlayers.{name}" if package == "diagnostics" else name)
+            if ">>> " in path.read_text(encoding="utf-8"):
+                found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return found
 
 

@@ -125,7 +125,7 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     config = RunConfig(dataset=str(table), task=REGRESSION)
     with pytest.raises(UsageError, match="the baselines are classifiers"):
         compare(config, ("local", "fedavg"), (0,), tmp_path / "out", baselines=True)
-    with pytest.raises(UsageError, match="a study reports on classes"):
+    with pytest.raises(UsageError, match="a study needs classes"):
         study(config, ("local", "fedavg"), (0,), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     data = federation()

@@ -61,7 +61,7 @@ def test_a_recipe_made_elsewhere_has_the_same_rows(tmp_path: Path, monkeypatch: 
     ("arguments", "message"),
     [
         (["--backend", "local:2"], "--backend goes with --train"),
-        (["--train", "--backend", "locl:2"], "no place is called 'locl:2'"),
+        (["--train", "--backend", "locl:2"], "got 'locl:2'"),
     ],
 )
 def test_places_that_cannot_be_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

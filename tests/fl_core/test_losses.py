@@ -168,7 +168,7 @@ def test_a_label_outside_the_classes_is_an_error(loss, label):
     [
         ("cros_entropy", {}, "did you mean 'cross_entropy'"),
         ("focal", {"gama": 2}, "did you mean 'gamma'"),
-        ("cross_entropy", {"gamma": 2}, "no options; got 'gamma'"),
+        ("cross_entropy", {"gamma": 2}, "takes no options"),
         ("focal", {"gamma": -1}, "at least 0"),
         ("focal", {"gamma": math.inf}, "finite"),
         ("focal", {"gamma": "3"}, "not a number"),

@@ -214,7 +214,7 @@ class TestRows:
         entry = begun.run.manifest(1)["rows"]
         assert entry == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
         assert "bytes after the last checkpoint not covered" in begun.run.verify()[-2]
-        assert begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume goes on"
+        assert begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
 
     def test_rewind_cuts_to_the_last_checkpoint(self, begun):
         begun.add_rows([a_row(1)])

@@ -174,7 +174,7 @@ def test_an_actor_that_cannot_begin_is_told_in_one_line(played: Cluster) -> None
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--backend", "slurm"], "no place is called 'slurm'"),
+        (["--backend", "slurm"], "got 'slurm'"),
         (["--backend", "local:2"], "'local:2' is for many runs"),
         (["--backend", "ray", "--workers", "2"], "does not go with --workers 2"),
         (["--backend", "ray", "--stack", "on"], r"does not go with clients that are trained together \(--stack on\)"),

@@ -146,7 +146,7 @@ def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> N
     "name", ["locl:2", "local", "local:0", "local:x", "ray:", "ray:host", "ray:ray://h:1", "slurm"]
 )
 def test_what_is_no_place_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"no place is called .*: local:N .*, ray, or ray:HOST:PORT"):
+    with pytest.raises(UsageError, match=r"backend must be local:N, ray or ray:HOST:PORT; got .*"):
         check_backend(name)
 
 
