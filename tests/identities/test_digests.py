@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from diagnostics.measure import instruments
+from fedlayers import catalogue
 from fedlayers.remote import federation
 from fl_core import runner
-from fl_core.algorithms import registry
 from tests.conftest import TOY, every_other
 from tests.federation.test_in_memory import link
 from tests.identities.digests import TABLE, TEN, config_for, digests, machine
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_table_has_every_algorithm():
-    assert set(STORED["runs"]) == set(registry())
+    assert set(STORED["runs"]) == set(catalogue.own_entries("algorithm"))
 
 
-@pytest.mark.parametrize("name", sorted(registry()))
+@pytest.mark.parametrize("name", sorted(catalogue.own_entries("algorithm")))
 def test_one_process(name: str):
     assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]
 
