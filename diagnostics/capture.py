@@ -182,7 +182,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
         size = batch or len(x)
         return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
     if not isinstance(data, Iterable):
-        raise UsageError(f"data must be a pair (x, y) or a loader of such pairs, not {type(data).__name__}")
+        raise UsageError(f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}.")
     if isinstance(data, Iterator):
         raise UsageError("data is an iterator, which can be read only once; give the pair or the loader itself")
     return _loaded(data)

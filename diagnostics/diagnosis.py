@@ -329,7 +329,7 @@ def _loss(loss: Loss | str | None) -> Loss:
         return loss
     if loss is None or isinstance(loss, str):
         return losses.build(loss or "cross_entropy")
-    raise UsageError(f"loss must be a name or one of fl_core.training.losses, not {type(loss).__name__}")
+    raise UsageError(f"loss must be a name or one of fl_core.training.losses; got {type(loss).__name__}.")
 
 
 # --- who is measured on what -----------------------------------------------------------------------------------

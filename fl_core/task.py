@@ -146,10 +146,10 @@ def assemble(
     """
     if data is not None and not isinstance(data, FederatedData):
         raise UsageError(
-            f"data must be a federation, as fl.from_clients({{client: (x, y)}}) makes it, not {_kind(data)}"
+            f"data must be a federation, as fl.from_clients({{client: (x, y)}}) makes it; got {_kind(data)}."
         )
     if model is not None and not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a module, an object of a class made of torch.nn.Module, not {_kind(model)}")
+        raise UsageError(f"model must be a module, an object of a class made of torch.nn.Module; got {_kind(model)}.")
     config = resolved(config, data)
     algorithm = find(config.algorithm)
     below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
@@ -325,7 +325,7 @@ def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return
     if batch < 2:
-        raise UsageError("the model normalises over batches: batch_size must be at least 2, not 1")
+        raise UsageError("the model normalises over batches: batch_size must be at least 2; got 1.")
     for client in data.clients:
         for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:

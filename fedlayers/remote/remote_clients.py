@@ -102,7 +102,7 @@ class TimeoutPolicy:
         if self.min_replies < 1:
             raise UsageError(f"at least 1 client must reply, not {self.min_replies}")
         if self.timeout is not None and not 0 < self.timeout < math.inf:
-            raise UsageError(f"timeout must be a number of seconds above 0, not {self.timeout}")
+            raise UsageError(f"timeout must be a number of seconds above 0; got {self.timeout}.")
 
 
 class RpcClient:

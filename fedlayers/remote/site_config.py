@@ -81,7 +81,7 @@ class SiteFile:
             check_known("key", key, TABLES)
         for key, kind in (("name", str), ("folder", str), ("device", str), ("data", dict)):
             if not isinstance(found.get(key, kind()), kind):
-                raise UsageError(f"{key} must be {'a table' if kind is dict else 'text'}, not {found[key]!r}")
+                raise UsageError(f"{key} must be {'a table' if kind is dict else 'text'}; got {found[key]!r}.")
         name, data = found.get("name", ""), dict(found.get("data", {}))
         if not name or not name.strip() or "/" in name:
             raise UsageError("name must be the site's, a text without a slash")
@@ -100,7 +100,7 @@ class SiteFile:
         privacy: Privacy = _table("privacy", found, Privacy)
         connection = found.get("connection", {})
         if not isinstance(connection, dict):
-            raise UsageError(f"connection must be a table, not {connection!r}")
+            raise UsageError(f"connection must be a table; got {connection!r}.")
         folder = here / found.get("folder", f"{in_file_name(name)}-state")
         return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
 
@@ -126,7 +126,7 @@ def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
     """
     given = found.get(table, {})
     if not isinstance(given, dict):
-        raise UsageError(f"{table} must be a table, not {given!r}")
+        raise UsageError(f"{table} must be a table; got {given!r}.")
     known = {each.name: each for each in fields(made)}
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -139,9 +139,9 @@ def _as(what: str, value: Any, default: Any) -> Any:
     """Convert a value to the type of a default: texts for a tuple or None, a number, a truth value, or a text."""
     if default is None or isinstance(default, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise UsageError(f"{what} must be a list of names, not {value!r}")
+            raise UsageError(f"{what} must be a list of names; got {value!r}.")
         return tuple(value)
     kinds = (int, float) if isinstance(default, float) else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise UsageError(f"{what} must be {type(default).__name__}, not {value!r}")
+        raise UsageError(f"{what} must be {type(default).__name__}; got {value!r}.")
     return value

@@ -155,7 +155,7 @@ def tune(
     """
     out = Path(out)
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise UsageError(f"trials must be at least 1, not {trials!r}")
+        raise UsageError(f"trials must be at least 1; got {trials!r}.")
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
     check_known("score", score, SCORES)

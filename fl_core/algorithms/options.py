@@ -53,11 +53,11 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         if NoneType in kinds:
             return None
-        raise UsageError(f"{what} must be {target.__name__}, not none")
+        raise UsageError(f"{what} must be {target.__name__}; got none.")
     if get_origin(target) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
-            raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}, not {value!r}")
+            raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}.")
         return tuple(_typed(what, part, get_args(target)[0]) for part in parts)
     try:
         if target is bool:
@@ -68,9 +68,9 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
         if target is int and float(value) != number:
             raise ValueError(value)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UsageError(f"{what} must be {target.__name__}, not {value!r}") from error
+        raise UsageError(f"{what} must be {target.__name__}; got {value!r}.") from error
     if target in (int, float) and not (number >= 0 and math.isfinite(number)):  # strengths and counts, all of them
-        raise UsageError(f"{what} must be at least 0 and finite, not {value}")
+        raise UsageError(f"{what} must be at least 0 and finite; got {value}.")
     if target in MOST and number > MOST[target]:
         raise UsageError(f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number.")
     return number

@@ -18,7 +18,7 @@ from fl_core.errors import UsageError, check_known
 def check_clip(most: float | None) -> None:
     """Refuse a clipping norm that is not above 0; None means no clipping."""
     if most is not None and not most > 0:
-        raise UsageError(f"max_grad_norm must be above 0, not {most}")
+        raise UsageError(f"max_grad_norm must be above 0; got {most}.")
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Training:
         check_known("precision", self.precision, PRECISIONS)
         for name, least in (("epochs", 0), ("batch_size", 1), ("momentum", 0), ("weight_decay", 0)):
             if not getattr(self, name) >= least:
-                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+                raise UsageError(f"{name} must be at least {least}; got {getattr(self, name)}.")
         for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
             if getattr(self, name) and not used:
                 raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise UsageError(f"lr must be a number above 0, not {self.lr}")
+            raise UsageError(f"lr must be a number above 0; got {self.lr}.")
         check_clip(self.max_grad_norm)
 
     @property

@@ -303,7 +303,7 @@ def wider() -> nn.Module:
         ({"by": "blocks"}, "did you mean 'block'"),
         ({"mode": "evaluation"}, "unknown mode"),
         ({"loss": "cross_entrop"}, "did you mean 'cross_entropy'"),
-        ({"loss": nn.CrossEntropyLoss()}, "not CrossEntropyLoss"),
+        ({"loss": nn.CrossEntropyLoss()}, "got CrossEntropyLoss"),
         ({"options": {"ckaa": {}}}, "did you mean 'cka'"),
         ({"options": {"cka": {"estimater": "full"}}}, "did you mean 'estimator'"),
         ({"options": {"cka": {"subjects": []}}}, "unknown option of cka 'subjects'"),

@@ -232,7 +232,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --algorithm playerfl --rule sensitivity_ration", "did you mean 'sensitivity_ratio'?"),
         ("run --algorithm playerfl --rule manual", "unknown rule that decides by itself 'manual'"),
         ("run --algorithm fedprox --option nu=1", "unknown configuration key of fedprox 'nu': did you mean 'mu'?"),
-        ("run --algorithm fedprox --option mu=much", "mu must be float, not 'much'"),
+        ("run --algorithm fedprox --option mu=much", "mu must be float; got 'much'"),
         ("run --algorithm fedprox --option mu", "--option takes KEY=VALUE, not 'mu'"),
         ("run --algorithm fedprox --option mu=1 --option mu=2", "--option gives 'mu' twice"),
         ("run --algorithm local --option mu=1", "local has no configuration keys; 'mu' was given"),

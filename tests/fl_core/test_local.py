@@ -389,7 +389,7 @@ def test_a_gradient_that_is_not_finite_is_named_where_it_is_with_a_clip_too(step
 
 
 def test_a_phases_clip_is_checked_too() -> None:
-    with pytest.raises(UsageError, match="max_grad_norm must be above 0, not 0"):
+    with pytest.raises(UsageError, match="max_grad_norm must be above 0; got 0"):
         Phase("train", frozenset(), 1, max_grad_norm=0)
 
 

@@ -137,7 +137,7 @@ def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [
-        ({"batch_size": 1}, (30, 30), "normalises over batches: batch_size must be at least 2, not 1"),
+        ({"batch_size": 1}, (30, 30), "normalises over batches: batch_size must be at least 2; got 1"),
         ({}, (30, 3), "client 'b' has 1 training|client 'b' has 1 train sample"),
         ({"batchnorm": "drop"}, (30, 5), "client 'b' has 1 (validation|test) sample"),
     ],

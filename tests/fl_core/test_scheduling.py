@@ -77,9 +77,9 @@ def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
     ("options", "message"),
     [
         ({"unfreeze": "0,1"}, "vanilla: unfreeze .*fc1, fc2, fc3; got 2"),
-        ({"unfreeze": "0,1,x"}, "vanilla: unfreeze must be int, not 'x'"),
+        ({"unfreeze": "0,1,x"}, "vanilla: unfreeze must be int; got 'x'"),
         ({"unfreeze": "0,1,-2"}, "vanilla: unfreeze must be at least 0"),
-        ({"unfreeze": 3}, "vanilla: unfreeze must be a list of int, not 3"),
+        ({"unfreeze": 3}, "vanilla: unfreeze must be a list of int; got 3"),
         ({"base": "fedbaby"}, "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
         ({"base": "anti"}, "vanilla: base .*got anti"),
         ({"base": "fedprox", "nu": 1}, "unknown configuration key of vanilla 'nu': did you mean 'mu'"),
