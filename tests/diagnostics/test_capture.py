@@ -180,7 +180,7 @@ NAN = torch.full_like(X, float("nan"))
         ([X, Y, Y], "batch 0 of the loader: not a pair"),
         ([], "no batches"),
         (iter([(X, Y)]), "only once"),
-        (3, "not int"),
+        (3, "got int"),
     ],
 )
 def test_batches_refuses(data: object, message: str) -> None:
