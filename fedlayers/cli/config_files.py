@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fl_core.config import GROUPS, RunConfig, resolved
 from fl_core.errors import UsageError, check_known
@@ -32,13 +32,14 @@ def expanded(words: Sequence[str]) -> list[str]:
     given = {word.partition("=")[0] for word in rest if word.startswith("--")}
     own = _given_options(rest)
     flags: list[str] = []
+    hints = get_type_hints(RunConfig)
     for key, value in _read(file).items():
         if key in OPTIONS:
             for name, each in value.items():
                 if (OPTIONS[key], name) not in own:
                     flags += [OPTIONS[key], f"{name}={_text(each)}"]
         elif (flag := f"--{key.replace('_', '-')}") not in given:
-            flags += _words(flag, value)
+            flags += _words(flag, value, switch=hints[key] == bool | None)
     return [*rest, *flags]
 
 
@@ -104,10 +105,9 @@ def _kind(name: str) -> str:
     return f"a group, [...{name}]" if name in OPTIONS else "a value"
 
 
-def _words(flag: str, value: Any) -> list[str]:
-    """Return a flag with its value as words of a command line."""
-    optional = flag in ("--amsgrad", "--keep-optimizer")
-    if isinstance(value, bool) and not optional:
+def _words(flag: str, value: Any, switch: bool) -> list[str]:
+    """Return a flag with its value as words of a command line; a ``switch`` takes True or False after it."""
+    if isinstance(value, bool) and not switch:
         return [flag] if value else []
     if isinstance(value, list):
         return [flag, *map(str, value)]

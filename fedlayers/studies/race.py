@@ -33,7 +33,7 @@ WINDOW = 3
 Tell = Callable[[str], None]
 
 
-TOLD = 4
+PROGRESS_LINES = 4
 """Lines about the progress of a race."""
 
 
@@ -157,7 +157,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tel
             raise result.error
         if reason:
             tell(f"{entry.arm.name}, seed {entry.config.seed} failed: {reason}")
-        if count * TOLD // len(entries) > (count - 1) * TOLD // len(entries):
+        if count * PROGRESS_LINES // len(entries) > (count - 1) * PROGRESS_LINES // len(entries):
             tell(f"{count} of {len(entries)} runs: {entry.arm.name}, seed {entry.config.seed}")
 
     runs = [entry.to(until) for entry in entries]
