@@ -114,7 +114,7 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
                     flag = Suppress[flag]  # type: ignore[misc, valid-type]
                 fields.append((key.name, flag, key.default))
         if fields:
-            group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, frozen=True, kw_only=True)
+            group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, kw_only=True, repr=False, eq=False)
             group_class.__doc__ = ABOUT.get(group, " ")  # a blank, or help would show the constructor's signature
             groups[group] = Annotated[group_class, OmitArgPrefixes]
 
