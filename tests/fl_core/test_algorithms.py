@@ -55,19 +55,19 @@ def test_every_algorithm_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedprox", {"nu": 1}, "unknown configuration key of fedprox 'nu': did you mean 'mu'"),
-        ("fedavg", {"mu": 1}, "fedavg has no configuration keys; 'mu' was given"),
-        ("fedprox", {"mu": "much"}, "fedprox: mu must be float; got 'much'"),
-        ("fedprox", {"mu": None}, "fedprox: mu must be float; got none"),
-        ("fedprox", {"mu": True}, "fedprox: mu must be float; got True"),
-        ("fedprox", {"mu": [1]}, "fedprox: mu must be float; got"),
-        ("fedprox", {"mu": -1}, "fedprox: mu must be at least 0 and finite; got -1"),
-        ("fedprox", {"mu": "nan"}, "fedprox: mu must be at least 0 and finite"),
-        ("ditto", {"lam": "inf"}, "ditto: lam must be at least 0 and finite"),
-        ("fedrep", {"head_epochs": "1.5"}, "fedrep: head_epochs must be int; got '1.5'"),
-        ("fedrep", {"head_epochs": 1.5}, "fedrep: head_epochs must be int; got 1.5"),
-        ("fedrep", {"head_epochs": float("inf")}, "fedrep: head_epochs must be int; got inf"),
-        ("fedbabu", {"finetune_epochs": -1}, "fedbabu: finetune_epochs must be at least 0"),
+        ("fedprox", {"nu": 1}, "'nu'.*'mu'"),
+        ("fedavg", {"mu": 1}, "fedavg.*'mu'"),
+        ("fedprox", {"mu": "much"}, "mu.*float.*'much'"),
+        ("fedprox", {"mu": None}, "mu.*float.*none"),
+        ("fedprox", {"mu": True}, "mu.*float.*True"),
+        ("fedprox", {"mu": [1]}, r"mu.*float.*\[1\]"),
+        ("fedprox", {"mu": -1}, "mu.*-1"),
+        ("fedprox", {"mu": "nan"}, "mu.*finite.*nan"),
+        ("ditto", {"lam": "inf"}, "lam.*finite.*inf"),
+        ("fedrep", {"head_epochs": "1.5"}, "head_epochs.*int.*'1.5'"),
+        ("fedrep", {"head_epochs": 1.5}, "head_epochs.*int.*1.5"),
+        ("fedrep", {"head_epochs": float("inf")}, "head_epochs.*int.*inf"),
+        ("fedbabu", {"finetune_epochs": -1}, "finetune_epochs.*-1"),
     ],
 )
 def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
@@ -118,9 +118,9 @@ def test_a_shifted_plan_keeps_the_notes_on_its_decision() -> None:
 
 @pytest.mark.parametrize("name", ["playerfl_minus", "playerfl_plus", "playerfl_random"])
 def test_a_layer_more_or_less_needs_a_prefix(name: str) -> None:
-    with pytest.raises(UsageError, match="shared layers are not the first ones"):
+    with pytest.raises(UsageError, match=r"\bfirst\b"):
         adopted(name, LayerPlan(layers(), ("fc2",)))
-    with pytest.raises(UsageError, match="not defined"):
+    with pytest.raises(UsageError, match="layer more"):
         prefix_length(LayerPlan(layers(), ("fc3",)))
 
 
@@ -135,7 +135,7 @@ def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed()
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
 def test_an_algorithm_without_its_plan_says_so(name: str) -> None:
-    with pytest.raises(RunError, match=f"{name} has no plan yet"):
+    with pytest.raises(RunError, match=rf"{name}.*plan"):
         find(name)(problem()).shared(Round(0), 0)
 
 

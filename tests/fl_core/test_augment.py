@@ -139,5 +139,5 @@ def test_images_that_were_never_scaled_stay_in_their_range(shape: tuple[int, ...
 
 
 def test_tables_have_no_views() -> None:
-    with pytest.raises(UsageError, match=r"images .*got shape \(4, 10\)"):
+    with pytest.raises(UsageError, match=r"got.*\(4, 10\)"):
         MoCoViews()(torch.zeros(4, 10), draw())

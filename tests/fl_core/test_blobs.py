@@ -47,12 +47,12 @@ def test_a_sound_file():
         pytest.param((2**43).to_bytes(8, "little") + b"{}", "header too large", id="a header longer than the file"),
         pytest.param(file(x=("F32", [3], [0, 8])), "invalid shape", id="a shape of another size"),
         pytest.param(file(x=("F32", [2**40, 2**40], [0, 8])), "overflow", id="a shape beyond all memory"),
-        pytest.param(file(x=("F32", [4], [0, 16])), "not fully covered", id="a place beyond the file"),
-        pytest.param(file(x=("F32", [1], [0, 4])), "not fully covered", id="bytes of no tensor"),
-        pytest.param(file(x=("F32", [1], [4, 8])), "invalid offset for tensor `x`", id="a gap"),
-        pytest.param(file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "for tensor `y`", id="an overlap"),
-        pytest.param(file(x=("F33", [2], [0, 8])), "unknown variant `F33`", id="an unknown type"),
-        pytest.param(file(x=("F4", [16], [0, 8])), "does not load, 'F4'", id="a type that torch does not load"),
+        pytest.param(file(x=("F32", [4], [0, 16])), "fully covered", id="a place beyond the file"),
+        pytest.param(file(x=("F32", [1], [0, 4])), "fully covered", id="bytes of no tensor"),
+        pytest.param(file(x=("F32", [1], [4, 8])), "offset.*`x`", id="a gap"),
+        pytest.param(file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "`y`", id="an overlap"),
+        pytest.param(file(x=("F33", [2], [0, 8])), "`F33`", id="an unknown type"),
+        pytest.param(file(x=("F4", [16], [0, 8])), "'F4'", id="a type that torch does not load"),
     ],
 )
 @pytest.mark.parametrize("read", [blobs.types, blobs.tensors])
@@ -64,5 +64,5 @@ def test_what_cannot_be_loaded_is_refused(stored, expected, read):
 def test_trees_are_parted_by_their_names():
     trees = {"model": {"fc|w": 1, "fc.b": 2}, "head": {}}
     assert blobs.parted(blobs.joined(trees), trees) == trees
-    with pytest.raises(ValueError, match=r"'model\|fc\|w' belongs to none"):
+    with pytest.raises(ValueError, match=r"'model\|fc\|w'"):
         blobs.parted(blobs.joined(trees), ["head"])

@@ -145,10 +145,10 @@ def test_an_excel_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
     assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
     assert one.classes == two.classes
     assert [client.name for client in one.clients] == [client.name for client in two.clients]
-    with pytest.raises(UsageError, match=r"column 'dose', row 2: the value is missing"):
+    with pytest.raises(UsageError, match=r"'dose', row 2"):
         data.load(path)
     path.write_bytes(path.read_bytes()[:-99])
-    with pytest.raises(UsageError, match=r"t.xlsx is not a readable .xlsx file"):
+    with pytest.raises(UsageError, match=r"t\.xlsx.*readable"):
         data.load(path)
 
 
@@ -156,5 +156,5 @@ def test_without_openpyxl_an_excel_table_says_what_to_install(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     (tmp_path / "t.xlsx").write_bytes(b"PK")
     for read in (data.load, data.recipe):
-        with pytest.raises(UsageError, match=r"t.xlsx.*pip install 'fedlayers\[xlsx\]'"):
+        with pytest.raises(UsageError, match=r"t\.xlsx.*fedlayers\[xlsx\]"):
             read(tmp_path / "t.xlsx")

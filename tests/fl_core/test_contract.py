@@ -205,7 +205,7 @@ class Adding(Counting):
         super().aggregate(server, updates, rnd)
 
 
-BREAKING = {Assigning: "sets self.rounds", Appending: "changed self.seen in place", Adding: "changed self.memory in pl"}
+BREAKING = {Assigning: r"self\.rounds", Appending: r"self\.seen", Adding: r"self\.memory"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -213,17 +213,17 @@ BREAKING = {Assigning: "sets self.rounds", Appending: "changed self.seen in plac
 def test_what_an_algorithm_keeps_on_itself_is_refused(kind: type[Algorithm], workers: int) -> None:
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
     config = replace(CONFIG, algorithm=f"{__name__}:{kind.__name__}", rounds=1, workers=workers)
-    with pytest.raises(UsageError, match=rf"{kind.name} {BREAKING[kind]}.*State\.trees for tensors, State\.meta for"):
+    with pytest.raises(UsageError, match=rf"{kind.name}.*{BREAKING[kind]}.*State\.trees"):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
 def test_an_algorithm_below_another_is_frozen_too() -> None:
     made = find("vanilla")(TaskInfo((), frozenset(), (1,), 1, 0), None, {"base": f"{__name__}:Appending"})
     freeze(made)
-    with pytest.raises(UsageError, match=r"appending sets self\.rounds"):
+    with pytest.raises(UsageError, match=r"appending.*self\.rounds"):
         made.inner.rounds = 1  # type: ignore[attr-defined]
     made.inner.seen.append(1)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=r"appending changed self\.seen"):
+    with pytest.raises(UsageError, match=r"appending.*self\.seen"):
         check_unchanged(made)
 
 
@@ -245,14 +245,14 @@ def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_a_hook_by_a_former_name_is_refused_with_its_new_one(old: str, new: str) -> None:
-    with pytest.raises(UsageError, match=rf"defines '{old}': that hook is now {re.escape(new)}"):
+    with pytest.raises(UsageError, match=rf"'{old}'.*{re.escape(new)}"):
         type("Old", (Algorithm,), {old: lambda self: None})
 
 
 def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
     def begin(self: Any, state: State, message: Message, rnd: Round, client: int) -> None: ...
 
-    wanted = r"client_start takes \(self, state, message, rnd, client\); it is called with \(self, state, message, "
+    wanted = r"client_start.*state, message, rnd, client.*state, message, ctx, rnd, c"
     r"ctx, rnd, c"
     with pytest.raises(UsageError, match=wanted):
         type("Old", (Algorithm,), {"client_start": begin})
@@ -267,7 +267,7 @@ def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None
     ],
 )
 def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name: str, function: Any, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"defines '{name}', which no round calls: is it the hook '{meant}'"):
+    with pytest.raises(UsageError, match=rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
     first = type("First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0})
@@ -279,35 +279,35 @@ def _of_model(self: Algorithm, *parts: Any) -> Any:
 
 
 RETURNED: dict[str, tuple[Any, str]] = {
-    "server_state": (_of_model, r"server_state returned a dict of Tensor; it must return a State, whose trees are {na"),
-    "client_state": (lambda *parts: State(_of_model(*parts)), r"client_state returned a State; it must return a State"),
-    "submodel": (None, r"submodel returned None; it must return a set of names of tensors"),
-    "shared": (["fc1.weight"], r"shared returned a list of str; it must return a set of names of tensors"),
+    "server_state": (_of_model, "server_state.*dict of Tensor"),
+    "client_state": (lambda *parts: State(_of_model(*parts)), "client_state.*State"),
+    "submodel": (None, "submodel.*None"),
+    "shared": (["fc1.weight"], "shared.*list of str"),
     "uploaded": (
         lambda self, *parts: self.task_info.layers,
-        r"uploaded returned a tuple of Layer; it must return a set",
+        "uploaded.*tuple of Layer",
     ),
     "local_tensors": (
         frozenset({"fc1.wieght"}),
-        r"unknown tensor that local_tensors of returning returned, 'fc1.wieght': did you mean 'fc1.weight'\?",
+        "local_tensors.*'fc1.wieght'.*'fc1.weight'",
     ),
-    "exchanges": ("train", r"exchanges returned 'train'; it must return a tuple of names"),
+    "exchanges": ("train", "exchanges.*'train'"),
     "server_message": (
         {"model": {}},
-        r"server_message returned a dict of dict; it must return a Message, whose trees are {name: {tensor",
+        "server_message.*dict of dict",
     ),
-    "client_start": (None, r"client_start returned None; it must return the weights, {tensor's name: tensor}"),
-    "phases": (Phase("train", frozenset(), 1), r"phases returned a Phase; it must return a tuple of Phases"),
+    "client_start": (None, "client_start.*None"),
+    "phases": (Phase("train", frozenset(), 1), "phases.*Phase"),
     "loss": (
         lambda self, params, batch, ctx: ctx.forward(params, batch[0]).sum(1),
-        r"returning, round 1, client '\w+', phase 'train': loss returned a tensor of shape \[8\]; it must return a",
+        r"returning.*round 1.*'\w+'.*'train'.*loss.*\[8\]",
     ),
-    "client_update": (None, r"client_update returned None; it must return a Message"),
-    "aggregate": (State(), r"aggregate returned a State; it must return nothing, and change the server's State in p"),
-    "models": (_of_model, r"models returned a dict of Tensor; it must return the models, {name: {tensor's name: ten"),
-    "finetuning": ([], r"finetuning returned a list; it must return a tuple of Phases"),
-    "observations": ([("gap", 0.5)], r"observations returned a list of tuple; it must return Observations"),
-    "client_observations": (None, r"client_observations returned None; it must return Observations"),
+    "client_update": (None, "client_update.*None"),
+    "aggregate": (State(), "aggregate.*nothing"),
+    "models": (_of_model, "models.*dict of Tensor"),
+    "finetuning": ([], "finetuning.*list"),
+    "observations": ([("gap", 0.5)], "observations.*list of tuple"),
+    "client_observations": (None, "client_observations.*None"),
 }
 
 
@@ -326,20 +326,20 @@ def test_a_hook_that_returns_something_else_is_refused_with_what_it_must_return(
 def test_models_without_the_one_that_is_evaluated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Returning", (FedAvg,), {"name": "returning", "models": lambda self, server, *parts: {"own": {}}})
     monkeypatch.setitem(ALGORITHMS._members, "returning", kind)
-    with pytest.raises(UsageError, match=r"returning: models returned own; it must return one named 'global'"):
+    with pytest.raises(UsageError, match=r"models.*'global'"):
         play(algorithm="returning", rounds=1)
 
 
 BEFORE: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
-    "base_algorithm": (None, r"base_algorithm returned None; it must return a class made of Algorithm", ({},)),
-    "wrap_model": (None, r"wrap_model returned None; it must return a torch.nn.Module", (nn.Identity(), None)),
-    "notes": ("careful", r"notes returned 'careful'; it must return a list of lines of text", ()),
+    "base_algorithm": (None, "base_algorithm.*None", ({},)),
+    "wrap_model": (None, "wrap_model.*None", (nn.Identity(), None)),
+    "notes": ("careful", "notes.*'careful'", ()),
     "default_plan": (
         {"fc1": "shared"},
-        r"default_plan returned a dict of str; it must return a LayerPlan or None",
+        "default_plan.*dict of str",
         ((),),
     ),
-    "resolve_plan": (None, r"resolve_plan returned None; it must return a LayerPlan", (None,)),
+    "resolve_plan": (None, "resolve_plan.*None", (None,)),
 }
 
 
@@ -350,12 +350,12 @@ def test_a_hook_before_a_run_that_returns_something_else_is_refused(name: str) -
     hook = classmethod(lambda *parts: value) if of_class else lambda *parts: value
     kind = type("Returning", (FedPer,), {"name": "returning", name: hook})
     asked = kind if of_class else kind(TaskInfo((), frozenset(), (1,), 1, 0))
-    with pytest.raises(UsageError, match=f"returning: {message}"):
+    with pytest.raises(UsageError, match=rf"returning.*{message}"):
         getattr(asked, name)(*parts)
 
 
 def test_a_hook_of_the_class_must_be_a_class_method() -> None:
-    with pytest.raises(UsageError, match=r"\.wrap_model is asked of the class: write @classmethod above it"):
+    with pytest.raises(UsageError, match=r"\.wrap_model.*@classmethod"):
         type("Building", (Algorithm,), {"wrap_model": lambda cls, model, config, **about: model})
 
 
@@ -388,10 +388,10 @@ class Misnamed(FedAvg):
 
 
 MISNAMED = {
-    "loss": r"unknown loss of phase 'train' of misnamed 'losss': did you mean 'loss'\?",
-    "step": r"unknown step of phase 'train' of misnamed 'nearr_step': did you mean 'near_step'\?",
-    "state_key": r"unknown tree of phase 'train' of misnamed 'modell': did you mean 'model'\?",
-    "observe": r"unknown observer of phase 'train' of misnamed 'unheard'",
+    "loss": "loss.*'losss'.*'loss'",
+    "step": "step.*'nearr_step'.*'near_step'",
+    "state_key": "tree.*'modell'.*'model'",
+    "observe": "observer.*'unheard'",
 }
 
 
@@ -466,7 +466,7 @@ def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
 
 
 def test_a_config_of_another_kind_and_a_registered_class_without_a_name_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"Plain.Config must be a frozen dataclass"):
+    with pytest.raises(UsageError, match=r"Plain\.Config.*frozen"):
 
         class Plain(Algorithm):
             class Config:
@@ -475,5 +475,5 @@ def test_a_config_of_another_kind_and_a_registered_class_without_a_name_are_refu
     class Nameless(Algorithm):
         """FedAvg."""
 
-    with pytest.raises(UsageError, match="Nameless needs a name for its rows"):
+    with pytest.raises(UsageError, match=r"Nameless.*name"):
         register(Nameless)

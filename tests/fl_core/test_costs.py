@@ -250,7 +250,7 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
 @pytest.mark.parametrize("name", ["fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"])
 def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
-    with pytest.raises(UsageError, match=f"{name} .*bytes_up"):
+    with pytest.raises(UsageError, match=rf"{name}.*bytes_up"):
         round_costs(task.algorithm(task.plan), runner.client_runner_of(task, {}).workspace, TOY.shape, 8)
 
 

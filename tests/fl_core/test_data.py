@@ -127,9 +127,9 @@ def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
     assert data.available_datasets("digits", "heart") == "digits"
     assert data.available_datasets("fashion_mnist", "large_digits", data_root=tmp_path) == "large_digits"
     for names, said in (
-        (("fashion_mnst", "digits"), "did you mean 'fashion_mnist'"),
+        (("fashion_mnst", "digits"), "'fashion_mnist'"),
         (("fashion_mnist", "mnist"), "(?s)FashionMNIST.*MNIST"),
-        ((), "needs the name"),
+        ((), "name"),
     ):
         with pytest.raises(UsageError, match=said):
             data.available_datasets(*names, data_root=tmp_path)
@@ -183,18 +183,18 @@ def test_a_stored_partition_is_used_again():
     again = data.load("digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99)
     assert again.digest == first.digest
     assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(first.clients, again.clients, strict=True))
-    with pytest.raises(UsageError, match="740 samples; digits has 1797"):
+    with pytest.raises(UsageError, match=r"\b740\b.*\b1797\b"):
         data.load("digits", indices=data.load("heart").partition)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 4}, "clients must agree .*has 3; got 4"),
-        ({"alpha": 0.1}, r"alpha must agree .*got 0.1"),
-        ({"partition": "iid"}, r"partition must agree .*got iid"),
-        ({"splits": (0.5, 0.25, 0.25)}, "splits must agree"),
-        ({"max_samples": 1000}, "of 1797 samples; digits has 1000"),
+        ({"clients": 4}, "clients.*3.*got 4"),
+        ({"alpha": 0.1}, r"alpha.*0\.1"),
+        ({"partition": "iid"}, "partition.*iid"),
+        ({"splits": (0.5, 0.25, 0.25)}, "splits"),
+        ({"max_samples": 1000}, r"\b1797\b.*\b1000\b"),
     ],
 )
 def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
@@ -206,22 +206,22 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataset": "hart"}, "did you mean 'heart'"),
-        ({"dataset": "nowhere/data.npz"}, "no dataset file or folder at nowhere/data.npz"),
-        ({"dataset": "digits", "partition": "natural"}, r"natural clients .*capped_dirichlet, dirichlet"),
-        ({"dataset": "digits", "partition": "dirchlet"}, "did you mean 'dirichlet'"),
-        ({"dataset": "digits", "alpha": 0.5}, "alpha=0.5 has no meaning for partition 'iid'"),
-        ({"dataset": "heart", "classes_per_client": 2}, "no meaning for partition 'natural'"),
-        ({"dataset": "digits", "samples_per_client": 9}, "it belongs to fedpft_dirichlet, .*non_iid_1, non_iid_2"),
-        ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "it belongs to non_iid_2"),
+        ({"dataset": "hart"}, "'heart'"),
+        ({"dataset": "nowhere/data.npz"}, "nowhere/data.npz"),
+        ({"dataset": "digits", "partition": "natural"}, "natural.*dirichlet, dirichlet"),
+        ({"dataset": "digits", "partition": "dirchlet"}, "'dirichlet'"),
+        ({"dataset": "digits", "alpha": 0.5}, "alpha=0.5.*'iid'"),
+        ({"dataset": "heart", "classes_per_client": 2}, "classes_per_client.*'natural'"),
+        ({"dataset": "digits", "samples_per_client": 9}, "samples_per_client.*fedpft_dirichlet"),
+        ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "dominance.*non_iid_2"),
         ({"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900}, "would need"),
-        ({"dataset": "heart", "clients": 3}, "clients must be 4, "),
-        ({"dataset": "heart", "scale": "standard"}, "left out for heart"),
-        ({"dataset": "digits", "clients": 2000}, "at most 1797"),
-        ({"dataset": "digits", "max_samples": 0}, r"max_samples .*got 0"),
-        ({"dataset": "digits", "max_samples": 1798}, "from 1 to 1797"),
-        ({"dataset": "digits", "splits": (0.7, 0.3)}, "three positive shares"),
-        ({"dataset": "digits", "label_column": "y"}, "has no columns"),
+        ({"dataset": "heart", "clients": 3}, r"clients.*\b4\b"),
+        ({"dataset": "heart", "scale": "standard"}, "scale.*heart"),
+        ({"dataset": "digits", "clients": 2000}, "1797"),
+        ({"dataset": "digits", "max_samples": 0}, "max_samples.*got 0"),
+        ({"dataset": "digits", "max_samples": 1798}, "max_samples.*1797"),
+        ({"dataset": "digits", "splits": (0.7, 0.3)}, r"splits.*0\.7"),
+        ({"dataset": "digits", "label_column": "y"}, "columns"),
     ],
 )
 def test_requests_that_cannot_be_met(arguments, message):
@@ -235,9 +235,9 @@ def test_views_of_the_data():
     assert heart.client("va") is heart.clients[3]
     assert heart.to("meta").clients[0].train.x.is_meta
     assert heart.to("cpu").clients[0].train.x.data_ptr() == heart.clients[0].train.x.data_ptr()
-    with pytest.raises(UsageError, match="did you mean 'switzerland'"):
+    with pytest.raises(UsageError, match="'switzerland'"):
         heart.client("switzerlnd")
-    with pytest.raises(UsageError, match="unknown split 'val'"):
+    with pytest.raises(UsageError, match=r"split.*'val'"):
         heart.class_counts("val")
 
 
@@ -347,43 +347,43 @@ def test_an_official_test_side_is_kept(tmp_path):
 
 ONE_NAN = np.where(np.arange(90).reshape(30, 3) == 31, np.nan, 1.0)
 BAD = {
-    "nan in x": ({"x": ONE_NAN}, r"'x', row 10 .*position \[1\]: .*got nan"),
-    "inf in float32": ({"x": np.full((30, 3), 1e39)}, r"'x', row 0 .*finite float32; got 1e\+39"),
-    "text in x": ({"x": np.full((30, 3), "a")}, "features must be numbers"),
-    "flat x": ({"x": np.zeros(30)}, "features must have shape"),
-    "channel-first uint8": ({"x": np.zeros((30, 3, 8, 8), np.uint8)}, "images must be uint8"),
-    "int32 images": ({"x": np.zeros((30, 8, 8, 3), np.int32)}, "images must be uint8"),
-    "half label": ({"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)}, r"'y', row 4 .*whole numbers; got 1\.5"),
-    "text label": ({"y": np.array(["a"] * 30)}, "at least 2 classes; got only 'a'"),
-    "word among numbers": ({"y": np.array(["1", "2", "ill"] * 10)}, "'y', row 2 .*'ill' is not a number"),
+    "nan in x": ({"x": ONE_NAN}, r"'x', row 10.*\[1\].*nan"),
+    "inf in float32": ({"x": np.full((30, 3), 1e39)}, r"'x', row 0.*1e\+39"),
+    "text in x": ({"x": np.full((30, 3), "a")}, "features.*numbers"),
+    "flat x": ({"x": np.zeros(30)}, "features.*shape"),
+    "channel-first uint8": ({"x": np.zeros((30, 3, 8, 8), np.uint8)}, "images.*uint8"),
+    "int32 images": ({"x": np.zeros((30, 8, 8, 3), np.int32)}, "images.*int32"),
+    "half label": ({"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)}, r"'y', row 4.*1\.5"),
+    "text label": ({"y": np.array(["a"] * 30)}, "2 classes.*'a'"),
+    "word among numbers": ({"y": np.array(["1", "2", "ill"] * 10)}, "'y', row 2.*'ill'"),
     "word without a class": (
         {"y": np.array(["a", "b", "d"] * 10), "classes": np.array(["a", "b", "c"])},
-        r"class of .*'y', row 2 .*'d': did you mean|class of .*'y', row 2 .*'d': known: a, b, c",
+        r"'y', row 2.*'d'.*\bc\b",
     ),
-    "blank label": ({"y": np.array(["a", "b", " "] * 10)}, "'y', row 2 .*the cell is empty"),
+    "blank label": ({"y": np.array(["a", "b", " "] * 10)}, "'y', row 2.*empty"),
     "nan label": ({"y": np.where(np.arange(30) == 9, np.nan, 1)}, "'y', row 9"),
-    "one class": ({"y": np.zeros(30, int)}, "at least 2 classes"),
-    "two-column y": ({"y": np.zeros((30, 2), int)}, "one value for each sample"),
-    "short y": ({"y": labels(29)}, r"x and y must .*got 30 and 29"),
-    "no y": ({"y": None}, "no array 'y'"),
-    "label out of names": ({"classes": np.array(["a", "b"])}, "row 2 .*from 0 to 1, .*got 2"),
-    "empty class": ({"classes": np.array(["a", "b", "c", "d"])}, "none of d"),
-    "class twice": ({"classes": np.array(["a", "b", "a"])}, "distinct; got more than one a"),
-    "numbers as classes": ({"classes": np.arange(3)}, "names must be text"),
-    "typo": ({"clients": labels()}, "must be 'client'; got 'clients'"),
-    "two owners": ({"client": labels(), "domain": labels()}, "got client and domain"),
+    "one class": ({"y": np.zeros(30, int)}, "2 classes"),
+    "two-column y": ({"y": np.zeros((30, 2), int)}, r"\[30, 2\]"),
+    "short y": ({"y": labels(29)}, r"\bx and.*\b30 and.*\b29\b"),
+    "no y": ({"y": None}, "'y'"),
+    "label out of names": ({"classes": np.array(["a", "b"])}, r"row 2 .*\b1\b.*got 2"),
+    "empty class": ({"classes": np.array(["a", "b", "c", "d"])}, r"\bd\b"),
+    "class twice": ({"classes": np.array(["a", "b", "a"])}, r"distinct.*\ba\b"),
+    "numbers as classes": ({"classes": np.arange(3)}, "text.*int64"),
+    "typo": ({"clients": labels()}, "'client'.*'clients'"),
+    "two owners": ({"client": labels(), "domain": labels()}, "client.*domain"),
     "owner out of names": ({"client": labels(), "client_names": np.array(["a", "b"])}, r"'client', row 2"),
     "names of text": (
         {"client": np.array(["a", "b", "c"] * 10), "client_names": np.array(["a"])},
-        "names must be left out",
+        "names.*left",
     ),
-    "names alone": ({"client_names": np.array(["a"])}, "must come with an array 'client'"),
-    "empty owner": ({"client": np.array(["a", " ", "c"] * 10)}, "row 1 .*name must not be empty"),
+    "names alone": ({"client_names": np.array(["a"])}, "client_names.*'client'"),
+    "empty owner": ({"client": np.array(["a", " ", "c"] * 10)}, "row 1.*name"),
     "float owner": ({"client": labels() + 0.5}, "'client', row 0"),
-    "no test": ({"is_train": np.ones(30, bool)}, "got True everywhere"),
-    "flag 2": ({"is_train": labels()}, "'is_train', row 2 .*must be 0 or 1; got"),
-    "mixed forms": ({"x_test": images()}, "'x_test' must not be together with 'x'"),
-    "objects": ({"y": np.array([1, "a"] * 15, dtype=object)}, "not Python objects"),
+    "no test": ({"is_train": np.ones(30, bool)}, "True"),
+    "flag 2": ({"is_train": labels()}, "'is_train', row 2"),
+    "mixed forms": ({"x_test": images()}, "'x_test'.*'x'"),
+    "objects": ({"y": np.array([1, "a"] * 15, dtype=object)}, "Python"),
 }
 
 
@@ -399,32 +399,32 @@ def test_bad_arrays_are_refused_by_name_and_row(tmp_path, case):
 
 def test_two_sides_must_agree(tmp_path):
     sides = {"x_train": images(), "y_train": labels(), "y_test": labels()}
-    with pytest.raises(UsageError, match="but x_test is uint8"):
+    with pytest.raises(UsageError, match=r"x_test.*uint8"):
         data.load(save(tmp_path / "a.npz", **sides, x_test=images(height=6)))
-    with pytest.raises(UsageError, match=r"x_test and y_test must .*got 9 and 30"):
+    with pytest.raises(UsageError, match=r"y_test.*\b9\b.*\b30\b"):
         data.load(save(tmp_path / "b.npz", **sides, x_test=images(9)))
-    with pytest.raises(UsageError, match="'client' must not be together with 'x_train'"):
+    with pytest.raises(UsageError, match=r"'client'.*'x_train'"):
         data.load(save(tmp_path / "c.npz", **sides, x_test=images(), client=labels()))
     sides["y_test"] = np.where(np.arange(30) == 3, 7, labels())
-    with pytest.raises(UsageError, match=r"y_test row 3 .*from 0 to 2, .*got 7"):
+    with pytest.raises(UsageError, match=r"y_test row 3.*\b2\b.*\b7\b"):
         data.load(save(tmp_path / "d.npz", **sides, x_test=images(), classes=np.array(["a", "b", "c"])))
 
 
 def test_files_that_are_not_what_they_seem(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(UsageError, match=r"text\.npz is not a readable \.npz") as refusal:
+    with pytest.raises(UsageError, match=r"text\.npz.*readable") as refusal:
         data.load(tmp_path / "text.npz")
     assert "pickle" not in str(refusal.value)
     (tmp_path / "empty.npz").touch()
     for read in (data.load, data.recipe):
-        with pytest.raises(UsageError, match=r"empty\.npz is not a readable \.npz"):
+        with pytest.raises(UsageError, match=r"empty\.npz.*readable"):
             read(tmp_path / "empty.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
     (tmp_path / "one.npy").rename(tmp_path / "one.npz")
-    with pytest.raises(UsageError, match="single array"):
+    with pytest.raises(UsageError, match="single"):
         data.load(tmp_path / "one.npz")
     (tmp_path / "table.ods").write_text("")
-    with pytest.raises(UsageError, match=r"table\.ods: a dataset must be"):
+    with pytest.raises(UsageError, match=r"table\.ods"):
         data.load(tmp_path / "table.ods")
 
 
@@ -474,12 +474,12 @@ def test_classes_of_a_table_can_be_words(tmp_path):
     assert federated.classes == ("healthy", "ill", "mild")
     assert y.tolist() == [k % 3 for k in range(20)]
     lines[3] = lines[3].rpartition(",")[0] + ", "
-    with pytest.raises(UsageError, match="column 'label', line 5: the cell is empty"):
+    with pytest.raises(UsageError, match="'label', line 5"):
         data.load(write(tmp_path / "t.csv", lines))
     lines[3] = lines[3].rpartition(",")[0] + ",1"
-    with pytest.raises(UsageError, match="column 'label', line 2: 'healthy' is not a number"):
+    with pytest.raises(UsageError, match=r"'label', line 2.*'healthy'"):
         data.load(write(tmp_path / "t.csv", lines))
-    with pytest.raises(UsageError, match="at least 2 classes; got only 'ill'"):
+    with pytest.raises(UsageError, match=r"2 classes.*'ill'"):
         data.load(write(tmp_path / "t.csv", [f"{line.rpartition(',')[0]},ill" for line in ROWS]))
 
 
@@ -497,17 +497,17 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({3: "north,x7,1,0"}, "column 'a', line 5: 'x7' is not a number"),
-        ({3: "north,,1,0"}, "column 'a', line 5: the cell is empty"),
-        ({3: "north,1,nan,0"}, "column 'b', line 5: 'nan' is no value; --impute .*--exclude-columns b"),
-        ({3: "north,1,NA,0"}, "column 'b', line 5: 'NA' is no value"),
-        ({3: 'north,1,"2,5",0'}, "column 'b', line 5: '2,5' is not a number .a decimal point"),
-        ({3: "north,1,1e60,0"}, "column 'b', line 5"),
-        ({3: "north,1,1,0.5"}, r"column 'label', line 5: .*whole numbers; got 0\.5"),
-        ({3: "north,1,1,cat"}, "column 'label', line 5: 'cat' is not a number"),
-        ({3: "north,1,1"}, "line 5: .*4 cells .*got 3"),
-        ({3: ",1,1,0"}, r"column 'client', line 5: .*must not be empty"),
-        ({3: "\n\nnorth,x7,1,0"}, "column 'a', line 7"),
+        ({3: "north,x7,1,0"}, "'a', line 5.*'x7'"),
+        ({3: "north,,1,0"}, "'a', line 5.*empty"),
+        ({3: "north,1,nan,0"}, "'b', line 5.*'nan'.*--impute.*--exclude-columns b"),
+        ({3: "north,1,NA,0"}, "'b', line 5.*'NA'"),
+        ({3: 'north,1,"2,5",0'}, "'b', line 5.*'2,5'.*decimal"),
+        ({3: "north,1,1e60,0"}, "'b', line 5"),
+        ({3: "north,1,1,0.5"}, r"'label', line 5.*0\.5"),
+        ({3: "north,1,1,cat"}, "'label', line 5.*'cat'"),
+        ({3: "north,1,1"}, r"line 5.*\b4\b.*\b3\b"),
+        ({3: ",1,1,0"}, "'client', line 5.*empty"),
+        ({3: "\n\nnorth,x7,1,0"}, "'a', line 7"),
     ],
 )
 def test_bad_cells_are_refused_by_column_and_line(tmp_path, change, message):
@@ -521,7 +521,7 @@ def test_bad_cells_are_refused_by_column_and_line(tmp_path, change, message):
     [
         ("client,a,b,lable", {}, "--label-column lable"),
         ("ward,a,b,label", {"client_column": "wrd"}, "--client-column ward"),
-        ("client,a,a,label", {}, "'a' is there more than once"),
+        ("client,a,a,label", {}, "'a'"),
         ("client,a,b,label", {"client_column": "label"}, "different columns"),
     ],
 )
@@ -536,7 +536,7 @@ def test_empty_tables_are_refused(tmp_path):
         data.load(tmp_path / "empty.csv")
     with pytest.raises(UsageError, match="no rows"):
         data.load(write(tmp_path / "head.csv", []))
-    with pytest.raises(UsageError, match="must be a column of features"):
+    with pytest.raises(UsageError, match=r"column.*features"):
         data.load(write(tmp_path / "bare.csv", ["0", "1"] * 5, "label"))
 
 
@@ -573,19 +573,19 @@ def test_a_folder_of_classes_in_gray(tmp_path):
 
 
 def test_bad_folders_are_refused_by_file(tmp_path):
-    with pytest.raises(UsageError, match=r"no images in class/\* or client/class/\*"):
+    with pytest.raises(UsageError, match=r"class/\*"):
         data.load(tmp_path)
     draw(tmp_path / "a", 3)
     draw(tmp_path / "b", 3)
     (tmp_path / "c").mkdir()
-    with pytest.raises(UsageError, match="c: a class without images"):
+    with pytest.raises(UsageError, match=r"\bc\b.*class"):
         data.load(tmp_path)
     draw(tmp_path / "c" / "inner", 1)
-    with pytest.raises(UsageError, match="use one layout"):
+    with pytest.raises(UsageError, match="layout"):
         data.load(tmp_path)
     (tmp_path / "c" / "inner" / "00.png").unlink()
     draw(tmp_path / "c", 1, size=(5, 4))
-    with pytest.raises(UsageError, match=r"c/00\.png: .*got 5x4, but .*a/00\.png is 6x4"):
+    with pytest.raises(UsageError, match=r"c/00\.png.*5x4.*a/00\.png.*6x4"):
         data.load(tmp_path)
     (tmp_path / "c" / "00.png").write_bytes((tmp_path / "a" / "00.png").read_bytes()[:-40])
     with pytest.raises(UsageError, match=r"c/00\.png"):
@@ -594,7 +594,7 @@ def test_bad_folders_are_refused_by_file(tmp_path):
     with pytest.raises(UsageError, match=r"c/00\.png"):
         data.load(tmp_path)
     Image.fromarray(np.zeros((4, 6), np.uint16)).save(tmp_path / "c" / "00.png")
-    with pytest.raises(UsageError, match=r"c/00\.png: .*at most 8 bits"):
+    with pytest.raises(UsageError, match=r"c/00\.png.*\b8\b"):
         data.load(tmp_path)
 
 
@@ -629,9 +629,9 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
 
 
 def test_recipes_of_bad_paths_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="did you mean 'digits'"):
+    with pytest.raises(UsageError, match="'digits'"):
         data.recipe("digit")
-    with pytest.raises(UsageError, match="no array 'x' or 'x_train'"):
+    with pytest.raises(UsageError, match=r"'x'.*'x_train'"):
         data.recipe(save(tmp_path / "a.npz", y=labels()))
 
 
@@ -695,16 +695,16 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
-    ways = r"pass data_root \(--data-root\) or set FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
+    ways = r"--data-root.*FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
     with pytest.raises(UsageError, match=ways):
         data.load("mnist")
-    with pytest.raises(UsageError, match=r"looked for there: airline_tweets\.jsonl"):
+    with pytest.raises(UsageError, match=r"airline_tweets\.jsonl"):
         data.load("airline_tweets")
-    with pytest.raises(UsageError, match="gone is not a folder"):
+    with pytest.raises(UsageError, match=r"gone.*folder"):
         data.load("mnist", data_root=tmp_path / "gone")
-    with pytest.raises(UsageError, match=r"no MNIST/raw/ .* or mnist\.npz below .*download=True"):
+    with pytest.raises(UsageError, match=r"MNIST/raw/.*mnist\.npz.*download=True"):
         data.load("mnist", data_root=tmp_path)
-    with pytest.raises(UsageError, match=r"no pacs\.npz below .*cannot be downloaded automatically"):
+    with pytest.raises(UsageError, match=r"pacs\.npz.*automatically"):
         data.load("pacs", data_root=tmp_path, download=True)
 
 
@@ -712,10 +712,10 @@ def test_damaged_torchvision_files_are_refused(tmp_path):
     write_mnist(tmp_path / "MNIST/raw")
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(UsageError, match="incomplete or damaged"):
+    with pytest.raises(UsageError, match="damaged"):
         data.load("mnist", data_root=tmp_path)
     path.unlink()
-    with pytest.raises(UsageError, match="incomplete or damaged"):
+    with pytest.raises(UsageError, match="damaged"):
         data.load("mnist", data_root=tmp_path)
 
 
@@ -726,7 +726,7 @@ def test_a_failed_download_says_so_and_nothing_is_downloaded_unless_asked(tmp_pa
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
-    with pytest.raises(RunError, match=r"mnist could not be downloaded to .*no route to host"):
+    with pytest.raises(RunError, match=r"mnist.*route"):
         data.load("mnist", data_root=tmp_path, download=True)
     write_mnist(tmp_path / "MNIST/raw")
     assert len(data.load("mnist", data_root=tmp_path, partition="iid").clients) == 5
@@ -746,7 +746,7 @@ def test_a_new_dataset_is_one_function(own_members):
     assert data.DATASETS.entries()["coins"].summary == "Coins."
     with pytest.raises(UsageError, match=r"'heart'.*named\.heart:heart"):
         data.register("heart", data.Recipe())(coins)
-    with pytest.raises(UsageError, match=r"recipe of dataset 'notes' 'modl': did you mean 'model'"):
+    with pytest.raises(UsageError, match=r"'notes'.*'modl'.*'model'"):
         data.dataset("notes", modl="mlp")
 
 
@@ -812,12 +812,12 @@ def test_a_function_from_outside_is_a_dataset(outside, function, clients, partit
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("data_of_this_test:frame", "must return a Source, a pair .*got a int"),
-        ("data_of_this_test:greedy", "without required parameters; got 'token'"),
-        ("data_of_this_test:short", "5 samples and 4 labels"),
-        ("data_of_this_test:NUMBER", "is a int; name a function"),
-        ("data_of_this_test:pear", "did you mean 'pair'"),
-        ("no_such_package.data:pair", "no module 'no_such_package'"),
+        ("data_of_this_test:frame", r"Source.*\bint\b"),
+        ("data_of_this_test:greedy", "'token'"),
+        ("data_of_this_test:short", "5 samples.*4"),
+        ("data_of_this_test:NUMBER", r"\bint\b"),
+        ("data_of_this_test:pear", "'pair'"),
+        ("no_such_package.data:pair", "'no_such_package'"),
     ],
 )
 def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):

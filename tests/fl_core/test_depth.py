@@ -70,17 +70,17 @@ def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tup
 def test_what_cannot_be_left_out_is_refused_by_name() -> None:
     model = with_optional_blocks(network("vit"), X)
     names = set(tree.named_tensors(model))
-    with pytest.raises(UsageError, match=r"submodel must contain head\.bias"):
+    with pytest.raises(UsageError, match=r"head\.bias"):
         hold(model, names - {"head.bias"})
-    with pytest.raises(UsageError, match=r"submodel must contain blocks\.1\.attn\.proj\.bias"):
+    with pytest.raises(UsageError, match=r"blocks\.1\.attn\.proj\.bias"):
         hold(model, names - {"blocks.1.attn.proj.bias"})
     workspace = Workspace(model)
     part = frozenset(names - inside(names, "blocks.1"))
-    with pytest.raises(UsageError, match=r"only in the tree: blocks\.1"):
+    with pytest.raises(UsageError, match=r"tree: blocks\.1"):
         workspace.load(tree.state_dict(model), part)
     workspace.load(tree.select(tree.state_dict(model), part), part)
     assert workspace.read().keys() == part
-    with pytest.raises(UsageError, match=r"only in the model: blocks\.1"):
+    with pytest.raises(UsageError, match=r"model: blocks\.1"):
         workspace.load(tree.select(tree.state_dict(model), part))
 
 
@@ -101,9 +101,9 @@ def odd(how: str) -> Wired:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("uneven", "blocks 1 change the shape"),
-        ("twice", "does not simply run one block after the other"),
-        ("one by one", "does not simply run one block after the other"),
+        ("uneven", "blocks 1"),
+        ("twice", "one block"),
+        ("one by one", "one block"),
     ],
 )
 def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> None:
@@ -113,7 +113,7 @@ def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> N
 
 @pytest.mark.parametrize("name", DEPTH)
 def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
-    with pytest.raises(UsageError, match=r"Sequential has no residual blocks that could be left out.*timm:vit"):
+    with pytest.raises(UsageError, match=r"Sequential.*timm:vit"):
         runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
 
 
@@ -230,24 +230,24 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedra", {"depths": (4,)}, "depths must be from 1 to 3.*got 4"),
-        ("depthfl", {"depths": (0,)}, "depths must be from 1 to 3.*got 0"),
-        ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "depths.* 4 clients; got 5"),
+        ("fedra", {"depths": (4,)}, "depths.*3.*4"),
+        ("depthfl", {"depths": (0,)}, "depths.*3.*got 0"),
+        ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "depths.*4 clients.*5"),
         ("fedra", {"depths": (1,), "random_depths": True}, "random_depths"),
-        ("fedra", {"allocation": "covr"}, "unknown allocation 'covr': did you mean 'cover'"),
-        ("allsmall", {"depth": 4}, "depth must be from 1 to 3.*got 4"),
-        ("allsmall", {"depth": 0}, "depth must be from 1 to 3.*got 0"),
+        ("fedra", {"allocation": "covr"}, "'covr'.*'cover'"),
+        ("allsmall", {"depth": 4}, "depth.*3.*4"),
+        ("allsmall", {"depth": 0}, "depth.*3.*got 0"),
         ("inclusivefl", {"beta": 1.5}, r"beta .*1\.5"),
-        ("depthfl", {"ramp": 0}, "ramp .*got 0"),
-        ("depthfl", {"exits": (3,)}, "exits must be from 1 to 2, .*got 3"),
+        ("depthfl", {"ramp": 0}, "ramp.*got 0"),
+        ("depthfl", {"exits": (3,)}, "exits.*2.*3"),
         (
             "alllarge",
             {"lora_targets": "attn.prj"},
-            "unknown layer for lora_targets 'attn.prj': did you mean 'attn.proj'",
+            "lora_targets.*'attn.prj'.*'attn.proj'",
         ),
-        ("alllarge", {"lora_targets": ()}, "lora_targets must name a layer"),
-        ("alllarge", {"rank": 0}, "rank must be at least 1"),
-        ("alllarge", {"lora_dropout": 1}, "lora_dropout .*got 1.0"),
+        ("alllarge", {"lora_targets": ()}, "lora_targets.*layer"),
+        ("alllarge", {"rank": 0}, "rank.*got 0"),
+        ("alllarge", {"lora_dropout": 1}, r"lora_dropout.*1\.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, options: dict[str, Any], message: str) -> None:
@@ -258,12 +258,12 @@ def test_what_does_not_fit_is_refused(name: str, options: dict[str, Any], messag
 def test_clients_that_can_never_cover_the_model_are_refused() -> None:
     deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
     config = replace(CONFIG, algorithm="fedra", options={"allocation": "cover", "depths": (1,)})
-    with pytest.raises(UsageError, match=r"at least 5 .*got 4"):
+    with pytest.raises(UsageError, match=r"\b5\b.*\b4\b"):
         runner.assemble(config, data=TOY, model=deep)
 
 
 def test_a_schedule_is_not_laid_over_clients_that_hold_a_part() -> None:
-    with pytest.raises(UsageError, match=r"vanilla: base .*got fedra"):
+    with pytest.raises(UsageError, match=r"vanilla.*base.*fedra"):
         task("vanilla", base="fedra")
 
 
@@ -290,7 +290,7 @@ def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(tar
 
 def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UsageError, match=r"need peft: pip install 'fedlayers\[lora\]'; lora_targets=none"):
+    with pytest.raises(UsageError, match=r"peft.*fedlayers\[lora\].*lora_targets=none"):
         task("fedra")
     assert task("fedra", lora_targets="none").task_info.frozen == frozenset()
 
@@ -341,7 +341,7 @@ def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(t
     engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     found, _ = runner.load_models(tmp_path / "run", which="global", data=TOY, model=model)
     assert all(tree.digest(tree.state_dict(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
-    with pytest.raises(UsageError, match="client 'a' held a part of the model: it has no whole 'local' model"):
+    with pytest.raises(UsageError, match=r"'a'.*'local'"):
         runner.load_models(tmp_path / "run", which="local", data=TOY, model=model)
 
 
@@ -441,7 +441,7 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
 def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
     whole = made("inclusivefl").task_info
     short = replace(whole, layers=whole.layers[:-2])
-    with pytest.raises(UsageError, match=r"own_heads; got blocks\.1"):
+    with pytest.raises(UsageError, match=r"own_heads.*blocks\.1"):
         find("inclusivefl")(short, None, {"own_heads": True})
 
 
@@ -497,7 +497,7 @@ def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, 
 
 
 def test_an_algorithm_outside_a_task_needs_blocks() -> None:
-    with pytest.raises(UsageError, match=r"fedra: .*residual blocks"):
+    with pytest.raises(UsageError, match=r"fedra.*blocks"):
         find("fedra")(TaskInfo((), frozenset(), (1,), 1, 0))
     assert paths_of_blocks(network("vit")) == ()
 

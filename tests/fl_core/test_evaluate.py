@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import warnings
 from decimal import Decimal, localcontext
 
@@ -371,15 +372,15 @@ def test_friedman_on_demsars_example():
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([[1.0, 2.0], [2.0, 1.0]], "at least 3 algorithms, not 2"),
-        ([[1.0], [2.0], [3.0]], "at least 2 datasets or seeds, not 1"),
+        ([[1.0, 2.0], [2.0, 1.0]], "3 algorithms.*2"),
+        ([[1.0], [2.0], [3.0]], "2 datasets.*1"),
         ([[1.0, 2.0]] * 3, "tied"),
-        ([[1.0, 2.0], [math.nan, 1.0], [3.0, 3.0]], "no finite value for A1 in D0"),
+        ([[1.0, 2.0], [math.nan, 1.0], [3.0, 3.0]], "A1 in D0"),
     ],
 )
 def test_friedman_says_why_there_is_no_value(rows, says):
     found = statistics.friedman(frame(rows))
-    assert says in found.status
+    assert re.search(says, found.status)
     assert math.isnan(found.statistic)
     assert math.isnan(found.p_value)
 
@@ -402,7 +403,7 @@ def test_nemenyi_on_demsars_example():
 
 
 def test_nemenyi_says_why_there_is_no_value():
-    for rows, says in (([[1.0, 2.0]], "at least 2 algorithms"), ([[1.0, math.nan], [2.0, 3.0]], "A0 in D1")):
+    for rows, says in (([[1.0, 2.0]], "2 algorithms"), ([[1.0, math.nan], [2.0, 3.0]], "A0 in D1")):
         found = statistics.nemenyi(frame(rows))
         assert says in found.status
         assert found.p_values.isna().all(axis=None)
@@ -439,7 +440,7 @@ def test_critical_difference_has_the_tabled_quantiles(k, q):
 
 @pytest.mark.parametrize(("k", "n", "alpha"), [(1, 5, 0.05), (3, 0, 0.05), (3, 5, 1.0)])
 def test_critical_difference_refuses_what_has_none(k, n, alpha):
-    with pytest.raises(UsageError, match="no critical difference"):
+    with pytest.raises(UsageError, match="critical"):
         statistics.critical_difference(k, n, alpha)
 
 
@@ -463,6 +464,6 @@ def test_holm_says_why_it_has_no_result():
     table = pd.DataFrame({"x": [1.0, 2.0], "y": [math.nan, 1.0]}, index=["a", "b"])
     found = statistics.holm(table, "a")
     assert found.p_values.isna().all().all()
-    assert "no finite value" in found.status
-    with pytest.raises(UsageError, match="algorithm of the table"):
+    assert "finite value" in found.status
+    with pytest.raises(UsageError, match=r"algorithm.*'A'"):
         statistics.holm(table, "A")

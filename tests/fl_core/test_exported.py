@@ -183,7 +183,7 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, a
     trained, _ = fl.load_models(tmp_path / "run", which=which, data=TOY, model=model)
     x = TOY.clients[0].test.x
     assert torch.equal(fl.predict(made.path, x, model=model).logits, evaluate.predict(trained["a"], x))
-    with pytest.raises(UsageError, match=r"with a model of your own.*pass it again, model="):
+    with pytest.raises(UsageError, match=r"model="):
         fl.predict(made.path, x)
 
 
@@ -247,7 +247,7 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
     assert torch.allclose(of_two.probabilities[:, 1], torch.sigmoid(outputs[:, 0].double()))
     number = exported.Predictions(("0", "1", "2"), (), outputs)
     assert number.frame().to_dict("list") == {"sample": ["0", "1", "2"], "predicted": [2.0, -1.0, 0.0]}
-    with pytest.raises(UsageError, match="the model predicts a number"):
+    with pytest.raises(UsageError, match="number"):
         _ = number.labels
 
 
@@ -260,7 +260,7 @@ def test_torch_export_is_the_same_function_for_any_number_of_samples_without_pic
     program = torch.export.load(made.path).module()
     for n in (1, 5):
         assert torch.equal(program(torch.from_numpy(PREPARED.transform(X[:n]))), fl.predict(model, X[:n]).logits)
-    with pytest.raises(UsageError, match=r"va.pt2 is a program for others to run \(torch_export\)"):
+    with pytest.raises(UsageError, match=r"va\.pt2.*torch_export"):
         fl.predict(made.path, X)
 
 
@@ -275,7 +275,7 @@ def test_onnx_gives_the_same_logits(run, model, tmp_path) -> None:
 
 def test_onnx_without_its_packages_is_refused(run, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fl_core.models.programs.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'fedlayers\[onnx\]'"):
+    with pytest.raises(UsageError, match=r"fedlayers\[onnx\]"):
         fl.export(run, tmp_path / "va.onnx", client="va", format="onnx")
     assert not list(tmp_path.iterdir())
 
@@ -288,26 +288,26 @@ def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format
         def forward(self, x):
             return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
 
-    with pytest.raises(UsageError, match=r"cannot follow Branching .*; safetensors holds any model"):
+    with pytest.raises(UsageError, match=r"Branching.*safetensors"):
         exported.OTHERS[format](Branching(3, 2), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, r"every client has a personal model of its own: say whose \(--client\): cleveland, hungarian"),
-        ({"client": "vaa"}, "unknown client with a personal model 'vaa': did you mean 'va'"),
-        ({"client": "va", "which": "global"}, "no 'global' models .* it has: .*personal"),
-        ({"client": "va", "round": 7}, "no checkpoint after round 7; there are: 1, 2"),
-        ({"client": "va", "format": "onxx"}, "unknown format of a model 'onxx': did you mean 'onnx'"),
+        ({}, r"--client.*cleveland, hungarian"),
+        ({"client": "vaa"}, "'vaa'.*'va'"),
+        ({"client": "va", "which": "global"}, "'global'.*personal"),
+        ({"client": "va", "round": 7}, r"round.*\b7\b.*1, 2"),
+        ({"client": "va", "format": "onxx"}, "'onxx'.*'onnx'"),
         (
             {"client": "va", "format": "onnx", "out": "a.pt2"},
-            "a.pt2 is named as a file of format torch_export, and .* onnx",
+            r"a\.pt2.*torch_export.*onnx",
         ),
-        ({"client": "va", "format": "safetensors", "out": "a.onnx"}, "name it a.safetensors, or leave the format out"),
-        ({"client": "va", "out": "nowhere/a"}, "there is no folder .*nowhere"),
-        ({"client": "va", "out": "there"}, "there is there already"),
-        ({"client": "va", "out": "beside"}, "beside.json is there already"),
+        ({"client": "va", "format": "safetensors", "out": "a.onnx"}, r"a\.safetensors"),
+        ({"client": "va", "out": "nowhere/a"}, "folder.*nowhere"),
+        ({"client": "va", "out": "there"}, r"/there\b"),
+        ({"client": "va", "out": "beside"}, r"beside\.json"),
     ],
 )
 def test_exports_that_cannot_be_are_refused_before_anything_is_written(run, tmp_path, keys, message) -> None:
@@ -331,18 +331,18 @@ HEAD = ",".join(COLUMNS)
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        (lambda at: at / "nothing.csv", "no file or folder of new samples at .*nothing.csv"),
+        (lambda at: at / "nothing.csv", r"nothing\.csv"),
         (
             lambda at: write(at / "a.txt", ""),
-            r"a.txt: the model takes rows of 10 numbers \(age, .*\), from .csv or .* or .npz",
+            r"a\.txt.*10 numbers.*age.*\.csv.*\.npz",
         ),
-        (lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), "unknown column of .*a.csv 'oldpeak'"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n"), "a header and no rows"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "column 'oldpeak', line 3: 'x' is not a number"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), r"column 'oldpeak', line 2.*got inf"),
-        (lambda at: write(at / "a.npz", "no zip"), "a.npz is not a readable .npz file"),
-        (lambda at: np.zeros((4, 9)), r"rows of 10 numbers.*got float32 of shape \[4, 9\]"),
-        (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "must be rows of 10 numbers"),
+        (lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), r"a\.csv.*'oldpeak'"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n"), "no rows"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "'oldpeak', line 3.*'x'"),
+        (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "'oldpeak', line 2.*inf"),
+        (lambda at: write(at / "a.npz", "no zip"), r"a\.npz.*readable"),
+        (lambda at: np.zeros((4, 9)), r"10 numbers.*float32.*\[4, 9\]"),
+        (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "10 numbers.*uint8"),
         (lambda at: ["a text"], "must be numbers"),
     ],
 )
@@ -363,17 +363,17 @@ INPUTS = {
 @pytest.mark.parametrize(
     ("inputs", "new", "message"),
     [
-        ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"must be gray images, uint8 \[n, 8, 8\]"),
-        ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "must be gray images"),
+        ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"gray.*\[n, 8, 8\]"),
+        ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "gray.*uint8"),
         ("gray", lambda at: at, "no images"),
-        ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"must be floating-point samples \[n, 1, 8, 8\]"),
-        ("floats", lambda at: at, r"floating-point samples .*, from .npz"),
-        ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "3 columns of features; got 2"),
-        ("texts", lambda at: np.zeros((2, 8)), "samples must be texts"),
-        ("texts", lambda at: ["fine", " "], "texts, row 1 .*: the text is empty"),
-        ("texts", lambda at: write(at / "a.csv", "txt\nfine\n"), r"column of .*a.csv 'text': did you mean"),
-        ("texts", lambda at: write(at / "a.jsonl", '{"text": 3}\n'), "line 1, column 'text': .*got 3"),
-        ("named", lambda at: write(at / "a.csv", "age,dosis\n1,2\n"), "column of .* 'dose': did you mean 'dosis'"),
+        ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"floating-point.*\[n, 1, 8, 8\]"),
+        ("floats", lambda at: at, r"floating-point.*\.npz"),
+        ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "3 columns.*2"),
+        ("texts", lambda at: np.zeros((2, 8)), "texts"),
+        ("texts", lambda at: ["fine", " "], "row 1.*empty"),
+        ("texts", lambda at: write(at / "a.csv", "txt\nfine\n"), r"a\.csv.*'text'.*'txt'"),
+        ("texts", lambda at: write(at / "a.jsonl", '{"text": 3}\n'), "line 1, column 'text'.*3"),
+        ("named", lambda at: write(at / "a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),
     ],
 )
 def test_samples_of_another_kind_are_refused(tmp_path: Path, inputs: str, new, message: str) -> None:
@@ -383,7 +383,7 @@ def test_samples_of_another_kind_are_refused(tmp_path: Path, inputs: str, new, m
 
 def test_a_colour_image_for_a_gray_model_is_refused(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(UsageError, match=r"a.png: images must be gray"):
+    with pytest.raises(UsageError, match=r"a\.png.*gray"):
         INPUTS["gray"].samples(tmp_path)
 
 
@@ -395,28 +395,28 @@ def test_words_that_training_did_not_know_are_the_unknown() -> None:
 def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
     x = X.copy()
     x[3] = 2.5e38
-    with pytest.raises(NonFiniteError, match=r"1 of 5 samples .* NaN or infinite, the first is sample 3"):
+    with pytest.raises(NonFiniteError, match=r"1 of 5.*\b3\b"):
         fl.predict(model, x)
 
 
 def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
     beside = model.with_name(f"{model.name}.json")
-    with pytest.raises(UsageError, match=r"is no exported model: there is no other.json beside it"):
+    with pytest.raises(UsageError, match=r"other\.json"):
         fl.predict(model.with_name("other"), X)
     sound = model.read_bytes()
     model.write_bytes(sound[:-1] + b"?")
-    with pytest.raises(CorruptError, match=r"va.safetensors is damaged"):
+    with pytest.raises(CorruptError, match=r"va\.safetensors is damaged"):
         fl.predict(model, X)
     model.write_bytes(sound)
     text = beside.read_bytes()
     beside.write_bytes(text.replace(b"heart_mlp", b"other_mlp"))
-    with pytest.raises(CorruptError, match=r"va.safetensors.json is damaged"):
+    with pytest.raises(CorruptError, match=r"va\.safetensors\.json is damaged"):
         fl.predict(model, X)
     about = json.loads(text)
     about.pop("sha256")
     for change, message in (
-        ({"format": "fedlayers.model/2"}, "written by a newer fedlayers"),
-        ({"format": "fedlayers.plan/1"}, "does not describe an exported model"),
+        ({"format": "fedlayers.model/2"}, "newer"),
+        ({"format": "fedlayers.plan/1"}, "exported model"),
     ):
         Folder(model.parent).write(beside.name, signed({**about, **change}))
         with pytest.raises(UsageError, match=message):
@@ -433,12 +433,12 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     mine = "my_net_of_export:net"
     fl.run(dataset="heart", model=mine, model_options={"width": 3}, rounds=1, out="run", progress=False)
-    with pytest.raises(UsageError, match=f"names code as its model, '{mine}'.*--allow-code {mine}"):
+    with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
         fl.export("run", "a", which="global")
     made = fl.export("run", "a", which="global", allow_code=[mine])
     Path("imported").unlink()
     monkeypatch.delitem(__import__("sys").modules, "my_net_of_export")
-    with pytest.raises(UsageError, match=f"a names code as its model, '{mine}'.*--allow-code {mine}"):
+    with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
         fl.predict("a", X)
     assert not Path("imported").exists()
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)

@@ -236,7 +236,7 @@ def test_the_published_ledger_of_retention(name: str, published: list[float]) ->
     layers = layers_of(network, models.example(shape))
     counts = sizes(PFedLA(TaskInfo(layers, frozenset(), (1, 1), 1, 0)).units, network)
     assert [round(retention_ledger(counts, kept[:k]), 2) for k in range(len(published))] == published
-    with pytest.raises(UsageError, match="unknown layer 'fc9'"):
+    with pytest.raises(UsageError, match="'fc9'"):
         retention_ledger(counts, ["fc9"])
 
 
@@ -616,25 +616,25 @@ def test_weights_rise_on_oneself_and_on_clients_alike_and_fall_with_the_sign_rev
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedamp", {"alpha": 0}, "fedamp: alpha must be above 0"),
-        ("fedamp", {"sigma": 0}, "fedamp: sigma must be above 0"),
-        ("fedamp", {"decay_every": 0}, "fedamp: decay_every must be above 0"),
-        ("fedamp", {"start": "clod"}, "unknown start of fedamp 'clod': did you mean 'cloud'"),
-        ("fedamp", {"self_weight": 1}, "unknown configuration key of fedamp 'self_weight'"),
-        ("heurfedamp", {"self_weight": 1.5}, r"self_weight .*1\.5"),
-        ("fedfomo", {"norm": "l3"}, "unknown norm of fedfomo 'l3'"),
-        ("fedfomo", {"report": "mix"}, "did you mean 'mixed'"),
-        ("fedfomo", {"downloads": 0}, "downloads must be at least 1"),
-        ("pfedhn", {"hidden": 0}, "pfedhn: hidden must be above 0"),
-        ("pfedhn", {"clip": 0}, "pfedhn: clip must be above 0"),
-        ("pfedhn", {"local_clip": 0}, "pfedhn: local_clip must be above 0"),
-        ("pfedhn", {"begins": "x"}, "unknown start of pfedhn 'x'"),
-        ("pfedla", {"norm": "max"}, "unknown norm of pfedla 'max'"),
-        ("pfedla", {"weights": "sample"}, "did you mean 'samples'"),
-        ("pfedla", {"unit": "layers"}, "did you mean 'layer'"),
-        ("pfedla", {"embedding": 0}, "embedding must be at least 1"),
-        ("pfedla", {"temperature": 0}, "temperature must be above 0"),
-        ("heurpfedla", {"k": 4}, "k must be at most 3, .*got 4"),
+        ("fedamp", {"alpha": 0}, "alpha.*0"),
+        ("fedamp", {"sigma": 0}, "sigma.*0"),
+        ("fedamp", {"decay_every": 0}, "decay_every.*0"),
+        ("fedamp", {"start": "clod"}, "'clod'.*'cloud'"),
+        ("fedamp", {"self_weight": 1}, "fedamp.*'self_weight'"),
+        ("heurfedamp", {"self_weight": 1.5}, r"self_weight.*1\.5"),
+        ("fedfomo", {"norm": "l3"}, "fedfomo.*'l3'"),
+        ("fedfomo", {"report": "mix"}, "'mixed'"),
+        ("fedfomo", {"downloads": 0}, "downloads.*0"),
+        ("pfedhn", {"hidden": 0}, "hidden.*0"),
+        ("pfedhn", {"clip": 0}, r"pfedhn: clip\b.*0"),
+        ("pfedhn", {"local_clip": 0}, "local_clip.*0"),
+        ("pfedhn", {"begins": "x"}, "pfedhn.*'x'"),
+        ("pfedla", {"norm": "max"}, "pfedla.*'max'"),
+        ("pfedla", {"weights": "sample"}, "'samples'"),
+        ("pfedla", {"unit": "layers"}, "'layer'"),
+        ("pfedla", {"embedding": 0}, "embedding.*0"),
+        ("pfedla", {"temperature": 0}, "temperature.*0"),
+        ("heurpfedla", {"k": 4}, r"\bk\b.*3.*4"),
     ],
 )
 def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:

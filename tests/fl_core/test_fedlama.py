@@ -71,7 +71,7 @@ def test_long_layers_are_the_definition_in_fractions(drawn: list[tuple[int, int]
 
 @pytest.mark.parametrize("key", ["tau", "phi"])
 def test_an_interval_of_no_rounds_is_refused(key: str) -> None:
-    with pytest.raises(UsageError, match=f"fedlama: {key} must be at least 1; got 0"):
+    with pytest.raises(UsageError, match=rf"{key}.*got 0"):
         play(algorithm="fedlama", options={key: 0})
 
 

@@ -105,7 +105,7 @@ def test_epochs_are_divided_between_the_phases() -> None:
     assert epochs(5, feature_epochs=3) == [3, 2]
     assert epochs(5, feature_epochs=0) == [0, 5]
     assert epochs(5, alternate=False) == [5]
-    with pytest.raises(UsageError, match=r"feature_epochs must be at most 5, .*got 6"):
+    with pytest.raises(UsageError, match=r"feature_epochs.*5.*6"):
         epochs(5, feature_epochs=6)
 
 
@@ -228,7 +228,7 @@ def test_views_leave_running_statistics_alone_while_adapting() -> None:
 def test_tables_have_no_contrastive_task(algorithm: str) -> None:
     table = data.load("heart")
     config = replace(CONFIG, algorithm=algorithm, batch_size=16)
-    with pytest.raises(UsageError, match=rf"{algorithm}: .*images .*contrast=false"):
+    with pytest.raises(UsageError, match=rf"{algorithm}.*images.*contrast=false"):
         runner.assemble(config, data=table)
     if algorithm == "fedpft":
         runner.assemble(replace(config, options={"contrast": False}), data=table)
@@ -237,11 +237,11 @@ def test_tables_have_no_contrastive_task(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queue": 0}, "queue must be above 0"),
-        ({"temperature": 0}, "temperature must be above 0"),
-        ({"momentum": 1.5}, r"momentum .*got 1\.5"),
-        ({"heads": 5}, "heads must divide 6, .*got 5"),
-        ({"prompt": 3}, "unknown configuration key of fedpft 'prompt': did you mean 'prompts'"),
+        ({"queue": 0}, "queue.*0"),
+        ({"temperature": 0}, "temperature.*0"),
+        ({"momentum": 1.5}, r"momentum.*1\.5"),
+        ({"heads": 5}, "heads.*6.*5"),
+        ({"prompt": 3}, "'prompt'.*'prompts'"),
     ],
 )
 def test_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -324,7 +324,7 @@ def test_watching_the_contrastive_loss_changes_nothing_else() -> None:
 
 def test_two_stages_need_to_know_when_the_second_begins() -> None:
     problem = replace(client_runner("two_stage").algorithm.task_info, rounds=0)  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match="stage_rounds must be set"):
+    with pytest.raises(UsageError, match="stage_rounds"):
         find("two_stage")(problem)
     assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))  # type: ignore[attr-defined]
 

@@ -125,7 +125,7 @@ def test_a_plan_for_the_plain_model_is_carried_over(by: str) -> None:
     assert told == {**dict(zip(given.names, values, strict=True)), "gate": None, "spare": None}
     assert found.why.clients["a"] == found.why.values
     assert task(found).plan == found, "a plan for the built model is obeyed as it is"
-    with pytest.raises(UsageError, match=r"another model; only in the plan: fc1.bias, .*in the model: bn1"):
+    with pytest.raises(UsageError, match=r"fc1\.bias.*model: bn1"):
         task(LayerPlan.prefix(plain_layers("plain"), 1))
 
 
@@ -173,12 +173,12 @@ def test_a_run_goes_on_and_its_models_load(tmp_path: Path) -> None:
 def test_a_mistake_in_building_is_the_algorithms() -> None:
     model = network("plain")
     before = BaseModel(model)
-    with pytest.raises(TypeError, match="added 'gate' without saying"):
+    with pytest.raises(TypeError, match="'gate'"):
         ExtendedModel(before, Gated(model, TOY.shape, 0), {"spare": "shared"}, X, "block")
-    with pytest.raises(UsageError, match="unknown place of what is added 'privat'"):
+    with pytest.raises(UsageError, match="'privat'"):
         ExtendedModel(before, Gated(model, TOY.shape, 0), {"spare": "shared", "gate": "privat"}, X, "block")
     model.fc3 = nn.Linear(6, 3)
-    with pytest.raises(TypeError, match=r"lost the tensor 'fc3.weight'"):
+    with pytest.raises(TypeError, match=r"'fc3\.weight'"):
         ExtendedModel(before, model, {}, X, "block")
 
 

@@ -364,12 +364,12 @@ def test_weights_are_what_is_no_bias(parameter, is_weight):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "blok"}, "way of grouping layers 'blok': did you mean 'block'"),
-        ({"groups": ["blok"]}, "module 'blok': did you mean 'block'"),
+        ({"by": "blok"}, "'blok'.*'block'"),
+        ({"groups": ["blok"]}, "module.*'blok'.*'block'"),
     ],
 )
 def test_unknown_choices(options, message):
     with pytest.raises(UsageError, match=message):
         of("groups", **options)
-    with pytest.raises(UsageError, match="ReLU has no parameters"):
+    with pytest.raises(UsageError, match=r"ReLU.*parameters"):
         layers_of(nn.ReLU(), X3)

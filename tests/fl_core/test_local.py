@@ -252,7 +252,7 @@ def test_a_loss_that_is_not_finite_is_refused_with_its_step() -> None:
     bench = Bench("plain")
     start = tree.clone(bench.start)
     start["fc2.bias"].view(-1)[0] = math.nan
-    with pytest.raises(NonFiniteError, match="round 5, client 'b', phase 'train': at step 1, the loss is nan"):
+    with pytest.raises(NonFiniteError, match=r"round 5, client 'b', phase 'train': .*step 1.*\bnan\b"):
         bench.run(start=start, ctx=bench.context(client=1, rnd=4))
 
 
@@ -264,7 +264,7 @@ def test_an_exploding_step_is_caught_at_the_next_loss() -> None:
 def test_a_last_step_that_explodes_is_caught_in_the_trained_tensors() -> None:
     split = TOY.clients[0].train
     far = Split(split.x[:8] * 1e30, split.y[:8])
-    with pytest.raises(NonFiniteError, match=r"'fc\d\.\w+' \(layer 'fc\d'\) is not finite|the loss is"):
+    with pytest.raises(NonFiniteError, match=r"'fc\d\.\w+'.*'fc\d'|loss"):
         Bench("plain", Training(1, 8, lr=1e30)).run(split=far)
 
 
@@ -317,7 +317,7 @@ def test_observers_see_every_step_of_the_first_epoch_before_it_is_taken_and_chan
 
 def test_an_unknown_observer_is_refused_by_name() -> None:
     bench = Bench("plain")
-    with pytest.raises(UsageError, match=r"unknown observer 'cuont': did you mean 'count'"):
+    with pytest.raises(UsageError, match=r"'cuont'.*'count'"):
         bench.run(bench.phase(observe=("cuont",)), observers={"count": _counts})
 
 
@@ -383,31 +383,31 @@ def test_a_gradient_that_is_not_finite_is_named_where_it_is_with_a_clip_too(step
     watch = Watch(bench.space, bench.task.layers, "here")
     with (
         watch,
-        pytest.raises(NonFiniteError, match=r"^here: at step 1, .* the gradient of 'fc2.bias' \(layer 'fc2'\)$"),
+        pytest.raises(NonFiniteError, match=r"^here: .*step 1.*gradient.*'fc2\.bias'.*'fc2'"),
     ):
         bench.run(bench.phase(step=step, loss="odd"), watch=watch)
 
 
 def test_a_phases_clip_is_checked_too() -> None:
-    with pytest.raises(UsageError, match="max_grad_norm must be above 0; got 0"):
+    with pytest.raises(UsageError, match=r"max_grad_norm.*got 0"):
         Phase("train", frozenset(), 1, max_grad_norm=0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "sdg"}, "unknown optimizer 'sdg': did you mean 'sgd'"),
-        ({"lr": 0.0}, "lr must be a number above 0"),
-        ({"lr": math.nan}, "lr must be a number above 0"),
-        ({"lr": math.inf}, "lr must be a number above 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0"),
-        ({"max_grad_norm": math.nan}, "max_grad_norm must be above 0"),
-        ({"epochs": -1}, "epochs must be at least 0"),
-        ({"momentum": -0.1}, "momentum must be at least 0"),
-        ({"weight_decay": math.nan}, "weight_decay must be at least 0"),
-        ({"optimizer": "adamw", "momentum": 0.9}, "momentum=0.9 has no meaning for optimizer 'adamw'"),
-        ({"amsgrad": True}, "amsgrad=True has no meaning for optimizer 'sgd'"),
+        ({"optimizer": "sdg"}, "'sdg'.*'sgd'"),
+        ({"lr": 0.0}, r"\blr\b.*0\.0"),
+        ({"lr": math.nan}, r"\blr\b.*nan"),
+        ({"lr": math.inf}, r"\blr\b.*inf"),
+        ({"batch_size": 0}, "batch_size.*got 0"),
+        ({"max_grad_norm": 0.0}, r"max_grad_norm.*0\.0"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm.*nan"),
+        ({"epochs": -1}, "epochs.*-1"),
+        ({"momentum": -0.1}, r"momentum.*-0\.1"),
+        ({"weight_decay": math.nan}, "weight_decay.*nan"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum.*'adamw'"),
+        ({"amsgrad": True}, "amsgrad.*'sgd'"),
     ],
 )
 def test_training_refuses_what_has_no_meaning(options: dict[str, Any], message: str) -> None:

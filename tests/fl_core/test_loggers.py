@@ -58,7 +58,7 @@ def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(tmp_path: Path)
 
 def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(tmp_path: Path) -> None:
     failing, going_on = Kept(fails_at=3), Kept()
-    with pytest.raises(RuntimeError, match="the server is gone"):
+    with pytest.raises(RuntimeError, match="gone"):
         fl.run(**ASKED, out=tmp_path / "run", log=[failing])
     assert failing.ends == [False]
     fl.resume(tmp_path / "run", log=[going_on], progress=False)
@@ -147,7 +147,7 @@ def test_mlflow_has_one_run_with_every_point_also_after_a_resume(tmp_path: Path,
 def test_mlflow_that_cannot_write_is_told_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(UsageError, match=r"MLflow cannot write to file:.*MLFLOW_TRACKING_URI names a server"):
+    with pytest.raises(UsageError, match=r"MLflow.*file:.*MLFLOW_TRACKING_URI"):
         fl.run(**ASKED, out=tmp_path / "run", log=["mlflow"])
     assert not (tmp_path / "run").exists()
 
@@ -155,7 +155,7 @@ def test_mlflow_that_cannot_write_is_told_before_anything_is_written(tmp_path: P
 @pytest.mark.parametrize("name", LOGGERS.inside)
 def test_a_logger_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch, name: str) -> None:
     monkeypatch.setattr(base, "find_spec", lambda package: None)
-    with pytest.raises(UsageError, match=rf"needs the package \w+: pip install 'fedlayers\[{name}\]'"):
+    with pytest.raises(UsageError, match=rf"package.*fedlayers\[{name}\]"):
         fl.run(**ASKED, out=tmp_path / "run", log=name)
     assert not (tmp_path / "run").exists()
 
@@ -163,8 +163,8 @@ def test_a_logger_without_its_package_says_what_to_install(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tensorbord", "unknown logger 'tensorbord': did you mean 'tensorboard'"),
-        ("math:sqrt", "logger 'math:sqrt' is not a class made of fl.Logger"),
+        ("tensorbord", "'tensorbord'.*'tensorboard'"),
+        ("math:sqrt", "'math:sqrt'.*Logger"),
     ],
 )
 def test_what_is_no_logger_is_refused_before_anything_is_written(tmp_path: Path, name: str, message: str) -> None:

@@ -98,7 +98,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
     labels = np.repeat([0, 1, 2], [50, 7, 3])
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     assert losses.balanced([50, 7, 3], "abc") == pytest.approx(tuple(expected))
-    with pytest.raises(UsageError, match="training sample of b"):
+    with pytest.raises(UsageError, match=r"\bb\b"):
         losses.balanced([50, 0, 3], "abc")
 
 
@@ -166,22 +166,22 @@ def test_a_label_outside_the_classes_is_an_error(loss, label):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("cros_entropy", {}, "did you mean 'cross_entropy'"),
-        ("focal", {"gama": 2}, "did you mean 'gamma'"),
-        ("cross_entropy", {"gamma": 2}, "takes no options"),
-        ("focal", {"gamma": -1}, "at least 0"),
+        ("cros_entropy", {}, "'cross_entropy'"),
+        ("focal", {"gama": 2}, "'gamma'"),
+        ("cross_entropy", {"gamma": 2}, "options.*'gamma'"),
+        ("focal", {"gamma": -1}, "gamma.*-1"),
         ("focal", {"gamma": math.inf}, "finite"),
-        ("focal", {"gamma": "3"}, "not a number"),
-        ("focal", {"gamma": True}, "not a number"),
-        ("focal", {"alpha": [0.5, math.nan]}, "alpha is nan"),
+        ("focal", {"gamma": "3"}, "gamma.*'3'"),
+        ("focal", {"gamma": True}, "gamma.*True"),
+        ("focal", {"alpha": [0.5, math.nan]}, "alpha.*nan"),
         ("focal", {"alpha": []}, "empty"),
-        ("focal", {"alpha": "0.5"}, "not a number"),
-        ("player_focal", {"alpha": [0.5, 1.5]}, "between 0 and 1"),
-        ("player_focal", {"alpha": [0.5, 0.5], "n_classes": 3}, "2 weights for 3 classes"),
-        ("focal", {"n_classes": 1}, "at least 2 classes"),
-        ("bce", {"n_classes": 3}, "tells 2 classes apart, and there are 3"),
-        ("focal", {"n_classes": 0}, "'focal' is for classification, and the data's targets are numbers: .*mse"),
-        ("mse", {"n_classes": 2}, "'mse' is for regression, and the data have 2 classes: .*cross_entropy"),
+        ("focal", {"alpha": "0.5"}, "alpha.*'0.5'"),
+        ("player_focal", {"alpha": [0.5, 1.5]}, r"alpha.*1\.5"),
+        ("player_focal", {"alpha": [0.5, 0.5], "n_classes": 3}, "3 classes.*2"),
+        ("focal", {"n_classes": 1}, "2 classes.*1"),
+        ("bce", {"n_classes": 3}, "2 classes.*3"),
+        ("focal", {"n_classes": 0}, "'focal'.*mse"),
+        ("mse", {"n_classes": 2}, "'mse'.*cross_entropy"),
         ("huber", {"delta": 0.0}, "above 0"),
     ],
 )
@@ -192,7 +192,7 @@ def test_bad_requests_are_named(name, options, says):
 
 def test_alpha_of_the_wrong_length_is_refused_at_the_first_batch():
     logits, y = batch()
-    with pytest.raises(UsageError, match="2 weights for 5 classes"):
+    with pytest.raises(UsageError, match=r"5 classes.*2"):
         losses.build("focal", alpha=[0.5, 0.5])(logits, y)
 
 
@@ -204,9 +204,9 @@ def test_every_loss_is_tested():
 @pytest.mark.parametrize(
     ("name", "weights", "n_classes", "says"),
     [
-        ("cross_entropy", (1.0, 2.0), 3, "2 weights for 3 classes"),
-        ("cross_entropy", (1.0, 0.0), 2, "0.0 is not above 0"),
-        ("mse", (1.0, 2.0), 0, "no meaning for loss 'mse'"),
+        ("cross_entropy", (1.0, 2.0), 3, "3 classes.*2"),
+        ("cross_entropy", (1.0, 0.0), 2, r"class_weights.*0\.0"),
+        ("mse", (1.0, 2.0), 0, "class_weights.*'mse'"),
     ],
 )
 def test_class_weights_that_do_not_fit_are_named(name, weights, n_classes, says):

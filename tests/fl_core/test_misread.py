@@ -31,7 +31,7 @@ def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
     x = np.random.default_rng(0).random((40, 9, 7, count), dtype=np.float32)
     y = np.arange(40) % 2
     path = save(tmp_path / "last.npz", x=x, y=y)
-    with pytest.warns(UserWarning, match=rf"{9}, {7}, {count}.*turned to \[n, {count}, {9}, {7}\]"):
+    with pytest.warns(UserWarning, match=rf"{9}, {7}, {count}.*\[n, {count}, {9}, {7}\]"):
         data = load(path, clients=1, partition="iid")
     assert data.shape == (count, 9, 7)
     assert glance(path)[0] == (count, 9, 7)
@@ -50,7 +50,7 @@ def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
         with pytest.warns(UserWarning, match="turned"):
             assert from_clients({"a": (x, y)}).shape == (3, 4, 8)
         return
-    with pytest.raises(UsageError, match="client 'a', x: float pictures must have one axis"):
+    with pytest.raises(UsageError, match=r"client 'a', x.*channels"):
         from_clients({"a": (x, y)})
 
 
@@ -75,7 +75,7 @@ def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind
 
     assert classes([-1, 1]) == ("-1", "1")
     for bad in ([0, 1, -1], [0, -1], [-1, 0, 1, 2]):
-        with pytest.raises(UsageError, match="labels must not be -1"):
+        with pytest.raises(UsageError, match=r"labels.*-1"):
             classes(bad)
 
 
@@ -93,7 +93,7 @@ def test_a_plan_that_was_measured_on_other_data_is_noted(where):
     }[where]
     plan = LayerPlan.prefix(task.layers, 1)
     given = runner.assemble(config, plan=plan.with_shared(plan.shared, data=made))
-    said = [note for note in given.notes() if "measured on other data" in note]
+    said = [note for note in given.notes() if "other data" in note]
     assert len(said) == (where in ("seed", "samples", "data"))
 
 

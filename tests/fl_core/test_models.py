@@ -162,7 +162,7 @@ def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
     assert norms == ["conv1.norm", "conv2.norm"][:wanted]
     kinds = [type(module).__name__ for module in model.conv2]
     assert kinds == ["Conv2d", *["BatchNorm2d"][: wanted // 2], "ReLU", "MaxPool2d"]
-    with pytest.raises(UsageError, match=r"norm .*got 'yes'"):
+    with pytest.raises(UsageError, match=r"norm.*'yes'"):
         models.build("pfedla_cnn", shape, 10, options={"norm": "yes"})
 
 
@@ -260,7 +260,7 @@ def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path
             assert torch.equal(there[key], wanted[key]), key
     assert there["head.weight"].shape == (3, 24)
     deeper = small | {"depth": 3, "pretrained": str(path)}
-    with pytest.raises(UsageError, match=r"blocks\.2.*pretrained weights: timm's cache, the network, or a file"):
+    with pytest.raises(UsageError, match=r"blocks\.2.*pretrained"):
         models.build(name, (3, 32, 32), 3, options=deeper)
 
 
@@ -269,7 +269,7 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
         raise OSError("no such host")
 
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fetch)
-    with pytest.raises(UsageError, match=r"no such host \(pretrained weights: timm's cache, the network, or a file"):
+    with pytest.raises(UsageError, match=r"host.*pretrained"):
         models.build("timm:vit_tiny_patch16_224", (3, 224, 224), 3, options={"pretrained": "true"})
 
 
@@ -279,60 +279,60 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
 @pytest.mark.parametrize(
     ("name", "shape", "options", "says"),
     [
-        ("fmnist_cn", IMAGE, {}, "did you mean 'fmnist_cnn'"),
-        ("fmnist_cnn", TABLE, {}, "samples must be images .* mlp"),
-        ("fmnist_cnn", (1, 7, 28), {}, "at least 8 x 8; got 7 x 28"),
-        ("scheduling_cnn", (1, 15, 16), {}, "at least 16 x 16"),
-        ("cifar_cnn", (32, 32), {}, "samples must be images"),
-        ("heart_mlp", IMAGE, {}, "samples must be tables"),
-        ("scheduling_cnn", IMAGE, {"sizes": [3]}, "no options; got 'sizes'"),
-        ("fmnist_cnn", IMAGE, {"width": 0}, "width .*got 0"),
-        ("cifar_cnn", COLOUR, {"width": "wide"}, "width .*got 'wide'"),
-        ("cifar_cnn", COLOUR, {"width": True}, r"width .*got True"),
-        ("mlp", TABLE, {"size": [3]}, "did you mean 'sizes'"),
-        ("mlp", TABLE, {"sizes": 0}, "list of hidden widths"),
-        ("mlp", TABLE, {"sizes": [64, 0]}, "integer above 0"),
-        ("mlp", TABLE, {"sizes": [64.0]}, "integer above 0"),
-        ("mlp", TABLE, {"shape": (3,)}, "unknown option"),
-        ("cifar_cnn", COLOUR, {"dropout": 1.0}, "dropout .*got 1.0"),
-        ("isic_cnn", COLOUR, {"dropout": True}, r"dropout .*got True"),
-        ("mlp", (), {}, "shape of a sample"),
-        ("mlp", (3, 0), {}, "shape of a sample"),
-        ("timm:resnet19", IMAGE, {}, "did you mean 'resnet18'"),
-        ("timm:resnet10t", TABLE, {}, "samples must be images"),
-        ("timm:resnet10t", IMAGE, {"drop_rat": 0.1}, "did you mean 'drop_rate'"),
+        ("fmnist_cn", IMAGE, {}, "'fmnist_cnn'"),
+        ("fmnist_cnn", TABLE, {}, "images.*mlp"),
+        ("fmnist_cnn", (1, 7, 28), {}, "8 x 8.*7 x 28"),
+        ("scheduling_cnn", (1, 15, 16), {}, "16 x 16"),
+        ("cifar_cnn", (32, 32), {}, r"images.*\(32, 32\)"),
+        ("heart_mlp", IMAGE, {}, r"tables.*\(1, 28, 28\)"),
+        ("scheduling_cnn", IMAGE, {"sizes": [3]}, "scheduling_cnn.*'sizes'"),
+        ("fmnist_cnn", IMAGE, {"width": 0}, "width.*got 0"),
+        ("cifar_cnn", COLOUR, {"width": "wide"}, "width.*'wide'"),
+        ("cifar_cnn", COLOUR, {"width": True}, "width.*True"),
+        ("mlp", TABLE, {"size": [3]}, "'sizes'"),
+        ("mlp", TABLE, {"sizes": 0}, "sizes.*0"),
+        ("mlp", TABLE, {"sizes": [64, 0]}, r"sizes.*\[64, 0\]"),
+        ("mlp", TABLE, {"sizes": [64.0]}, r"sizes.*\[64\.0\]"),
+        ("mlp", TABLE, {"shape": (3,)}, "'shape'"),
+        ("cifar_cnn", COLOUR, {"dropout": 1.0}, r"dropout.*1\.0"),
+        ("isic_cnn", COLOUR, {"dropout": True}, "dropout.*True"),
+        ("mlp", (), {}, r"shape.*got \(\)"),
+        ("mlp", (3, 0), {}, "shape.*3, 0"),
+        ("timm:resnet19", IMAGE, {}, "'resnet18'"),
+        ("timm:resnet10t", TABLE, {}, "images"),
+        ("timm:resnet10t", IMAGE, {"drop_rat": 0.1}, "'drop_rate'"),
         ("timm:resnet10t.no_such_tag", IMAGE, {}, "no_such_tag"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"img_size": 64}, "does not fit samples of shape"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"embed_dim": "wide"}, "embed_dim .* must be a number"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": "no/such.file"}, "true, false or the path of a file"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": 1}, "true, false or the path of a file; got 1"),
-        ("timm:vit_tiny_plus_patch16_224", COLOUR, {"pretrained": True}, "unknown timm model"),
-        ("timm:deit_base_distilled_patch16_224.no", COLOUR, {"pretrained": True}, r"Invalid pretrained tag \(no\)"),
-        ("timm:vit_base_patch16_18x2_224", COLOUR, {"pretrained": True}, "no pretrained weights; give a file"),
-        ("vit", TABLE, {}, "samples must be images"),
-        ("vit", COLOUR, {"patch": 5}, "32 x 32; got 5"),
-        ("vit", COLOUR, {"width": 10, "heads": 3}, "multiple of heads=3; got 10"),
-        ("mixer", COLOUR, {"depth": 0}, "depth must be an integer above 0; got 0"),
-        ("mixer", COLOUR, {"heads": 3}, "unknown option"),
-        ("torchvision:squeezenet1_1", IMAGE, {}, "3 channels; got 1"),
-        ("torchvision:squeezenet1_1", (3, 4, 4), {}, "does not fit samples of shape"),
-        ("torchvision:squeezenet1_1", COLOUR, {"drop": 0.1}, "did you mean 'dropout'"),
-        ("torchvision:raft_large", COLOUR, {}, "unknown torchvision model"),
-        ("torchvision:googlenet", (3, 64, 64), {}, "got a GoogLeNetOutputs in training mode"),
-        ("no_such_package.models:Net", (4,), {}, "no module 'no_such_package'"),
-        ("torch.no_such_module:Net", (4,), {}, "no module 'torch.no_such_module'"),
-        ("torch.nn:Liner", (4,), {}, "did you mean 'Linear'"),
-        ("torch.nn:Linear", (4,), {}, "must have the option 'in_features'"),
-        ("torch.nn:", (4,), {}, "not of the form"),
-        (":Net", (4,), {}, "not of the form"),
-        ("mine:shaped", (4,), {"width": 4}, "unknown option"),
-        ("mine:shaped", (4,), {"shape": (5,)}, "unknown option"),
-        ("mine:number", (4,), {}, r"must return .*got a int"),
-        ("mine:made", (4,), {}, "is a Linear"),
-        ("mine:Flat", (4,), {}, r"must give logits of shape \(2, 3\)"),
-        ("mine:Pair", (4,), {}, "got a tuple"),
-        ("mine:TwoFaced", (4,), {}, r"got shape .*in evaluation mode"),
-        ("mine:Tied", (5,), {}, "does not fit samples of shape"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"img_size": 64}, "fit.*64"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"embed_dim": "wide"}, "embed_dim.*number"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": "no/such.file"}, "pretrained.*'no/such.file'"),
+        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": 1}, "pretrained.*got 1"),
+        ("timm:vit_tiny_plus_patch16_224", COLOUR, {"pretrained": True}, "'vit_tiny_plus_patch16_224'"),
+        ("timm:deit_base_distilled_patch16_224.no", COLOUR, {"pretrained": True}, r"pretrained.*\(no\)"),
+        ("timm:vit_base_patch16_18x2_224", COLOUR, {"pretrained": True}, "pretrained=PATH"),
+        ("vit", TABLE, {}, "images"),
+        ("vit", COLOUR, {"patch": 5}, "32 x 32.*5"),
+        ("vit", COLOUR, {"width": 10, "heads": 3}, "heads=3.*10"),
+        ("mixer", COLOUR, {"depth": 0}, "depth.*got 0"),
+        ("mixer", COLOUR, {"heads": 3}, "'heads'"),
+        ("torchvision:squeezenet1_1", IMAGE, {}, "3 channels.*1"),
+        ("torchvision:squeezenet1_1", (3, 4, 4), {}, "squeezenet1_1.*fit"),
+        ("torchvision:squeezenet1_1", COLOUR, {"drop": 0.1}, "'dropout'"),
+        ("torchvision:raft_large", COLOUR, {}, "'raft_large'"),
+        ("torchvision:googlenet", (3, 64, 64), {}, "GoogLeNetOutputs.*training"),
+        ("no_such_package.models:Net", (4,), {}, "'no_such_package'"),
+        ("torch.no_such_module:Net", (4,), {}, r"'torch\.no_such_module'"),
+        ("torch.nn:Liner", (4,), {}, "'Linear'"),
+        ("torch.nn:Linear", (4,), {}, "'in_features'"),
+        ("torch.nn:", (4,), {}, "'torch.nn:'"),
+        (":Net", (4,), {}, "':Net'"),
+        ("mine:shaped", (4,), {"width": 4}, "'width'"),
+        ("mine:shaped", (4,), {"shape": (5,)}, "'shape'"),
+        ("mine:number", (4,), {}, r"\bint\b"),
+        ("mine:made", (4,), {}, "Linear"),
+        ("mine:Flat", (4,), {}, r"logits.*\(2, 3\)"),
+        ("mine:Pair", (4,), {}, "tuple"),
+        ("mine:TwoFaced", (4,), {}, "shape.*evaluation"),
+        ("mine:Tied", (5,), {}, "Tied.*fit"),
     ],
 )
 def test_bad_requests_are_named(name, shape, options, says):
@@ -342,7 +342,7 @@ def test_bad_requests_are_named(name, shape, options, says):
 
 @pytest.mark.parametrize("n_classes", [0, -1, True, 3.0])
 def test_n_classes(n_classes):
-    with pytest.raises(UsageError, match="n_classes must be at least 1"):
+    with pytest.raises(UsageError, match="n_classes"):
         models.build("mlp", TABLE, n_classes)
 
 
@@ -377,7 +377,7 @@ def test_a_model_that_a_package_announces_is_built_by_its_name(own_members, monk
     own_members(models.MODELS)
     monkeypatch.setitem(vars(models.MODELS), "announced", {"theirs": Entry("theirs", "mine", "shaped")})
     assert models.build("theirs", (4,), 3, options={"wide": True}).bias is not None
-    with pytest.raises(UsageError, match="unknown option of model 'theirs' 'wid': did you mean 'wide'"):
+    with pytest.raises(UsageError, match=r"'theirs'.*'wid'.*'wide'"):
         models.build("theirs", (4,), 3, options={"wid": True})
 
 
@@ -405,7 +405,7 @@ def test_weights_are_loaded(tmp_path, suffix):
     [
         (lambda t: t.pop("fc2.linear.weight"), "missing: fc2.linear.weight"),
         (lambda t: t.update({"fc9.linear.weight": torch.zeros(1)}), "unexpected: fc9.linear.weight"),
-        (lambda t: t.update({"fc1.linear.bias": torch.zeros(3)}), r"'fc1.linear.bias' .*\(3,\) .*\(64,\)"),
+        (lambda t: t.update({"fc1.linear.bias": torch.zeros(3)}), r"'fc1\.linear\.bias'.*\(3,\).*\(64,\)"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
@@ -426,10 +426,10 @@ def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
         assert all(torch.equal(model.state_dict()[name], full[name]) for name in full)
     neither = {name: tensor for name, tensor in full.items() if name not in ("a.weight", "b.weight")}
     path = save(tmp_path / "weights.safetensors", neither)
-    with pytest.raises(UsageError, match=r"missing: a\.weight"):
+    with pytest.raises(UsageError, match=r"a\.weight"):
         models.build("mine:Tied", (4,), 3, weights=path)
     path = save(tmp_path / "weights.safetensors", {**full, "b.weight": full["b.weight"] + 1})
-    with pytest.raises(UsageError, match=r"ties 'a\.weight' and 'b\.weight'"):
+    with pytest.raises(UsageError, match=r"'a\.weight'.*'b\.weight'"):
         models.build("mine:Tied", (4,), 3, weights=path)
 
 

@@ -30,23 +30,23 @@ NUMBERS = np.arange(120)
 CASES: dict[str, tuple[Mapping[str, Any], str]] = {
     "huge features": (
         {"column": 1e30 * RANDOM.normal(size=120)},
-        "features are as large as .*e.30 .feature 2, counted",
+        r"e.30.*feature 2",
     ),
-    "a record number": ({"column": NUMBERS + 7000}, r"^feature 2 looks like a record number \(counted from 0\), which"),
-    "with gaps": ({"column": np.cumsum(RANDOM.integers(1, 50, 120))}, "^feature 2 looks like a record number"),
-    "falling": ({"column": -3.0 * NUMBERS}, "^feature 2 looks like a record number"),
-    "scaled": ({"column": (NUMBERS - 60) / 34.7}, "^feature 2 looks like a record number"),
-    "in another order": ({"column": RANDOM.permutation(NUMBERS)}, "^feature 2 looks like a record number"),
-    "nearly unique": ({"column": NUMBERS - NUMBERS % 25 // 24}, "^feature 2 looks like a record number"),
+    "a record number": ({"column": NUMBERS + 7000}, r"^feature 2.*record"),
+    "with gaps": ({"column": np.cumsum(RANDOM.integers(1, 50, 120))}, "^feature 2.*record"),
+    "falling": ({"column": -3.0 * NUMBERS}, "^feature 2.*record"),
+    "scaled": ({"column": (NUMBERS - 60) / 34.7}, "^feature 2.*record"),
+    "in another order": ({"column": RANDOM.permutation(NUMBERS)}, "^feature 2.*record"),
+    "nearly unique": ({"column": NUMBERS - NUMBERS % 25 // 24}, "^feature 2.*record"),
     "a class each": (
         {"n": 200, "y": np.arange(400)},
-        "^400 of 400 classes have a single sample: is the label column an identifier, or a number to be predicted",
+        "^400 of 400",
     ),
     "clients alike": (
         {"clients": ("north", "north ", "south")},
-        "^the clients 'north', 'north ' differ by spaces or capitals only; each is one of its own$",
+        "'north', 'north '",
     ),
-    "one client": ({"clients": ("north",)}, "^there is one client only: nothing is federated, it trains alone$"),
+    "one client": ({"clients": ("north",)}, "one client"),
 }
 
 
@@ -82,9 +82,8 @@ def test_nothing_is_said_of_ordinary_data(name: str) -> None:
 def test_keeping_normalisations_of_a_model_without_any_is_noted(options: dict[str, str]) -> None:
     config = replace(CONFIG, algorithm="vanilla" if options else "fedbn", options=options)
     plain, normalised = (runner.assemble(config, data=TOY, model=network(kind)).notes() for kind in ("plain", "norm"))
-    said = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
-    assert said in plain
-    assert said not in normalised
+    assert any("fedbn" in note for note in plain)
+    assert not any("fedbn" in note for note in normalised)
 
 
 def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on() -> None:
@@ -99,8 +98,8 @@ def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on() -> 
             split: [row.tobytes() in train for client in data.clients for row in client.split(split).x.numpy()]
             for split in ("validation", "test")
         }
-        said = [note for note in notes(data) if "equal a training sample" in note]
+        said = [note for note in notes(data) if "training sample" in note]
         expected = {split: each for split, each in known.items() if np.mean(each) > 0.01}
         assert len(expected) == {0: 0, 60: 2}.get(copies, len(expected))
         for note, (split, each) in zip(said, expected.items(), strict=True):
-            assert note.startswith(f"{sum(each)} of {len(each)} {split} samples")
+            assert note.startswith(f"{sum(each)} of {len(each)} {split} ")

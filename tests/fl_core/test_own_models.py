@@ -54,10 +54,10 @@ def test_statistics_of_a_layer_that_does_not_train_stand_still(shared: tuple[str
 def test_a_declared_group_must_be_a_module() -> None:
     model = network("plain")
     model.layer_groups = ("fc1", "fc22")  # type: ignore[assignment]
-    with pytest.raises(UsageError, match="did you mean 'fc2'"):
+    with pytest.raises(UsageError, match="'fc2'"):
         layers_of(model, models.example(TOY.shape))
     model.layer_groups = "fc1"  # type: ignore[assignment]
-    with pytest.raises(UsageError, match=r"layer_groups must be a tuple .*\('fc1',\)"):
+    with pytest.raises(UsageError, match=r"layer_groups.*\('fc1',\)"):
         layers_of(model, models.example(TOY.shape))
     with pytest.raises(UsageError, match="by='block'"):
         layers_of(network("plain"), models.example(TOY.shape), by="module", groups=("fc1",))
@@ -76,11 +76,11 @@ def test_an_unused_layer_is_no_layer_to_shift_to(algorithm: str, shared: int) ->
 @pytest.mark.parametrize(
     ("changes", "depth", "said"),
     [
-        ({"algorithm": "playerfl"}, 1, "playerfl needs 2 layers to choose between; the model has 1"),
-        ({"algorithm": "fedper", "plan": "auto"}, 1, "fedper needs 2 layers"),
-        ({"algorithm": "playerfl_random"}, 2, "playerfl_random: .*at least 3 layers; got 2"),
-        ({"algorithm": "playerfl", "epochs": 0}, 3, "epochs must be at least 1"),
-        ({"algorithm": "playerfl", "rule": "manual"}, 3, "unknown rule 'manual'"),
+        ({"algorithm": "playerfl"}, 1, r"playerfl.*2 layers.*1"),
+        ({"algorithm": "fedper", "plan": "auto"}, 1, "fedper.*layers"),
+        ({"algorithm": "playerfl_random"}, 2, "playerfl_random.*3 layers.*2"),
+        ({"algorithm": "playerfl", "epochs": 0}, 3, "epochs.*1"),
+        ({"algorithm": "playerfl", "rule": "manual"}, 3, "rule.*'manual'"),
     ],
 )
 def test_a_decision_that_cannot_be_made_is_refused_first(
@@ -110,12 +110,12 @@ def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) ->
     model = network("plain")
     model.hidden = lambda: None  # type: ignore[assignment]
     config = replace(CONFIG, workers=2, stack="off")
-    with pytest.raises(UsageError, match=r"cannot be sent to worker processes: .*lambda.*workers=0"):
+    with pytest.raises(UsageError, match=r"lambda.*workers=0"):
         runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("given", [{"data": {"north": 1}}, {"data": [1]}, {"model": nn.Flatten}, {"model": "mlp"}])
 def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"data must be a federation, as fl.from_clients|model must be a module"):
+    with pytest.raises(UsageError, match=r"federation.*from_clients|model.*Module"):
         runner.run(CONFIG, progress=False, **({"data": TOY} | given))

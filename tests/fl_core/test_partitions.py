@@ -176,38 +176,38 @@ def of_alpha(alpha, labels=LABELS, clients=5):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (of_alpha(0.001, LABELS[:100], 10), r"alpha=0\.001.*at most \d+ samples.*larger alpha, fewer clients or more"),
+        (of_alpha(0.001, LABELS[:100], 10), r"alpha=0\.001.*larger alpha"),
         *((of_alpha(alpha), r"alpha .*got") for alpha in (0, -1.0, math.nan, math.inf, "0.5", True)),
-        (of_alpha(1.0, clients=61), "at most 60 "),
-        (dealt(LABELS, 5, 40, 11, 1.0), r"classes_per_client .*to 10, .*got 11"),
-        (dealt(LABELS, 5, 3, 4, 1.0), "samples_per_client must be at least 4, .*got 3"),
-        (dealt(LABELS, 5, 9, 2, 0.5), "samples_per_client must be at least 10, .*got 9"),
-        (dealt(LABELS, 5, 40, 2, 1.5), r"dominance .*got 1\.5"),
-        (dealt(LABELS, 5, 40, 2, 0), r"dominance .*got 0"),
-        (dealt(LABELS, 5, 40, 2, True), r"dominance .*got True"),
-        (dealt(LABELS, 2, 61, 1, 1.0), r"would need 61 of class \d, which has 60; ask for fewer"),
-        (lambda: general.pathological(LABELS, 5, 11, 0), r"classes_per_client .*to 10, .*got 11"),
-        (lambda: general.pathological(LABELS, 5, 0, 0), r"classes_per_client .*got 0"),
-        (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client .*got 2\.0"),
-        (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0 has 1 samples for 4 clients"),
-        (lambda: general.iid(LABELS, 601, 0), "at most 600 "),
-        (lambda: general.iid(LABELS, 0, 0), r"clients .*got 0"),
-        (lambda: general.iid(LABELS, 2.0, 0), r"clients .*got 2\.0"),
-        (lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")), "without samples to train on: b"),
+        (of_alpha(1.0, clients=61), "60"),
+        (dealt(LABELS, 5, 40, 11, 1.0), "classes_per_client.*10.*11"),
+        (dealt(LABELS, 5, 3, 4, 1.0), "samples_per_client.*4.*3"),
+        (dealt(LABELS, 5, 9, 2, 0.5), "samples_per_client.*10.*9"),
+        (dealt(LABELS, 5, 40, 2, 1.5), r"dominance.*1\.5"),
+        (dealt(LABELS, 5, 40, 2, 0), "dominance.*got 0"),
+        (dealt(LABELS, 5, 40, 2, True), "dominance.*True"),
+        (dealt(LABELS, 2, 61, 1, 1.0), r"61.*class \d.*60"),
+        (lambda: general.pathological(LABELS, 5, 11, 0), "classes_per_client.*10.*11"),
+        (lambda: general.pathological(LABELS, 5, 0, 0), "classes_per_client.*got 0"),
+        (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client.*2\.0"),
+        (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0.*1.*4"),
+        (lambda: general.iid(LABELS, 601, 0), "600"),
+        (lambda: general.iid(LABELS, 0, 0), "clients.*got 0"),
+        (lambda: general.iid(LABELS, 2.0, 0), r"clients.*2\.0"),
+        (lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")), r"samples.*\bb\b"),
         *((lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"got {n} at 'va'") for n in range(3)),
-        (lambda: check_shares((0.8, 0.2)), "three positive shares"),
-        (lambda: check_shares((0.8, 0.0, 0.2)), "three positive shares"),
-        (lambda: check_shares((0.8, 0.3, 0.2)), "three positive shares"),
-        (lambda: check_shares((1.2, -0.4, 0.2)), "three positive shares"),
-        (lambda: check_shares((math.nan, 0.5, 0.5)), "three positive shares"),
-        (lambda: make(source(), "natural"), "must have natural clients .*capped_dirichlet, dirichlet"),
-        (lambda: make(source(owner=OWNER), "natural", clients=2), "clients must be 3, "),
-        (lambda: make(source(), "iid"), "clients must be given"),
-        (lambda: make(source(), "dirichlt", clients=3), "did you mean 'dirichlet'"),
+        (lambda: check_shares((0.8, 0.2)), r"splits.*0\.8, 0\.2"),
+        (lambda: check_shares((0.8, 0.0, 0.2)), r"splits.*0\.8, 0\.0"),
+        (lambda: check_shares((0.8, 0.3, 0.2)), r"splits.*0\.8, 0\.3"),
+        (lambda: check_shares((1.2, -0.4, 0.2)), r"splits.*-0\.4"),
+        (lambda: check_shares((math.nan, 0.5, 0.5)), "splits.*nan"),
+        (lambda: make(source(), "natural"), "natural.*dirichlet, dirichlet"),
+        (lambda: make(source(owner=OWNER), "natural", clients=2), r"clients.*\b3\b"),
+        (lambda: make(source(), "iid"), "clients.*'iid'"),
+        (lambda: make(source(), "dirichlt", clients=3), "'dirichlet'"),
         (lambda: make(source(), "iid", clients=300), "got 2 at 'client_000'"),
-        (lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2), "no sample of the official test set"),
-        (lambda: Partition.from_tree({}), "not a stored partition"),
-        (lambda: Partition.from_tree({"meta": torch.tensor([1, 2], dtype=torch.uint8)}), "not a stored partition"),
+        (lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2), "official test"),
+        (lambda: Partition.from_tree({}), "stored partition"),
+        (lambda: Partition.from_tree({"meta": torch.tensor([1, 2], dtype=torch.uint8)}), "stored partition"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(call, message):
@@ -322,15 +322,15 @@ def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
 @pytest.mark.parametrize(
     ("fields", "given", "message"),
     [
-        ({}, {}, "must have natural clients"),
-        ({"owner": domains()}, {"clients": 4}, "multiple of 3, "),
-        ({"owner": domains()}, {"clients": 3.0}, "multiple of 3, "),
-        ({"owner": domains()}, {"alpha": 0.0}, "must be a positive number"),
-        ({"owner": domains()}, {"clients": 33}, r"clients of 'site 2' must be at most 10 .*got 11"),
+        ({}, {}, "natural clients"),
+        ({"owner": domains()}, {"clients": 4}, "multiple.*3.*4"),
+        ({"owner": domains()}, {"clients": 3.0}, r"multiple.*3\.0"),
+        ({"owner": domains()}, {"alpha": 0.0}, r"alpha.*0\.0"),
+        ({"owner": domains()}, {"clients": 33}, r"'site 2'.*10.*11"),
         (
             {"labels": np.minimum(LABELS, 9 * (1 - domains((580, 20)))), "owner": domains((580, 20))},
             {"clients": 4, "alpha": 1e-3},
-            "the smallest of 2 clients of 'site 1'",
+            r"2 clients.*'site 1'",
         ),
     ],
 )
@@ -357,9 +357,9 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides():
     for splits in official.indices.values():
         assert is_train[np.concatenate([splits["train"], splits["validation"]])].all()
         assert not is_train[splits["test"]].any()
-    with pytest.raises(UsageError, match=r"the smallest of 20 clients had at most \d+ of 1200"):
+    with pytest.raises(UsageError, match=r"20 clients.*\d+.*1200"):
         general.capped_dirichlet(labels[:1200], 20, 0.05, 0, draws=20)
-    with pytest.raises(UsageError, match="must be a positive number"):
+    with pytest.raises(UsageError, match=r"alpha.*0\.0"):
         general.capped_dirichlet(labels, 20, 0.0, 0)
 
 
@@ -372,7 +372,7 @@ def test_splits_of_a_client_do_not_depend_on_the_other_clients():
 def test_a_partition_is_refused_by_other_samples():
     toy = source()
     made = make(toy, "iid", clients=2)
-    with pytest.raises(UsageError, match="of 600 samples; toy has 599"):
+    with pytest.raises(UsageError, match=r"600.*599"):
         made.check(source(LABELS[:599]))
     other = source()
     other.x[17, 1] += 1
@@ -384,10 +384,10 @@ def test_damaged_indices_are_refused():
     toy = source()
     twice, outside = make(toy, "iid", clients=2), make(toy, "iid", clients=2)
     twice.indices["client_0"]["test"][0] = twice.indices["client_1"]["train"][0]
-    with pytest.raises(UsageError, match="a sample twice"):
+    with pytest.raises(UsageError, match="sample twice"):
         twice.check(toy)
     outside.indices["client_0"]["test"][0] = 600
-    with pytest.raises(UsageError, match=r"outside 0\.\.599"):
+    with pytest.raises(UsageError, match="599"):
         outside.check(toy)
 
 
@@ -425,11 +425,11 @@ def test_a_new_partition_is_one_class(own_members):
     made = make(source(), "turns", clients=3, start=1)
     assert made.params == {"clients": 3, "start": 1, "splits": [0.64, 0.16, 0.2]}
     assert {int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))} == {1}
-    with pytest.raises(UsageError, match="start=1 has no meaning for partition 'iid'; it belongs to turns"):
+    with pytest.raises(UsageError, match=r"start=1.*'iid'.*turns"):
         make(source(), "iid", clients=3, start=1)
-    with pytest.raises(UsageError, match="unknown option of a partition 'alfa': did you mean 'alpha'"):
+    with pytest.raises(UsageError, match=r"'alfa'.*'alpha'"):
         make(source(), "dirichlet", clients=3, alfa=1)
-    with pytest.raises(UsageError, match="must be a subclass of"):
+    with pytest.raises(UsageError, match=r"'numpy:arange'"):
         make(source(), "numpy:arange", clients=3)
 
 
@@ -438,5 +438,5 @@ def test_a_stored_partition_of_code_from_outside_is_checked_without_importing_it
     made = replace(make(toy, "iid", clients=2), kind="no_such_package.of_this_test:Turns")
     Partition.from_tree(made.to_tree()).check(toy)
     made.indices["client_0"]["test"][0] = made.indices["client_1"]["train"][0]
-    with pytest.raises(UsageError, match="a sample twice"):
+    with pytest.raises(UsageError, match="sample twice"):
         made.check(toy)

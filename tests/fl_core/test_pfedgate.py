@@ -150,10 +150,10 @@ def test_predictions_are_made_in_batches_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": 0}, r"target .*got 0\.0"),
-        ({"target": 1.2}, r"target .*got 1\.2"),
-        ({"split": 1}, "split must be at least 2"),
-        ({"eval_batch": 0}, "eval_batch .*and 0"),
+        ({"target": 0}, r"target.*0\.0"),
+        ({"target": 1.2}, r"target.*1\.2"),
+        ({"split": 1}, "split.*1"),
+        ({"eval_batch": 0}, "eval_batch.*0"),
     ],
 )
 def test_options_of_a_gate_are_refused(options: dict[str, Any], message: str) -> None:
@@ -277,8 +277,8 @@ def test_the_frame_is_trained_by_sgd_whatever_the_run_trains_with() -> None:
 @pytest.mark.parametrize(
     ("shape", "pad", "message"),
     [
-        ((10,), 2, r"pfedpt: .*images .*got shape \(10,\)"),
-        ((1, 6, 9), 3, "6 x 9; got pad=3"),
+        ((10,), 2, r"pfedpt.*images.*\(10,\)"),
+        ((1, 6, 9), 3, "6 x 9.*pad=3"),
         ((1, 6, 6), 0, "pad=0"),
     ],
 )

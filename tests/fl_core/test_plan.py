@@ -123,12 +123,12 @@ def test_digest_is_of_the_decision_alone():
 @pytest.mark.parametrize(
     ("layers", "shared", "message"),
     [
-        (LAYERS, ("fc3",), "unknown layer 'fc3': did you mean 'fc2'"),
-        (LAYERS, ("fc",), "unknown layer 'fc'"),
-        (LAYERS, ("fc1", "fc1"), "the shared layer 'fc1' twice"),
-        ((*LAYERS, LAYERS[0]), (), "the layer 'fc1' twice"),
-        ((*LAYERS, Layer("fc3", ("fc1.bias",))), (), "the tensor 'fc1.bias' twice"),
-        ((Layer("a", ("w",), ("w",)),), (), "the tensor 'w' twice"),
+        (LAYERS, ("fc3",), "'fc3'.*'fc2'"),
+        (LAYERS, ("fc",), "layer 'fc'"),
+        (LAYERS, ("fc1", "fc1"), "shared.*'fc1'"),
+        ((*LAYERS, LAYERS[0]), (), "layer.*'fc1'"),
+        ((*LAYERS, Layer("fc3", ("fc1.bias",))), (), r"'fc1\.bias'"),
+        ((Layer("a", ("w",), ("w",)),), (), "tensor.*'w'"),
     ],
 )
 def test_contradictions_are_refused(layers, shared, message):
@@ -139,7 +139,7 @@ def test_contradictions_are_refused(layers, shared, message):
 def test_another_model_is_refused_by_the_first_differences():
     other = net()
     other.fc1 = nn.Sequential(nn.Linear(3, 4))
-    with pytest.raises(UsageError, match=r"only in the plan: fc1\.bias, fc1\.weight; only in the model: fc1\.0\.bias"):
+    with pytest.raises(UsageError, match=r"plan: fc1\.bias, fc1\.weight.*model: fc1\.0\.bias"):
         PLAN.check_fits(other)
     more = net()
     more.register_buffer("running", torch.zeros(1))
@@ -149,7 +149,7 @@ def test_another_model_is_refused_by_the_first_differences():
 
 
 def test_many_differences_are_counted():
-    with pytest.raises(UsageError, match="and 9 more"):
+    with pytest.raises(UsageError, match="9 more"):
         PLAN.check_fits(nn.ReLU())
 
 
@@ -233,24 +233,24 @@ def damaged(**changes):
         ([], "not a plan"),
         ({}, "format"),
         (damaged(format="fedlayers.plan/9"), "format"),
-        (damaged(layers=None, why=None), "layers, why missing"),
-        (damaged(layers="fc1"), "'layers' is str"),
-        (damaged(layers=["fc1"]), "not a layer: 'fc1'"),
+        (damaged(layers=None, why=None), "layers, why"),
+        (damaged(layers="fc1"), "'layers'.*str"),
+        (damaged(layers=["fc1"]), "layer.*'fc1'"),
         (damaged(layers__0__name=None), "not a layer"),
-        (damaged(layers__0__name=5), "'name' is int"),
-        (damaged(layers__0__used="yes"), "'used' is str"),
-        (damaged(layers__0__parameters="fc1.weight"), "'parameters' is str"),
-        (damaged(layers__0__parameters=[1]), "1 among its tensor names"),
-        (damaged(layers__0__tensors=["x"]), "unknown field of a layer 'tensors'"),
-        (damaged(layers__1__name="fc1"), "layer 'fc1' twice"),
-        (damaged(shared="fc1"), "'shared' is str"),
-        (damaged(shared=["conv"]), "unknown layer 'conv'"),
+        (damaged(layers__0__name=5), "'name'.*int"),
+        (damaged(layers__0__used="yes"), "'used'.*str"),
+        (damaged(layers__0__parameters="fc1.weight"), "'parameters'.*str"),
+        (damaged(layers__0__parameters=[1]), r"\b1\b"),
+        (damaged(layers__0__tensors=["x"]), "layer.*'tensors'"),
+        (damaged(layers__1__name="fc1"), "layer.*'fc1'"),
+        (damaged(shared="fc1"), "'shared'.*str"),
+        (damaged(shared=["conv"]), "'conv'"),
         (damaged(shared=[["fc1"]]), "unknown layer"),
-        (damaged(extra=1), "unknown field of a plan 'extra'"),
-        (damaged(why=["rule"]), "'why' is list"),
-        (damaged(why__rules="x"), "unknown field of a plan's evidence 'rules': did you mean 'rule'"),
-        (damaged(why__threshold="high"), "'threshold' is str"),
-        (damaged(why__values=3), "'values' is int"),
+        (damaged(extra=1), "'extra'"),
+        (damaged(why=["rule"]), "'why'.*list"),
+        (damaged(why__rules="x"), "'rules'.*'rule'"),
+        (damaged(why__threshold="high"), "'threshold'.*str"),
+        (damaged(why__values=3), "'values'.*int"),
         (damaged(why__clients={"a": 3}), "not a plan"),
     ],
 )
@@ -300,9 +300,9 @@ def test_an_edited_plan_says_so(changes, tmp_path):
     assert plan.is_edited
     assert plan.why.rule == f"edited by hand (was {data['why']['rule']})"
     assert plan.shared == tuple(data["shared"])
-    assert "[shared], edited by hand (was" in repr(plan)
-    assert "edited by hand (was" in explain(plan).splitlines()[0]
-    assert "need not follow from its evidence" in plan.notes()[0]
+    assert "by hand" in repr(plan)
+    assert "by hand" in explain(plan).splitlines()[0]
+    assert "evidence" in plan.notes()[0]
     plan.save(path)
     assert LayerPlan.load(path) == plan, "said once, and kept"
     data = json.loads(path.read_bytes())
@@ -334,7 +334,7 @@ def test_a_plan_made_of_another_has_a_digest_of_its_own():
     assert not any(plan.is_edited for plan in plans)
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "shares none of the 3"), (1, ""), (2, ""), (3, "shares all 3")])
+@pytest.mark.parametrize(("count", "said"), [(0, "none"), (1, ""), (2, ""), (3, "all 3")])
 def test_a_plan_that_shares_nothing_or_all_is_noted(count, said):
     """Of the layers that train: one that no forward pass reaches makes no difference."""
     notes = PLAN.with_first(count).notes()

@@ -101,8 +101,8 @@ def same_bits_in_any_batch(precision: str) -> bool:
 
 
 def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
-    with pytest.raises(UsageError, match=r"precision 'fp16'.*float32, bf16"):
+    with pytest.raises(UsageError, match=r"'fp16'.*float32, bf16"):
         runner.run(replace(DIGITS, precision="fp16"), progress=False)
-    with pytest.raises(UsageError, match="precision=bf16 trains clients one by one"):
+    with pytest.raises(UsageError, match="precision=bf16"):
         runner.run(RunConfig(dataset="heart", precision="bf16", stack="on"), progress=False)
     assert Training(precision="bf16").description.endswith(", passes in bf16")

@@ -140,7 +140,7 @@ def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
     start["0.0.weight"].view(-1)[0] = torch.nan
     messages = []
     for keep in (True, False):
-        with pytest.raises(NonFiniteError, match="at step 1, the loss is nan") as caught:
+        with pytest.raises(NonFiniteError, match=r"step 1.*nan") as caught:
             run(Workspace(network(), keep_frozen=keep), start, starting(network(), "6."), samples())
         messages.append(str(caught.value))
     assert messages[0] == messages[1]

@@ -58,7 +58,7 @@ def test_switches_add_the_feature_and_normalise() -> None:
     x, prompts = numbers(5, D), numbers(4, D, seed=4)
     plain, both = transform(), transform(residual=True, layernorm=True)
     torch.testing.assert_close(both(x, prompts), nn.functional.layer_norm(x + plain(x, prompts), (D,)))
-    with pytest.raises(UsageError, match=r"heads must divide 6, .*got 4"):
+    with pytest.raises(UsageError, match=r"heads.*6.*4"):
         Transform(D, 4)
 
 
@@ -90,5 +90,5 @@ def test_a_second_task_needs_a_projection() -> None:
     model = Prompted(nn.Flatten(), nn.Linear(D, 2), Transform(D), {})
     assert model(torch.zeros(3, D)).shape == (3, 2)
     assert model.attention(torch.zeros(3, D)) == {}
-    with pytest.raises(ValueError, match="built without a projection"):
+    with pytest.raises(ValueError, match="projection"):
         model(torch.zeros(3, D), task="contrast")

@@ -72,16 +72,16 @@ def test_a_member_is_imported_when_it_is_asked_for(things: Registry[Any]) -> Non
 
 
 def test_an_unknown_name_is_told_with_the_nearest(things: Registry[Any]) -> None:
-    with pytest.raises(UsageError, match=r"unknown thing 'whel': did you mean 'wheel'"):
+    with pytest.raises(UsageError, match=r"'whel'.*'wheel'"):
         things["whel"]
 
 
 def test_an_outside_name_is_imported_from_where_it_says(things: Registry[Any]) -> None:
     assert things["things_of_a_test.members:plain"].__doc__ == "No member."
     assert things["things_of_a_test.members:hidden"] is things["other"]
-    with pytest.raises(UsageError, match="did you mean 'plain'"):
+    with pytest.raises(UsageError, match="'plain'"):
         things["things_of_a_test.members:plaine"]
-    with pytest.raises(UsageError, match="there is no module 'nowhere_at_all'"):
+    with pytest.raises(UsageError, match="'nowhere_at_all'"):
         things["nowhere_at_all:x"]
 
 
@@ -99,7 +99,7 @@ def test_an_entry_point_is_known_by_its_name_alone(things: Registry[Any], monkey
 def test_a_name_is_given_once(things: Registry[Any]) -> None:
     def wheel() -> None: ...
 
-    with pytest.raises(UsageError, match=r"the name 'wheel' is taken by another thing, things_of_a_test.members:wheel"):
+    with pytest.raises(UsageError, match=r"'wheel'.*things_of_a_test\.members:wheel"):
         things.add("wheel", wheel, wheel)
     things.add("mine", wheel, wheel)
     things.add("mine", wheel, wheel)  # a notebook's cell, executed twice
@@ -114,9 +114,9 @@ def test_what_counts_as_a_place(name: str, outside: bool) -> None:
 
 
 def test_an_algorithm_from_outside_must_be_one() -> None:
-    with pytest.raises(UsageError, match="is not a class made of"):
+    with pytest.raises(UsageError, match="a class"):
         ALGORITHMS["fl_core.seeds:seed_of"]
-    with pytest.raises(UsageError, match="needs a name for its rows"):
+    with pytest.raises(UsageError, match="name ="):
         ALGORITHMS["fl_core.algorithms.base:Algorithm"]
 
 

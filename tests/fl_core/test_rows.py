@@ -62,13 +62,13 @@ def test_types_of_a_frame():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
 def test_no_value_needs_a_reason(value):
-    with pytest.raises(ValueError, match="loss: no finite value"):
+    with pytest.raises(ValueError, match="finite"):
         rows.row("loss", value)
     assert rows.row("loss", value, status="diverged")["value"] is None
 
 
 def test_a_value_cannot_carry_a_reason_for_its_absence():
-    with pytest.raises(ValueError, match="but the status is 'diverged'"):
+    with pytest.raises(ValueError, match="'diverged'"):
         rows.row("loss", 1.0, status="diverged")
 
 
@@ -94,12 +94,12 @@ GOOD = rows.dumps(rows.row("loss", 1.0))
         ("not json\n", UsageError, "not a rows file"),
         ("[1]\n", UsageError, "no schema"),
         ('{"seed": 1}\n', UsageError, "no schema"),
-        ('{"schema": 99}\n', UsageError, "newer fedlayers: format fedlayers.rows/99, this one reads up to /1"),
+        ('{"schema": 99}\n', UsageError, r"rows/99.*\b1\b"),
         (b"\xff\xfe\x00", UsageError, "not a rows file"),
         (f'{{"schema": 1}}\n{GOOD}\n{GOOD[:40]}', CorruptError, "line 3"),
         (f'{{"schema": 1}}\n{GOOD}\n\n{GOOD}\n', CorruptError, "line 3"),
-        ('{"schema": 1}\n[1, 2]\n', CorruptError, "line 2: not a row"),
-        ('{"schema": 1}\n{"metric": "loss"}\n', CorruptError, "line 2: not a row"),
+        ('{"schema": 1}\n[1, 2]\n', CorruptError, "line 2"),
+        ('{"schema": 1}\n{"metric": "loss"}\n', CorruptError, "line 2"),
         (b'{"schema": 1}\n\xff\xfe\n', CorruptError, "line 2"),
     ],
 )

@@ -50,37 +50,37 @@ def layers(kind: str = "plain") -> Any:
 def test_a_plan_for_an_algorithm_that_takes_none_is_refused(name: str, how: str) -> None:
     plan = LayerPlan.prefix(layers(), 1) if how == "object" else None
     config = replace(CONFIG, algorithm=name, plan={"auto": "auto", "path": "some.json"}.get(how))
-    with pytest.raises(UsageError, match=f"{name} does not split the model and takes no plan; these do: .*fedbabu"):
+    with pytest.raises(UsageError, match=rf"{name}.*plan.*fedbabu"):
         runner.assemble(config, data=TOY, model=network("plain"), plan=plan)
 
 
 @pytest.mark.parametrize("given", ["auto", "some.json"])
 def test_two_plans_at_once_are_refused(given: str) -> None:
     config = replace(CONFIG, algorithm="fedper", plan=given)
-    with pytest.raises(UsageError, match=f"a plan was given, and the configuration has plan='{given}'"):
+    with pytest.raises(UsageError, match=f"plan='{given}'"):
         runner.assemble(config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers(), 1))
 
 
 def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> None:
     config = replace(CONFIG, algorithm="fedper")
-    with pytest.raises(UsageError, match=r"made for another model; only in the plan: bn1\.bias"):
+    with pytest.raises(UsageError, match=r"plan: bn1\.bias"):
         runner.assemble(config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers("norm"), 1))
-    with pytest.raises(UsageError, match="no plan at"):
+    with pytest.raises(UsageError, match=r"none\.json"):
         runner.assemble(replace(config, plan=str(tmp_path / "none.json")), data=TOY, model=network("plain"))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp: .*tables .*got shape \(1, 8, 8\)"),
-        (RunConfig(dataset="heart", model="cifar_cnn"), r"images .* got shape \(10,\)"),
-        (RunConfig(model="heart_mpl"), "unknown model 'heart_mpl': did you mean 'heart_mlp'"),
-        (RunConfig(algorithm="fedbaby"), "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
-        (RunConfig(loss="focall"), "unknown loss 'focall': did you mean 'focal'"),
-        (RunConfig(loss="focal", loss_options={"alpha": [1.0, 2.0]}), "alpha has 2 weights for 5 classes"),
-        (RunConfig(algorithm="fedprox", options={"nu": 1}), "unknown configuration key of fedprox 'nu'"),
+        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp.*tables.*\(1, 8, 8\)"),
+        (RunConfig(dataset="heart", model="cifar_cnn"), r"images.*\(10,\)"),
+        (RunConfig(model="heart_mpl"), "'heart_mpl'.*'heart_mlp'"),
+        (RunConfig(algorithm="fedbaby"), "'fedbaby'.*'fedbabu'"),
+        (RunConfig(loss="focall"), "'focall'.*'focal'"),
+        (RunConfig(loss="focal", loss_options={"alpha": [1.0, 2.0]}), "alpha.*5.*2"),
+        (RunConfig(algorithm="fedprox", options={"nu": 1}), "fedprox.*'nu'"),
         (RunConfig(clients=3), "clients"),
-        (RunConfig(algorithm="fedprox", options={"mu": np.float32(0.1)}), "options cannot be stored .* plain numbers"),
+        (RunConfig(algorithm="fedprox", options={"mu": np.float32(0.1)}), "options.*numbers"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, message: str, tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"Sequential does not fit samples of shape \(1, 6, 6\)"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"must give logits of shape \(2, 3\) .* got shape \(2, 10"),
-        (nn.Flatten(), "must give logits|no parameters"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"Sequential.*\(1, 6, 6\)"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"logits.*\(2, 3\).*\(2, 10"),
+        (nn.Flatten(), "logits|parameters"),
     ],
 )
 def test_your_own_model_must_fit_the_data(model: nn.Module, message: str) -> None:
@@ -107,8 +107,8 @@ def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
     path.write_text("ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120)))
     config = RunConfig(dataset=str(path), rounds=1, batch_size=8)
     (note,) = (note for note in runner.assemble(config).notes() if "made-up" in note)
-    assert "wards.csv names no clients (--client-column" in note
-    assert "dealt to 5 made-up ones by 'dirichlet'" in note
+    assert "wards.csv" in note
+    assert "'dirichlet'" in note
     for changes in ({"partition": "dirichlet"}, {"clients": 5}, {"client_column": "ward"}, {"dataset": "digits"}):
         assert not any("made-up" in note for note in runner.assemble(replace(config, **changes)).notes())
 
@@ -116,7 +116,7 @@ def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
 def test_a_client_without_training_samples_is_refused_by_name() -> None:
     first, *rest = TOY.clients
     empty = replace(first, train=Split(first.train.x[:0], first.train.y[:0]))
-    with pytest.raises(UsageError, match="toy: no training samples for a"):
+    with pytest.raises(UsageError, match=r"for a\b"):
         runner.assemble(CONFIG, data=replace(TOY, clients=(empty, *rest)), model=network("plain"))
 
 
@@ -129,7 +129,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device
 
 @pytest.mark.parametrize("how", [{"algorithm": "playerfl"}, {"algorithm": "fedrep", "plan": "auto"}])
 def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"decides on a plan: pass a plan, or instruments as fl\.run does"):
+    with pytest.raises(UsageError, match=r"plan.*instruments"):
         runner.run(replace(HEART, **how), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -137,9 +137,9 @@ def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [
-        ({"batch_size": 1}, (30, 30), "normalises over batches: batch_size must be at least 2; got 1"),
-        ({}, (30, 3), "client 'b' has 1 training|client 'b' has 1 train sample"),
-        ({"batchnorm": "drop"}, (30, 5), "client 'b' has 1 (validation|test) sample"),
+        ({"batch_size": 1}, (30, 30), "batch_size.*2.*1"),
+        ({}, (30, 3), r"'b'.*train"),
+        ({"batchnorm": "drop"}, (30, 5), "'b'.*(validation|test)"),
     ],
 )
 def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: tuple[int, ...], message: str) -> None:
@@ -286,10 +286,9 @@ def test_who_goes_on_with_other_versions_is_told(
         runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "done", after=99), progress=False)
     assert not [each for each in told if "began with" in str(each.message)]
     old = began["versions"]
-    words = (
-        rf"began with torch {re.escape(old['torch'])} \(now 9\.9\), timm {re.escape(old['timm'])} \(now missing\), "
-        rf"python {re.escape(began['python'])} \(now 3\.99\.0\)"
-    )
+    now = {"torch": r"9\.9", "timm": "missing", "python": r"3\.99\.0"}
+    before = {**old, "python": began["python"]}
+    words = ".*".join(f"{name} {re.escape(before[name])}.*{new}" for name, new in now.items())
     with pytest.warns(UserWarning, match=words):
         runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "other", after=1), progress=False)
 
@@ -299,7 +298,7 @@ def test_going_on_after_the_decision_needs_no_instruments(undisturbed: Callable[
     runner.resume(broken, progress=False)
     assert contents(broken) == contents(undisturbed("fedper auto"))
     fresh = cut_back(undisturbed("fedper auto"), tmp_path / "other", after=0)
-    with pytest.raises(UsageError, match="decides on a plan"):
+    with pytest.raises(UsageError, match=r"plan.*instruments"):
         runner.resume(fresh, instruments=Instruments(), progress=False)
 
 
@@ -322,14 +321,14 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
     runner.run(CONFIG, tmp_path / "a" / "run", progress=False, **common)
     for after in (0, 2):
         broken = cut_back(tmp_path / "a" / "run", tmp_path / f"b{after}", after)
-        with pytest.raises(UsageError, match="began with data of your own"):
+        with pytest.raises(UsageError, match="data="):
             runner.resume(broken, model=network("plain"), progress=False)
-        with pytest.raises(UsageError, match="began with other data"):
+        with pytest.raises(UsageError, match="other data"):
             runner.resume(broken, data=federation(seed=1), model=network("plain"), progress=False)
-        with pytest.raises(UsageError, match="began with a model of other layers"):
+        with pytest.raises(UsageError, match="other layers"):
             runner.resume(broken, data=TOY, model=network("norm"), progress=False)
         if after == 0:
-            with pytest.raises(UsageError, match="began with other weights"):
+            with pytest.raises(UsageError, match="other weights"):
                 runner.resume(broken, data=TOY, model=network("plain", seed=1), progress=False)
         runner.resume(broken, progress=False, **common)
         assert contents(broken) == contents(tmp_path / "a" / "run")
@@ -347,17 +346,17 @@ def test_how_data_would_have_been_dealt_does_not_keep_an_earlier_run_from_going_
 
 def test_a_directory_in_use_is_refused(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
     before = contents(undisturbed("fedavg"))
-    with pytest.raises(UsageError, match="already holds a run: resume it, or choose another directory"):
+    with pytest.raises(UsageError, match="resume"):
         runner.run(HEART, undisturbed("fedavg"), progress=False)
     assert contents(undisturbed("fedavg")) == before
-    with pytest.raises(UsageError, match="no run at"):
+    with pytest.raises(UsageError, match="nothing"):
         runner.resume(tmp_path / "nothing")
 
 
 def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) -> None:
     """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
     config = replace(CONFIG, lr=30.0, rounds=8)
-    with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), client") as caught:
+    with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), ") as caught:
         runner.run(config, tmp_path / "run", data=TOY, model=nn.Sequential(nn.Flatten(), *deep()), progress=False)
     failed = int(str(caught.value).split("round ")[1].split(",")[0])
     found = store.Run(tmp_path / "run")
@@ -401,9 +400,9 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed:
 
 
 def test_models_that_are_not_there_are_refused(undisturbed: Callable[[str], Path]) -> None:
-    with pytest.raises(UsageError, match="has no 'personal' models after round 3; it has: local, global"):
+    with pytest.raises(UsageError, match=r"'personal'.*\b3\b.*local, global"):
         runner.load_models(undisturbed("fedavg"), which="personal")
-    with pytest.raises(UsageError, match="no checkpoint after round 7; there are: 1, 2, 3"):
+    with pytest.raises(UsageError, match=r"\b7\b.*1, 2, 3"):
         runner.load_models(undisturbed("fedavg"), 7)
 
 

@@ -76,14 +76,14 @@ def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unfreeze": "0,1"}, "vanilla: unfreeze .*fc1, fc2, fc3; got 2"),
-        ({"unfreeze": "0,1,x"}, "vanilla: unfreeze must be int; got 'x'"),
-        ({"unfreeze": "0,1,-2"}, "vanilla: unfreeze must be at least 0"),
-        ({"unfreeze": 3}, "vanilla: unfreeze must be a list of int; got 3"),
-        ({"base": "fedbaby"}, "unknown algorithm 'fedbaby': did you mean 'fedbabu'"),
-        ({"base": "anti"}, "vanilla: base .*got anti"),
-        ({"base": "fedprox", "nu": 1}, "unknown configuration key of vanilla 'nu': did you mean 'mu'"),
-        ({"mu": 1}, "unknown configuration key of vanilla 'mu'"),
+        ({"unfreeze": "0,1"}, "unfreeze.*fc1, fc2, fc3.*2"),
+        ({"unfreeze": "0,1,x"}, "unfreeze.*'x'"),
+        ({"unfreeze": "0,1,-2"}, "unfreeze.*-2"),
+        ({"unfreeze": 3}, "unfreeze.*list.*3"),
+        ({"base": "fedbaby"}, "'fedbaby'.*'fedbabu'"),
+        ({"base": "anti"}, "base.*anti"),
+        ({"base": "fedprox", "nu": 1}, "vanilla.*'nu'.*'mu'"),
+        ({"mu": 1}, "vanilla.*'mu'"),
     ],
 )
 def test_schedules_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
@@ -93,13 +93,13 @@ def test_schedules_without_meaning_are_refused(options: dict[str, Any], message:
 
 @pytest.mark.parametrize("below", ["fedamp", "heurfedamp", "fedfomo", "pfedla", "heurpfedla", "pfedhn"])
 def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(below: str) -> None:
-    with pytest.raises(UsageError, match=f"anti: base .*got {below}"):
+    with pytest.raises(UsageError, match=rf"anti: base.*{below}"):
         runner.assemble(replace(CONFIG, algorithm="anti", options={"base": below}), data=TOY, model=network("plain"))
 
 
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
     below = {"base": "playerfl"}
-    with pytest.raises(UsageError, match=r"vanilla: base .*got playerfl.*plan=auto"):
+    with pytest.raises(UsageError, match=r"vanilla: base.*playerfl.*plan=auto"):
         runner.assemble(replace(CONFIG, algorithm="vanilla", options=below), data=TOY, model=network("plain"))
     play(algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1)
 
@@ -274,5 +274,5 @@ def test_cost_counts_short_batches_and_phases_that_stop_early(monkeypatch: pytes
     found_cost = training_cost(made, space, (1, 28, 28), 5)
     assert found_cost.naive == 10 * 2 * (5 + 5)
     assert found_cost.flops == pytest.approx(bias * 2 * (7 + 7 + 5 + 10 + 10 + 5), rel=1e-12)
-    with pytest.raises(UsageError, match="at least 1; got 2 and 0"):
+    with pytest.raises(UsageError, match=r"2 and 0"):
         training_cost(made, space, (1, 28, 28), 0)

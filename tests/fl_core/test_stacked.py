@@ -291,7 +291,7 @@ def test_the_choice_is_recorded_and_obeyed() -> None:
         assert task.config.stack == found
         assert type(executor(client_runner_of(task), 0, task.config.stack == "on")) is kind
     assert runner.assemble(CONFIG, data=TOY, model=network("norm")).config.stack == "off"
-    with pytest.raises(UsageError, match="unknown value of stack 'onn': did you mean 'on'"):
+    with pytest.raises(UsageError, match=r"'onn'.*'on'"):
         runner.assemble(replace(CONFIG, stack="onn"), data=TOY, model=network("plain"))
 
 

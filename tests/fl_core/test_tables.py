@@ -70,18 +70,18 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"exclude_columns": ["doze"]}, r"--exclude-columns\) 'doze': did you mean 'dose'"),
-        ({"columns": ["label"]}, "column 'label' is the label and no feature"),
-        ({"exclude_columns": ["client"]}, "column 'client' is the client"),
+        ({"exclude_columns": ["doze"]}, r"--exclude-columns.*'doze'.*'dose'"),
+        ({"columns": ["label"]}, "'label'.*columns"),
+        ({"exclude_columns": ["client"]}, "'client'.*exclude_columns"),
         ({"columns": ["age"], "exclude_columns": ["one"]}, "exclude_columns"),
-        ({"columns": ["age", "age"]}, r"columns .*got 'age' twice"),
-        ({"columns": "age"}, "must be names of columns"),
-        ({"exclude_columns": ["age", "dose", "one"]}, "must be a column of features"),
-        ({"separator": ""}, "separator must be one character"),
-        ({"encoding": "utf-7000"}, "unknown encoding 'utf-7000'"),
-        ({"scale": "standrad"}, "did you mean 'standard'"),
-        ({"impute": "mode"}, "unknown impute 'mode'"),
-        ({"coulmns": ["age"]}, "did you mean 'columns'"),
+        ({"columns": ["age", "age"]}, "columns.*'age'"),
+        ({"columns": "age"}, "columns.*'age'"),
+        ({"exclude_columns": ["age", "dose", "one"]}, "column.*features"),
+        ({"separator": ""}, "separator"),
+        ({"encoding": "utf-7000"}, "'utf-7000'"),
+        ({"scale": "standrad"}, "'standard'"),
+        ({"impute": "mode"}, "'mode'"),
+        ({"coulmns": ["age"]}, "'columns'"),
     ],
 )
 def test_what_cannot_be_read_so_is_refused(tmp_path: Path, how: dict[str, Any], message: str) -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_so_is_refused(tmp_path: Path, how: dict[str, Any], 
 
 def test_a_label_that_is_not_there_is_named_among_words(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("label,client,age\nwell,a,1\nnan,a,2\nill,a,3\n")
-    with pytest.raises(UsageError, match="column 'label', line 3: 'nan' is no value"):
+    with pytest.raises(UsageError, match=r"'label', line 3.*'nan'"):
         data.load(tmp_path / "t.csv")
 
 
@@ -101,7 +101,7 @@ def test_a_label_that_is_not_there_is_named_among_words(tmp_path: Path) -> None:
 def test_data_without_columns_refuse_to_choose_them(tmp_path: Path, how: dict[str, Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
     for named in ("digits", tmp_path / "a.npz"):
-        with pytest.raises(UsageError, match=f"leave out {next(iter(how))}"):
+        with pytest.raises(UsageError, match=next(iter(how))):
             data.load(named, **how)
 
 
@@ -114,7 +114,7 @@ def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
     assert data.files.glance(path) == ((40_000,), False)
     assert time.perf_counter() - began < 2  # each name against all others takes a minute
     path.write_text(lines[0].replace("g39999", "g7") + "\n")
-    with pytest.raises(UsageError, match="'g7' is there more than once"):
+    with pytest.raises(UsageError, match="'g7'"):
         data.files.glance(path)
 
 
@@ -130,7 +130,7 @@ def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
 def test_another_separator_is_named_with_the_fix(tmp_path: Path, text: str, how: dict[str, Any], fix: str) -> None:
     path = written(tmp_path / "t.csv", frame(), sep=text)
     for read in (data.load, data.recipe):
-        with pytest.raises(UsageError, match="reads as 5 columns with another separator") as refused:
+        with pytest.raises(UsageError, match="5 columns") as refused:
             read(path, **how)
         assert fix in str(refused.value)
     fixed = fix.split()[1].strip("'")
@@ -144,7 +144,7 @@ def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -
     table = frame().replace({"ward_0": town})
     path = written(tmp_path / "t.csv", table, encoding=encoding)
     for read in (data.load, data.recipe) if "utf" in encoding else (data.load,):
-        with pytest.raises(UsageError, match=f"t.csv is not a readable .csv file in utf-8.*try --encoding {encoding}$"):
+        with pytest.raises(UsageError, match=rf"t\.csv.*utf-8.*--encoding {encoding}\b"):
             read(path)
     assert [client.name for client in data.load(path, encoding=encoding).clients] == [town, "ward_1", "ward_2"]
     lines = "".join(json.dumps({"text": f"a{k} b", "label": k % 2, "client": "Köln"}) + "\n" for k in range(9))
@@ -233,18 +233,16 @@ def test_tables_are_taken_as_they_are_if_asked(tmp_path: Path) -> None:
 
 def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", frame(holes=True))
-    with pytest.raises(
-        UsageError, match=r"column 'dose', line 2: the cell is empty; --impute .* --exclude-columns dose leaves"
-    ):
+    with pytest.raises(UsageError, match=r"'dose', line 2.*--impute.*--exclude-columns dose"):
         data.load(path)
     assert data.load(path, exclude_columns=["dose"]).shape == (2,)
     table = frame()
     table["dose"] = np.nan
-    with pytest.raises(UsageError, match="column dose must have a value"):
+    with pytest.raises(UsageError, match="dose"):
         data.load(written(path, table), impute="mean")
     x = np.where(np.arange(60) == 7, np.nan, 1.0)[:, None]
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 2)
-    with pytest.raises(UsageError, match=r"row 7 .*got nan.*--impute"):
+    with pytest.raises(UsageError, match=r"row 7.*nan.*--impute"):
         data.load(tmp_path / "a.npz")
     assert (samples(data.load(tmp_path / "a.npz", impute="mean"), *SPLITS) == 1).all()
     silos = {"a": (x, np.arange(60) % 2)}
@@ -256,17 +254,17 @@ def test_images_and_texts_are_not_scaled(tmp_path: Path, how: dict[str, Any]) ->
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(9)))
     for name, holds in (("a.npz", r"samples of shape \[1, 4, 4\]"), ("t.csv", "texts")):
-        with pytest.raises(UsageError, match=rf"scale and impute .*{holds}"):
+        with pytest.raises(UsageError, match=rf"scale.*{holds}"):
             data.load(tmp_path / name, **how)
 
 
 def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
     made = Preprocessing(("age", "dose"))
-    with pytest.raises(UsageError, match="rows must have 2 columns"):
+    with pytest.raises(UsageError, match="2 columns"):
         made.transform(np.zeros((3, 4)))
-    with pytest.raises(UsageError, match=r"row 1 .*column 'dose': the value is missing"):
+    with pytest.raises(UsageError, match=r"row 1.*'dose'"):
         made.transform(np.array([[1, 2], [1, np.nan]]))
-    with pytest.raises(UsageError, match="key of a preprocessing 'fil': did you mean 'fill'"):
+    with pytest.raises(UsageError, match=r"'fil'.*'fill'"):
         Preprocessing.from_json({"fil": [1.0]})
 
 
@@ -294,7 +292,7 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     for read in (data.load, data.recipe):
-        with pytest.raises(UsageError, match=r"t.parquet: .parquet files are read with pyarrow: pip install 'fed"):
+        with pytest.raises(UsageError, match=r"t\.parquet.*fedlayers\[parquet\]"):
             read(tmp_path / "t.parquet")
 
 
@@ -309,13 +307,13 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
     assert one.classes == two.classes
     assert [client.name for client in one.clients] == [client.name for client in two.clients]
     assert data.recipe(path) == data.recipe(tmp_path / "t.csv")
-    with pytest.raises(UsageError, match=r"column 'dose', row 0 .*: the value is missing; --impute"):
+    with pytest.raises(UsageError, match=r"'dose', row 0.*--impute"):
         data.load(path)
-    with pytest.raises(UsageError, match="says itself how it is written; leave out separator"):
+    with pytest.raises(UsageError, match="separator"):
         data.load(path, separator=";")
     table.assign(dose=[[1.0]] * 60).to_parquet(path, engine="pyarrow")
-    with pytest.raises(UsageError, match=r"column 'dose' holds list<.*>; a table has one number or text"):
+    with pytest.raises(UsageError, match=r"'dose'.*list<"):
         data.load(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UsageError, match=r"t.parquet is not a readable .parquet file"):
+    with pytest.raises(UsageError, match=r"t\.parquet.*readable"):
         data.load(path)

@@ -120,15 +120,15 @@ def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({"text": " "}, {}, "column 'text', line 3: the text is empty"),
-        ({"text": None}, {}, r"line 3, column 'text': .*got None"),
-        ({"label": 0.5}, {}, r"column 'label', line 3: .*got 0\.5"),
-        ({"label": "cat"}, {}, "column 'label', line 3: 'cat' is not a number"),
-        ({"client": ""}, {}, r"column 'client', line 3: .*must not be empty"),
-        ({"client": ["a"]}, {}, "line 3, column 'client'"),
-        ({}, {"text_column": "txt"}, r"line 1 \(text_column\) 'txt': did you mean 'text'"),
-        ({}, {"client_column": "clint"}, r"\(client_column\) 'clint': did you mean 'client'"),
-        ({}, {"client_column": "text"}, "must be different columns"),
+        ({"text": " "}, {}, "'text', line 3.*empty"),
+        ({"text": None}, {}, "line 3.*'text'.*None"),
+        ({"label": 0.5}, {}, r"'label', line 3.*0\.5"),
+        ({"label": "cat"}, {}, "'label', line 3.*'cat'"),
+        ({"client": ""}, {}, "'client', line 3.*empty"),
+        ({"client": ["a"]}, {}, "line 3.*'client'"),
+        ({}, {"text_column": "txt"}, "text_column.*'txt'.*'text'"),
+        ({}, {"client_column": "clint"}, "client_column.*'clint'.*'client'"),
+        ({}, {"client_column": "text"}, "different"),
     ],
 )
 def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
@@ -140,16 +140,16 @@ def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "is empty"), ('{"text": "a"', "line 1: no JSON"), ("[1]", "line 1: list, not an object"), (b"\xff", "read")],
+    [("", "is empty"), ('{"text": "a"', "line 1.*JSON"), ("[1]", "line 1.*list"), (b"\xff", "read")],
 )
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "t.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=message):
         data.files.read(path)
-    with pytest.raises(UsageError, match="must not be the client or the label; got"):
+    with pytest.raises(UsageError, match="text column"):
         data.load(write(tmp_path / "t.csv"), text_column="label")
-    with pytest.raises(UsageError, match="has no columns to name"):
+    with pytest.raises(UsageError, match="columns"):
         data.load("digits", text_column="words")
 
 
@@ -200,7 +200,7 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
 
 @pytest.mark.parametrize("shape", [(9,), (3, 8, 8)])
 def test_the_model_refuses_what_is_no_text(shape):
-    with pytest.raises(UsageError, match="samples must be texts"):
+    with pytest.raises(UsageError, match="texts"):
         models.build("text_transformer", shape, 3)
 
 
@@ -212,7 +212,7 @@ def test_other_models_refuse_texts_before_training(name):
 
 @pytest.mark.parametrize("options", [{"width": 0}, {"hidden": 2.5}, {"width": True}])
 def test_bad_widths_are_refused(options):
-    with pytest.raises(UsageError, match="integer above 0"):
+    with pytest.raises(UsageError, match="integer"):
         small(**options)
 
 
@@ -224,7 +224,7 @@ def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
     assert resolved(RunConfig(dataset=str(path), model_options={"width": 16})).model_options == {"width": 16}
     assert resolved(RunConfig(dataset="heart")).model_options == {}
     assert resolved(RunConfig(dataset=str(path), model="mlp")).model_options == {}
-    with pytest.raises(UsageError, match="mlp does not fit"):
+    with pytest.raises(UsageError, match=r"mlp.*fit"):
         assemble(RunConfig(dataset=str(path), model="mlp"))
 
 

@@ -188,16 +188,14 @@ def test_it_does_so_of_clients_that_are_trained_together(name: str) -> None:
 def test_it_does_so_in_every_algorithm(name: str) -> None:
     """Whatever its phases and steps are, they are gone through again: the first batch with a bad sample is named."""
     clients = tuple(replace(c, train=replace(c.train, x=with_nan(c.train.x))) for c in TOY.clients)
-    with pytest.raises(NonFiniteError, match=r"phase '\w+': at step 1, the batch has features that are not finite$"):
+    with pytest.raises(NonFiniteError, match=r"phase '\w+': .*step 1.*features"):
         play(algorithm=name, data=replace(TOY, clients=clients), rounds=1)
 
 
 def test_it_does_so_of_fine_tuning() -> None:
     cause = CAUSES["a layer amid"]
     client_runner, start = client_runner_for(cause)
-    with pytest.raises(
-        NonFiniteError, match=r"^own, after round 3, client 'b', phase 'finetune': at step 1, "
-    ) as caught:
+    with pytest.raises(NonFiniteError, match=r"^own, .*round 3, client 'b', phase 'finetune': .*step 1") as caught:
         client_runner.run(FinetuneJob(1, 3, start))
     assert cause.said in str(caught.value)
 
@@ -231,6 +229,6 @@ def test_what_goes_well_when_it_is_run_again_is_reported_as_it_was_met(monkeypat
         client_runner.data = TOY
         return ClientRunner.cause(client_runner, again, error)
 
-    with pytest.raises(NonFiniteError, match=r"phase 'train': at step 1, the loss is nan$"):
+    with pytest.raises(NonFiniteError, match=r"phase 'train': .*step 1.*\bnan$"):
         client_runner.run(job(start))
     assert client_runner.data is not broken

@@ -107,14 +107,14 @@ def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
     assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {"ok"}
     assert any(row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows)
     assert all(module.training for module in task.model.modules())
-    with pytest.raises(RuntimeError, match="to have 1 channels"):
+    with pytest.raises(RuntimeError, match="1 channels"):
         memory_format(views(), example=torch.randn(2, 2, 6, 6))
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown memory format 'chanels_last': did you mean 'channels_last'"):
+    with pytest.raises(UsageError, match=r"'chanels_last'.*'channels_last'"):
         memory_format(nn.Linear(1, 1), "chanels_last")
-    with pytest.raises(UsageError, match="unknown memory format"):
+    with pytest.raises(UsageError, match="memory format"):
         runner.assemble(replace(CONFIG, memory_format="fast"), data=TOY, model=network("norm"))
 
 
