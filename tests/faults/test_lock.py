@@ -59,9 +59,9 @@ def other(tmp_path):
 
 def refused_as_busy(out, pid):
     before = contents(out)
-    with pytest.raises(BusyError, match=f"written by another process \\(pid {pid}\\)"):
+    with pytest.raises(BusyError, match=f"pid {pid}"):
         runner.resume(out, progress=False)
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="resume"):
         runner.run(CONFIG, out, progress=False)
     assert contents(out) == before
 
@@ -130,7 +130,7 @@ def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
     out = tmp_path / "run"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
-    with pytest.raises(UsageError, match="is not empty; choose another directory"):
+    with pytest.raises(UsageError, match="empty"):
         runner.run(CONFIG, out, progress=False)
     assert contents(tmp_path) == {f"run/{name}": b"mine"}
     assert not (out / "lock").exists()

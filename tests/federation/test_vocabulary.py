@@ -122,21 +122,21 @@ def test_sites_of_other_vocabularies_do_not_fit_together(folder: Path) -> None:
     (folder / "others.txt").write_text("late\ncrew\nthanks\n!\n")
     named = {"north": "words.txt", "south": "others.txt"}
     silos = [silo(folder, name, vocabulary=folder / named[name]) for name in NAMES]
-    with pytest.raises(UsageError, match=r"site 'south' has words .*, site 'north' has"):
+    with pytest.raises(UsageError, match=r"'south'.*'north'"):
         federation.federate(CONFIG, link(silos, folder), progress=False)
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (None, "name one that all agreed on: vocabulary = "),
-        ("gone.txt", "there is no vocabulary .*gone.txt"),
-        ("hashed:many", "hashed:N must have N from 2"),
-        ("hashed:1", "hashed:N must have N from 2"),
-        ("Late\n", "line 1: .*got 'Late'"),
-        ("late\nvery late\n", r"line 2: .*got 'very late'"),
-        ("late\ncrew\nlate\n", "line 3: .*got 'late', .*line 1 already"),
-        ("\n", "line 1: .*got ''"),
+        (None, "vocabulary ="),
+        ("gone.txt", r"gone\.txt"),
+        ("hashed:many", "hashed:N"),
+        ("hashed:1", "hashed:N"),
+        ("Late\n", "line 1.*'Late'"),
+        ("late\nvery late\n", "line 2.*'very late'"),
+        ("late\ncrew\nlate\n", "line 3.*'late'.*1"),
+        ("\n", "line 1.*''"),
         ("", "got 0"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_vocabulary_that_cannot_be_is_refused(folder: Path, words: str | None,
 
 
 def test_a_table_has_no_vocabulary() -> None:
-    with pytest.raises(UsageError, match="site 'va': heart holds no texts"):
+    with pytest.raises(UsageError, match=r"'va'.*heart"):
         SiteDataset("va", "heart", vocabulary="hashed:8")
 
 

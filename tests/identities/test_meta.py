@@ -330,17 +330,17 @@ def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
 
 def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:
     open_ended = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Softplus())
-    with pytest.raises(UsageError, match="must end in a linear layer"):
+    with pytest.raises(UsageError, match="linear"):
         runner.assemble(replace(CONFIG, algorithm="fedrod"), data=TOY, model=open_ended)
     shared = nn.Linear(36, 36)
     twice = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
-    with pytest.raises(UsageError, match="only once"):
+    with pytest.raises(UsageError, match="once"):
         split_head(twice, models.example(TOY.shape))
 
 
 def test_variants_are_checked() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
-    with pytest.raises(UsageError, match="unknown variant of per_fedavg 'fho'"):
+    with pytest.raises(UsageError, match="'fho'"):
         find("per_fedavg")(task.task_info, None, {"variant": "fho"})
 
 
@@ -349,5 +349,5 @@ def test_variants_are_checked() -> None:
     [("per_fedavg", "beta"), ("per_fedavg", "delta"), ("pfedme", "inner_steps"), ("pfedme", "personal_lr")],
 )
 def test_rates_and_steps_of_zero_are_refused(name: str, key: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}: {key} must be above 0"):
+    with pytest.raises(UsageError, match=rf"{name}: {key}.*got 0"):
         play(algorithm=name, options={key: 0})

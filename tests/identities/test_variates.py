@@ -159,7 +159,7 @@ def test_scaffold_with_one_step_of_equal_clients_is_fedavg(optimizer: str) -> No
 
 
 def test_scaffold_without_a_server_rate_is_refused() -> None:
-    with pytest.raises(UsageError, match="scaffold: server_lr must be above 0"):
+    with pytest.raises(UsageError, match=r"server_lr.*got 0"):
         Run("scaffold", EQUAL, TRAINING, rounds=0, server_lr=0)
 
 
@@ -210,5 +210,5 @@ def test_the_servers_variate_is_always_the_mean_of_all_clients(algorithm: str, p
 
 @pytest.mark.parametrize("value", [0, "0", 0.0])
 def test_feddyn_without_alpha_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match="feddyn: alpha must be above 0; got 0"):
+    with pytest.raises(UsageError, match=r"alpha.*got 0"):
         Run("feddyn", EQUAL, TRAINING, rounds=0, alpha=value)

@@ -46,24 +46,24 @@ def free_port():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("federation keys keys --host x", "has a certificate already"),
-        ("federation keys keys --sites a", "site 'a' has a key"),
-        ("federation keys keys --sites c c", "c is named twice"),
-        ("federation keys keys/sites/a --own a", "never overwritten"),
+        ("federation keys keys --host x", "certificate"),
+        ("federation keys keys --sites a", "site 'a'"),
+        ("federation keys keys --sites c c", "named twice"),
+        ("federation keys keys/sites/a --own a", "overwritten"),
         (
             "federation keys keys --sites d --own b",
-            "--sites is for the authority's keys; --own makes only the key of one site",
+            "--own",
         ),
-        ("federation keys keys --host x --own b", "--host is for the server's keys"),
-        ("federation superlink nowhere", "ca.crt is missing: `fedlayers federation keys` makes it"),
+        ("federation keys keys --host x --own b", "--host"),
+        ("federation superlink nowhere", "ca.crt"),
         ("federation superlink keys/server --port 70000", "--port 70000"),
-        ("federation run --keys nowhere", "no ca.crt in nowhere"),
+        ("federation run --keys nowhere", "ca.crt"),
         ("federation run --superlink https://x", "expected host:port"),
         ("federation run --min-sites 2", "--timeout"),
-        ("federation run --algorithm fedavgg", "did you mean 'fedavg'"),
+        ("federation run --algorithm fedavgg", "'fedavg'"),
         ("federation run --workers 2", "--workers"),
         ("federation run --out keys", "keys"),
-        ("federation run --resume nowhere", "no run at nowhere"),
+        ("federation run --resume nowhere", "nowhere"),
         ("federation site nowhere.toml", "nowhere.toml"),
     ],
 )
@@ -75,26 +75,22 @@ def test_a_mistake_is_one_line_and_changes_nothing(made, capsys, words, says):
 
 def test_nobody_listens_and_somebody_does(made, capsys):
     port = free_port()
-    assert f"no superlink answers at 127.0.0.1:{port}" in refused(
-        capsys, "federation", "run", "--superlink", f"127.0.0.1:{port}"
-    )
+    assert f"127.0.0.1:{port}" in refused(capsys, "federation", "run", "--superlink", f"127.0.0.1:{port}")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"cannot listen on 127.0.0.1:{port}" in refused(
-            capsys, "federation", "superlink", "keys/server", "--port", str(port)
-        )
+        assert f"127.0.0.1:{port}" in refused(capsys, "federation", "superlink", "keys/server", "--port", str(port))
     assert not (made / "keys/server/superlink.db").exists()
 
 
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"superlink": "x:1", "ca": "ca.crt", "kee": "key"}, "did you mean 'key'"),
-        ({"superlink": "x:1", "ca": "ca.crt"}, r'\[connection\] needs key = "..."'),
-        ({"superlink": "x:1", "ca": "ca.crt", "key": 3}, r'\[connection\] needs key = "..."'),
-        ({"superlink": "x:1", "ca": "ca.crt", "key": "none"}, "key: no file .*none"),
+        ({"superlink": "x:1", "ca": "ca.crt", "kee": "key"}, "'kee'.*'key'"),
+        ({"superlink": "x:1", "ca": "ca.crt"}, r"\[connection\].*\bkey\b"),
+        ({"superlink": "x:1", "ca": "ca.crt", "key": 3}, r"\[connection\].*\bkey\b"),
+        ({"superlink": "x:1", "ca": "ca.crt", "key": "none"}, "key.*none"),
         ({"superlink": "x", "ca": "ca.crt", "key": "key"}, "expected host:port"),
     ],
 )
@@ -136,7 +132,7 @@ def test_another_flower_or_none_is_one_line(monkeypatch, found):
         return found
 
     monkeypatch.setattr(flower, "version", version)
-    with pytest.raises(UsageError, match=rf"needs flwr 1\.41, found {found}: pip install 'fedlayers\[flower\]'"):
+    with pytest.raises(UsageError, match=rf"1\.41.*{found}.*fedlayers\[flower\]"):
         flower.require()
 
 

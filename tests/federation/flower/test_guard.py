@@ -67,7 +67,7 @@ def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
         assert len(state.get_node_info()) == 2
     superlink.register(state, {"a": sites["a"]})
     assert listed() == {"a"}
-    with pytest.raises(UsageError, match="'b' was withdrawn"):
+    with pytest.raises(UsageError, match=r"'b'.*withdrawn"):
         superlink.register(state, sites)
 
 
@@ -78,7 +78,7 @@ def test_bytes_come_out_as_they_went_in(size):
 
 
 def test_what_somebody_else_sent_is_no_payload():
-    with pytest.raises(ValueError, match="did not make"):
+    with pytest.raises(ValueError, match="not make"):
         wire.unpacked(RecordDict())
 
 

@@ -51,10 +51,10 @@ def test_sites_are_added_and_keys_stay(tmp_path):
 @pytest.mark.parametrize(
     ("hosts", "sites", "says"),
     [
-        ([], ["b", "a"], "'a' has a key"),
+        ([], ["b", "a"], "'a'"),
         (["localhost"], ["b"], "already"),
-        ([], ["b", "b"], "b is named twice"),
-        ([], ["../b"], "'../b' cannot name a site"),
+        ([], ["b", "b"], "twice"),
+        ([], ["../b"], "'../b'"),
     ],
 )
 def test_what_is_refused_leaves_no_file(tmp_path, hosts, sites, says):
@@ -65,7 +65,7 @@ def test_what_is_refused_leaves_no_file(tmp_path, hosts, sites, says):
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize(("hosts", "says"), [([], "at least one host"), (["https://x:1"], "neither the name")])
+@pytest.mark.parametrize(("hosts", "says"), [([], "one host"), (["https://x:1"], "https://x:1")])
 def test_a_server_needs_a_host(tmp_path, hosts, says):
     with pytest.raises(UsageError, match=says):
         keys.make(tmp_path, hosts, ["a"])
@@ -74,15 +74,15 @@ def test_a_server_needs_a_host(tmp_path, hosts, says):
 
 def test_a_site_can_make_its_own_key(tmp_path):
     keys.make(tmp_path / "all", ["localhost"], [])
-    with pytest.raises(UsageError, match="no public key of a site"):
+    with pytest.raises(UsageError, match="public key"):
         keys.registered(tmp_path / "all/server")
     keys.make_site(tmp_path / "own", "basel")
-    with pytest.raises(UsageError, match="never overwritten"):
+    with pytest.raises(UsageError, match="overwritten"):
         keys.make_site(tmp_path / "own", "basel")
     for name in ("basel", "zurich"):
         keys.public_file(tmp_path / "all/server", name).write_bytes((tmp_path / "own/basel.pub").read_bytes())
-    with pytest.raises(UsageError, match="'basel' and 'zurich' have the same key"):
+    with pytest.raises(UsageError, match=r"'basel'.*'zurich'"):
         keys.registered(tmp_path / "all/server")
     keys.public_file(tmp_path / "all/server", "zurich").write_bytes(b"no key")
-    with pytest.raises(UsageError, match=r"zurich\.pub: no public key"):
+    with pytest.raises(UsageError, match=r"zurich\.pub"):
         keys.registered(tmp_path / "all/server")

@@ -85,10 +85,10 @@ def test_a_clock_that_is_off_is_measured(superlink, monkeypatch, behind, says):
 def test_another_authority_is_told_from_nobody_there(superlink, tmp_path):
     port, _ = superlink
     keys.make(tmp_path / "others", ["127.0.0.1"], ["a"])
-    with pytest.raises(UsageError, match="is not the superlink of"):
+    with pytest.raises(UsageError, match="superlink of"):
         check_reachable(f"127.0.0.1:{port}", tmp_path / "others/server/ca.crt")
     (tmp_path / "ca.crt").write_text("none")
-    with pytest.raises(UsageError, match="no certificate of an authority"):
+    with pytest.raises(UsageError, match="certificate"):
         check_reachable(f"127.0.0.1:{port}", tmp_path / "ca.crt")
 
 
