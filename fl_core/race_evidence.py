@@ -10,7 +10,7 @@ from typing import Any
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import printable
 from fl_core.ordering import MANY
-from fl_core.scores import SCORES, column_of, in_column
+from fl_core.scores import TABLE, in_column, label_of
 from fl_core.storage.schema import COUNT, validate
 
 MOST = 1000
@@ -77,7 +77,7 @@ class RaceEvidence:
         _check_names("the race", data, _FORM)
         if fault := validate(data, _FORM, "race"):
             raise UsageError(f"not a plan's evidence: {fault}")
-        check_known("metric of the race", data["metric"], SCORES)
+        check_known("metric of the race", data["metric"], TABLE)
         for name in ("seeds", "arms"):
             if len(data[name]) > MOST:
                 raise UsageError(f"the race must have at most {MOST} {name}; got {len(data[name])}.")
@@ -105,7 +105,7 @@ class RaceEvidence:
     def _numbers(self, arm: ArmEvidence) -> str:
         if arm.value is None:
             return "failed"
-        parts = [f"{column_of(self.metric)} {in_column(self.metric, arm.value)}"]
+        parts = [f"{label_of(self.metric)} {in_column(self.metric, arm.value)}" + " %" * TABLE[self.metric].share]
         parts += [] if arm.loss is None else [f"loss {arm.loss:.3f}"]
         if arm.difference is not None:
             difference = f"leader - arm {in_column(self.metric, arm.difference)}"

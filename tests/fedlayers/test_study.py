@@ -231,7 +231,7 @@ def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, caps
     assert files(out / "comparison" / "runs") == before
     assert (out / "report.html").read_text() == html
     said = capsys.readouterr().out
-    assert "federated" in said
+    assert "rule" in said
     assert "macro-F1" in said
 
 
