@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from fl_core import rows, tree
 from fl_core.data.federated import digest_of
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
+from fl_core.progress import progress_bar
 from fl_core.rows import Row
 from fl_core.scores import REGRESSION
 from fl_core.seeds import seed_of, torch_seeded
@@ -138,9 +138,8 @@ def diagnose(
         alone = [metric for metric in request.metrics if metric.name not in readers]
         shared = Measurement(subjects, every, criterion, batch, seed, mode)
         measured: list[Row] = []
-        with tqdm(
-            total=(bool(readers) + len(alone)) * len(subjects), desc="diagnose", disable=not progress, leave=False
-        ) as bar:
+        steps = (bool(readers) + len(alone)) * len(subjects)
+        with progress_bar(steps, "diagnose", "step", shown=progress, leave=False) as bar:
 
             def tick(label: str) -> Tick:
                 def done(client: str) -> None:

@@ -138,7 +138,7 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
             writing.check_free(Path(out))
         folder = Path(temporary) if out is None else Path(out).with_name(Path(out).name + RACE)
         choice = choose(config, folder, seeds=(config.seed,), complete=False, tell=tell)
-    tell(choice.text())
+    tell(choice.lead())
     return config, choice.plan
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
-from tqdm.auto import tqdm
 
 from diagnostics import measure, plots
 from diagnostics.decide import select
@@ -34,6 +33,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
+from fl_core.progress import progress_bar
 
 NAME = "gallery"
 BUDGET = "about 4 minutes on one core"
@@ -128,7 +128,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         for name, config in CONFIGS.items()
     }
     task, tables, parts = tasks["images"], {}, []
-    with tqdm(total=7, desc=NAME, unit="step", disable=not progress) as bar:
+    with progress_bar(7, NAME, "step", shown=progress) as bar:
         for name, each in tasks.items():
             bar.set_postfix_str(f"metrics of {name}")
             wanted = [metric for metric in METRICS if WHERE.get(metric, "images") == name]

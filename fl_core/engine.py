@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from fl_core import costs, rows, tree
 from fl_core.algorithms import contract
@@ -33,6 +32,7 @@ from fl_core.ledger import CostCounter, Ledger
 from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import PlanSelection
+from fl_core.progress import progress_bar
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
@@ -143,15 +143,7 @@ class Engine:
             self._evaluate_all(self._finetune(recorded=False))
             self._close_round()
         label = f"{self.algorithm.name} seed {self.task_info.seed}"
-        bar = tqdm(
-            total=self.schedule.end,
-            initial=self.done,
-            desc=label,
-            unit="round",
-            disable=not progress,
-            smoothing=0.0,  # the estimate to the end is from all rounds, those with an evaluation too
-        )
-        with bar:
+        with progress_bar(self.schedule.end, label, "round", shown=progress, initial=self.done) as bar:
             while self.done < self.schedule.end and not self.finished:
                 self.step()
                 bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)

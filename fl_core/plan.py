@@ -14,7 +14,11 @@ from torch import nn
 from fl_core import limits, tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
+from fl_core.names import printable
+from fl_core.ordering import MANY
+from fl_core.race_evidence import RaceEvidence
 from fl_core.storage.files import check_version, sha, write_json
+from fl_core.storage.schema import validate
 
 FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
@@ -38,6 +42,7 @@ class Evidence:
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.
+        race: the candidates' scores, if a race decided.
     """
 
     rule: str = "manual"
@@ -55,6 +60,24 @@ class Evidence:
     checkpoint: str = ""
     seed: int | None = None
     version: str = ""
+    race: RaceEvidence | None = None
+
+    def lines(self) -> list[str]:
+        """Return the evidence in words, a few lines. A choice by hand has none."""
+        found = [] if self.race is None else self.race.lines()
+        if self.race is None and self.metric:
+            of = f"{self.metric} ({self.variant})" if self.variant else self.metric
+            values = listing(("none" if value is None else f"{value:.4g}" for value in self.values), MANY)
+            found.append(f"{of} of the layers: {values}")
+        origin = {"seed": self.seed, "data": self.data[:12], "checkpoint": self.checkpoint[:12]}
+        measured = [f"{name} {value}" for name, value in origin.items() if value not in (None, "")]
+        found += [f"measured with {', '.join(measured)}"] if measured else []
+        return [printable(line) for line in found]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data. A plan that no race decided has no entry for it."""
+        data = {name: value for name, value in asdict(self).items() if name != "race"}
+        return data if self.race is None else {**data, "race": self.race.to_json()}
 
 
 @dataclass(frozen=True)
@@ -141,6 +164,9 @@ class LayerPlan:
         marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
         how = self.why.rule if self.why.threshold is None else f"{self.why.rule} t={self.why.threshold:g}"
         return f"LayerPlan({marks}; [shared], {'' if self.is_edited else 'by '}{how})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"  {line}" for line in self.why.lines())])
 
     @property
     def is_edited(self) -> bool:
@@ -241,7 +267,7 @@ class LayerPlan:
             "format": FORMAT,
             "layers": [asdict(layer) for layer in self.layers],
             "shared": list(self.shared),
-            "why": asdict(self.why),
+            "why": self.why.to_json(),
         }
         return {**data, "sha256": _signature(data)}
 
@@ -258,12 +284,16 @@ class LayerPlan:
         if missing:
             raise UsageError(f"not a plan: {listing(sorted(missing))} missing")
         _check_kinds("a plan", data, {"format": "", "layers": (), "shared": (), "why": {}, "sha256": ""})
-        _check_kinds("a plan's evidence", data["why"], asdict(Evidence()))
+        _check_kinds("a plan's evidence", data["why"], {**asdict(Evidence()), "race": {}})
         try:
             layers = tuple(layer_from_json(item) for item in data["layers"])
             why = dict(data["why"])
             why["values"] = tuple(why.get("values", ()))
             why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
+            curves = [list(values) for values in (why["values"], *why["clients"].values())]
+            if fault := validate(curves, [[(float, int, None)]], "values"):
+                raise UsageError(f"not a plan: {fault}")
+            why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
             plan = cls(layers, tuple(data["shared"]), Evidence(**why))
         except (TypeError, AttributeError, KeyError) as error:
             raise UsageError(f"not a plan: {error}") from error

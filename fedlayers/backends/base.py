@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from fl_core.errors import RunError, UsageError, WorkerError
+from fl_core.progress import progress_bar
 
 if TYPE_CHECKING:
     from fl_core.records.sync import FileBatch, Sent
@@ -253,17 +254,15 @@ def carry_out(
         done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
         total: the number of jobs. ``what`` is their name in the progress line.
     """
-    from tqdm.auto import tqdm
-
     told = [""]
 
     def watch(words: str) -> None:
-        if told[-1] != words:  # without a terminal each bar takes a line
+        if told[-1] != words:
             told[:] = [words]
             bar.set_postfix_str(words)
 
     with (
-        tqdm(total=total, desc=what, unit="run", disable=not progress) as bar,
+        progress_bar(total, what, "run", shown=progress) as bar,
         closing(place.results(works, watch)) as results,
     ):
         for count, result in enumerate(results, 1):

@@ -152,24 +152,21 @@ class Diagnose(Configured):
             report = measure.diagnose_task(task, metrics, null=nulls, null_draws=self._draws, **how)
         arguments.note_replaced(self.out)
         report.write(self.out)
-        print(report)
         after = "the first local training" if self.dir is None else f"round {int(report.frame['round'].max())}"
-        print(f"{(self.dir and self.model) or 'local'} models after {after}")
-        for name, metric in chosen.items():
-            for variant in measure.shown_variants(report, name):
-                about = ", ".join(filter(None, [name, variant])) + (
-                    f" ({metric.direction})" if metric.direction else ""
-                )
-                about = ", ".join(filter(None, [about, tables.splits(report, name, variant)]))
-                print(f"\n{about}\n{tables.measured(report, name, variant)}")
+        notes = []
         if report.header["absent"]:
-            print(f"\nwithout a model in this round: {listing(in_order(report.header['absent']))}")
+            notes.append(f"without a model in this round: {listing(in_order(report.header['absent']))}")
         if over:
             left = ", ".join(f"{name} {n:,}" for name, n in report.header["left"].items())
-            print(f"\nbytes that left the sites: {left}")
+            notes.append(f"bytes that left the sites: {left}")
         if nulls:
-            print(f"\nnulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
-        print(f"\nrows: {self.out}")
+            notes.append(f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
+        notes.append(f"rows: {self.out}")
+        shown = [(name, variant) for name in chosen for variant in measure.shown_variants(report, name)]
+        print(report)
+        print(f"{(self.dir and self.model) or 'local'} models after {after}\n")
+        print(tables.measurements(report, shown, tables.LINES - 4 - len(notes)))
+        print("", *notes, sep="\n")
 
     @property
     def _draws(self) -> int:

@@ -143,13 +143,13 @@ def finished(engine: Any, out: Path) -> None:
 
     stored, rule = StoredRun(out), engine.stopping
     best = {} if rule is None else rule.best
-    print(tables.scores(stored.rows()[1], engine.done, best))
-    if engine.algorithm.plan is not None:
-        print(f"\n{engine.algorithm.plan}")
-    print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.description}")
     times = out / "timing.jsonl"
-    print(f"\n{timing.read(times).line()}" if times.is_file() else "")
-    if rule is not None:
-        print(rule.report(engine.done, engine.schedule.rounds))
-    print(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")
+    notes = [] if engine.algorithm.plan is None else [f"{engine.algorithm.plan}\n"]
+    notes.append(f"local training: {runner.stored_config(stored.config)[0].training.description}\n")
+    notes += [timing.read(times).line()] if times.is_file() else []
+    notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]
+    notes.append(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")
+    rest = "\n".join(notes)
+    print(tables.scores(stored.rows()[1], engine.done, best, tables.LINES - 2 - rest.count("\n")))
+    print(f"\n{rest}")
     divergence.check_end(stored, engine.done if rule is None else best.get(rule.main, engine.done))

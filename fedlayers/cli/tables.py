@@ -1,8 +1,8 @@
-"""The tables that commands print: one line or column per client; beyond eight the lowest, median and highest."""
+"""The tables that commands print: one line or column per client, or the lowest, median and highest of many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from diagnostics.report import Report
 
 RANKED_BY = "macro_f1"
+LINES = 25
+"""The number of lines within which a command shows its result."""
+_EDGE = 3
+"""Lines of a table that are no values: the title and two lines of names."""
 
 
-def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None) -> str:
+def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None, most: int = LINES) -> str:
     """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
-    Beyond eight clients three are shown: the lowest, the median and the highest by macro-F1, or else by the first
-    available score. The mean is weighted by training samples.
+    Beyond eight clients, or ``most`` lines, three clients are shown: the lowest, the median and the highest by
+    macro-F1, or else by the first available score. The mean is weighted by training samples.
 
     Args:
         frame: the rows of a run.
@@ -35,14 +39,14 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
     if last.empty:
         return f"{title}: no scores"
     weights = last.groupby("client")["n_train"].first().astype(float)
-    parts = {}
+    parts, lines = {}, _EDGE + sum(part["client"].nunique() + 1 for _, part in last.groupby("model"))
     for model, rows in last.groupby("model"):
         table = rows.pivot_table(index="client", columns="metric", values="value")
         table = table.reindex(in_order(table.index))
         by = next((name for name in (RANKED_BY, *SCORES, *table.columns) if name in table.columns), "")
         weight = weights[table.index] / weights[table.index].sum()
         everyone = (table.mul(weight, axis=0)).sum(skipna=False)
-        if len(table) > MANY:
+        if len(table) > (MANY if lines <= most else 3):
             title += "" if "lowest" in title else f"; lowest, median and highest of the clients by {by}"
             table = table.loc[_ranked(table[by])].rename(_labels(table[by]))
         if len(table) > 1:
@@ -75,6 +79,45 @@ def measured(report: Report, metric: str, variant: str) -> str:
         }  # fmt: skip
         table = pd.DataFrame(columns, index=table.index)
     return str(table.rename(columns=printable).to_string(float_format="{:.4g}".format))
+
+
+def measurements(report: Report, variants: Sequence[tuple[str, str]], most: int = LINES) -> str:
+    """Format measured values: a table of clients for each metric if these fit, else the medians over clients.
+
+    Args:
+        variants: metrics, each with a variant.
+        most: number of lines.
+    """
+    text = "\n\n".join(f"{_about(report, *each)}\n{measured(report, *each)}" for each in variants)
+    return text if text.count("\n") < most else _medians(report, variants, most)
+
+
+def _about(report: Report, metric: str, variant: str) -> str:
+    from diagnostics.metrics.base import known
+
+    direction = known(metric).direction
+    about = ", ".join(filter(None, [metric, variant])) + (f" ({direction})" if direction else "")
+    return ", ".join(filter(None, [about, splits(report, metric, variant)]))
+
+
+def _medians(report: Report, variants: Sequence[tuple[str, str]], most: int) -> str:
+    """Format the medians over clients, layers by metrics: the first metrics and layers that fit, and a legend."""
+    columns = {}
+    for metric, variant in variants[:MANY]:
+        own = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
+        if own["client"].any():
+            columns[metric, variant] = report.values(metric, variant).median(axis=1)
+    layers = [layer.name for layer in report.layers]
+    table = pd.DataFrame(columns).reindex([name for name in layers if any(name in each for each in columns.values())])
+    room = max(1, most - _EDGE - 2)
+    shown = table.head(room).to_string(float_format="{:.4g}".format, na_rep="–")
+    absent = [metric for metric, variant in variants if (metric, variant) not in columns]
+    notes = [
+        "medians over the clients (fedlayers plot, or --metrics with one name, shows each client)",
+        f"{len(table) - room} more layers are in the rows" if len(table) > room else "",
+        f"not shown: {listing(dict.fromkeys(absent))}" if absent else "",
+    ]
+    return "\n\n".join([shown, "; ".join(filter(None, notes))])
 
 
 def splits(report: Report, metric: str, variant: str) -> str:

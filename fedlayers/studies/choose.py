@@ -17,7 +17,7 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.config_only import config_only
-from fedlayers.studies.inference import Inference, infer, leader_of
+from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
 from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
     SHARE,
@@ -169,7 +169,7 @@ def choose(
             made = _maker(over)
             own = replace(race.config, lr=run.config.lr)
             alternative = then_personalise(task, own, out / "personalised", place, tell, made)
-    plan = None if winner.plan is None else _with_evidence(winner.plan, stands, sure, task, rates)
+    plan = _with_evidence(winner, stands, sure, until, task, rates)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
     choice = Choice(
@@ -311,18 +311,19 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
 
 
 def _with_evidence(
-    plan: LayerPlan, stands: Standing, sure: Inference, task: Task, rates: Rates | None = None
-) -> LayerPlan:
-    judged = stands.judged.groupby("arm")["score"].mean()
-    detail = {"race": {str(arm): float(score) for arm, score in judged.dropna().items()}, "verdict": sure.verdict}
-    detail |= {} if rates is None else {"rates": rates.to_json()}
-    return plan.with_shared(
-        plan.shared,
+    winner: Arm, stands: Standing, sure: Inference, until: int, task: Task, rates: Rates | None = None
+) -> LayerPlan | None:
+    """Return the winner's plan with the race as its evidence; None if it obeys none."""
+    if winner.plan is None:
+        return None
+    return winner.plan.with_shared(
+        winner.plan.shared,
         rule="race",
         metric=f"{main_score(stands.judged.columns)} - loss, standardised",
-        detail=detail,
+        detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.seed,
         version=__version__,
+        race=evidence_of(stands.judged, sure, winner.name, until),
     )

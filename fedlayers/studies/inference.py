@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from fedlayers.studies.above_chance import UNKNOWN, AboveChance, best_of
 from fl_core import statistics
+from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from fl_core.scores import CLASSIFICATION, MAIN, REGRESSION, label_of, main_score
 
 LEVEL = 0.95
@@ -127,6 +129,23 @@ def infer(judged: pd.DataFrame) -> Inference:
     """
     main = main_score(judged.columns)
     return replace(_certainty(judged, main), main=main, tie=_tie(judged))
+
+
+def evidence_of(judged: pd.DataFrame, found: Inference, used: str, until: int) -> RaceEvidence:
+    """Return the evidence of a race for a plan: every arm's mean scores, and its difference from the leader.
+
+    Args:
+        judged: as for :func:`infer`, whose result is ``found``.
+        used: the arm whose plan it is.
+        until: the round after which the race was judged.
+    """
+    means = judged.groupby("arm")[[found.main, "loss", "score"]].mean().rename(columns={found.main: "value"})
+    columns = ["difference", "low", "high", "p_value"]
+    lines = means.join(found.differences.set_index("arm")[columns]).loc[ranked(judged)]
+    lines = lines.astype(object).where(np.isfinite(lines), None)
+    arms = tuple(ArmEvidence(name, **line) for name, line in lines.to_dict("index").items())
+    seeds = tuple(int(seed) for seed in judged["seed"].unique())
+    return RaceEvidence(found.main, until, seeds, found.verdict, used, arms)
 
 
 def _certainty(judged: pd.DataFrame, main: str) -> Inference:

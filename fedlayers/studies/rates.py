@@ -16,7 +16,7 @@ from fedlayers.studies.race import Entry, Tell, entries_of, run_entries, standin
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
-from fl_core.scores import column_of, in_column, main_score
+from fl_core.scores import main_score
 
 FACTORS = (1.0, 3.0, 0.3, 10.0, 30.0)
 """The rates that are tried, times the dataset's default, in the order in which they are taken."""
@@ -43,19 +43,10 @@ class Rates:
     main: str
 
     def text(self) -> str:
-        """Return the rates that were tried and what they reached, means over seeds."""
-        means = self.table.groupby(["arm", "lr"], sort=False)[[self.main, "loss"]].mean().reset_index()
-        used = [self.chosen.get(str(arm)) == lr for arm, lr in zip(means["arm"], means["lr"], strict=True)]
-        shown = pd.DataFrame(
-            {
-                "arm": means["arm"],
-                "lr": [f"{lr:g}" for lr in means["lr"]],
-                column_of(self.main): [in_column(self.main, value) for value in means[self.main]],
-                "loss": [f"{value:.3f}" for value in means["loss"]],
-                "used": ["yes" if each else "" for each in used],
-            }
-        )
-        return f"{shown.to_string(index=False)}\n\nRates on validation samples; each arm races at the one that is used."
+        """Return the rates that were tried, and each arm's own, in a line. The scores are in ``table``."""
+        tried = listing(f"{lr:g}" for lr in self.table["lr"].unique())
+        used = listing(f"{arm} {lr:g}" for arm, lr in self.chosen.items())
+        return f"Learning rates tried on validation samples: {tried}. Used: {used}."
 
     def to_json(self) -> dict[str, Any]:
         """Return the rates and their scores, for JSON."""

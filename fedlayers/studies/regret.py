@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from diagnostics import measure
 from diagnostics.decide import select
@@ -30,6 +29,7 @@ from fl_core.errors import RunError, UsageError, check_distinct, check_known, li
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
+from fl_core.progress import with_progress
 from fl_core.registry import is_outside
 from fl_core.restore import allowed_by
 from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
@@ -267,7 +267,7 @@ def regret(
 
     decided: list[dict[str, Any]] = []
     layers: tuple[Layer, ...] = ()
-    for seed in tqdm(seeds, desc="measured", unit="seed", disable=not progress):
+    for seed in with_progress(seeds, "measured", "seed", shown=progress):
         layers, decisions = _decisions(replace(config, seed=seed), parsed_rules, out, command)
         decided += decisions
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
@@ -283,7 +283,7 @@ def regret(
     scores = pd.concat(frames, ignore_index=True)
     judged = [
         _on_held_out(replace(config, seed=seed), scores[scores["seed"] == seed], out, score)
-        for seed in tqdm(seeds, desc="held-out samples", unit="seed", disable=not progress)
+        for seed in with_progress(seeds, "held-out samples", "seed", shown=progress)
     ]
     scores = scores.merge(pd.concat(judged, ignore_index=True), how="left")
     write_atomically(out / "scores.csv", csv_bytes(scores))

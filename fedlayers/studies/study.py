@@ -20,7 +20,7 @@ from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
-from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
+from fedlayers.studies.compare import Comparison, check_folder, compare, display_name, jobs_of
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
@@ -123,9 +123,6 @@ def study(
         if rule is None:
             say("")
             choice = choose(racing, out / "race", arms=arms, seeds=seeds, each_seed=True, backend=backend, tell=say)
-            say("\n" + choice.text())
-        else:
-            say("\n" + select.explain(described))
         plan = described if choice is None else choice.plan
         out.mkdir(parents=True, exist_ok=True)
         report.write(out / "rows.jsonl")
@@ -145,12 +142,9 @@ def study(
             progress=progress,
         )
     decisions = over_seeds(out / "comparison", seeds)
-    if decisions:
-        say(f"\nLast shared layer by seed, decided by {config.rule}: {_listed(decisions)}")
-    say("\n" + result.text())
     lead = _lead(choice, described, result, len(seeds))
     page = write_page(out, task, report, described, choice, decisions, result, lead, command)
-    say(f"\n{lead.plain()}\n\nreport: {page}")
+    say(f"\n{lead.plain()}\n\n{display_name(result.table).to_string(index=False)}\n\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 
 
@@ -172,10 +166,6 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
         absent = f"{RULED}, which obeys the rule in every seed, was not compared."
         found = found._replace(answers=(*found.answers, absent))
     return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
-
-
-def _listed(decisions: Mapping[int, str]) -> str:
-    return ", ".join(f"{seed}: {last}" for seed, last in decisions.items())
 
 
 def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:

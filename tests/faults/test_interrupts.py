@@ -51,7 +51,7 @@ def heard():
 
 
 def interrupted(folder, *arguments, until, by=signal.SIGINT):
-    """(exit code, lines on stderr but the progress bar) of a command, interrupted as a terminal does: all processes."""
+    """(exit code, lines on stderr without progress) of a command, interrupted as a terminal does: all processes."""
     (folder / "start.py").write_text(START)
     process = subprocess.Popen(
         [sys.executable, "start.py", *arguments],
@@ -70,11 +70,7 @@ def interrupted(folder, *arguments, until, by=signal.SIGINT):
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    shown = [
-        line
-        for line in err.splitlines()
-        if line and "s/round" not in line and "round/s" not in line and " note: " not in line
-    ]
+    shown = [line for line in err.splitlines() if line and " % (" not in line and " note: " not in line]
     return process.returncode, shown
 
 

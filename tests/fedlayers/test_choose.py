@@ -131,6 +131,14 @@ def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced)
     assert len(kept["judged"]) == 6
     plan = LayerPlan.load(out / "plan.json")
     assert (plan.why.rule, plan.digest) == ("race", choice.winner.plan.digest)
+    race, table = plan.why.race, choice.table.set_index("arm")
+    assert (race.metric, race.rounds, race.used) == (choice.main, choice.until, choice.winner.name)
+    assert race.seeds == tuple(choice.standing.judged["seed"].unique())
+    assert [arm.name for arm in race.arms] == list(table.index)
+    assert [arm.value for arm in race.arms] == table[choice.main].tolist()
+    differences = choice.inference.differences.set_index("arm")
+    assert [arm.low for arm in race.arms[1:]] == differences.loc[list(table.index[1:]), "low"].tolist()
+    assert plan.why.data
     assert choice.text().startswith(choice.lead())
     # all clients take part and every plan is known: what is foreseen is sent if the dearest arm is what goes on
     frames = [Run(path).rows()[1] for path in (out / "arms").iterdir()]
@@ -307,7 +315,7 @@ def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> 
     assert choice.lead().splitlines() == [choice.answers.head, *(f"- {line}" for line in choice.answers.lines)]
     kept = json.loads((out / "choice.json").read_text())
     assert kept["answers"] == choice.answers.codes
-    assert kept["verdict"] == choice.inference.verdict == choice.plan.why.detail["verdict"]
+    assert kept["verdict"] == choice.inference.verdict == choice.plan.why.race.verdict
     assert kept["left"] == list(choice.inference.remaining)
 
 

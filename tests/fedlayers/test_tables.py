@@ -65,3 +65,33 @@ def test_a_metric_of_pairs_of_a_single_client_is_printed_with_its_reason() -> No
     config = RunConfig(dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]})
     report = fl.measure.diagnose_task(runner.assemble(config), ["weight_divergence"], progress=False)
     assert tables.measured(report, "weight_divergence", "relative_l2") == "no value: needs at least two models"
+
+
+def test_scores_that_do_not_fit_are_condensed() -> None:
+    assert len(tables.scores(scored(7), 3, most=11).splitlines()) == 11
+    assert len(tables.scores(scored(7), 3, most=10).splitlines()) == 7
+
+
+def test_measurements_that_do_not_fit_are_medians() -> None:
+    config = RunConfig(dataset="digits", max_samples=300, batch_size=8, model_options={"sizes": [8, 8, 8]})
+    report = fl.measure.diagnose_task(runner.assemble(config), ["grad_variance", "cka"], progress=False)
+    shown = [
+        (name, variant) for name in ("grad_variance", "cka") for variant in fl.measure.shown_variants(report, name)
+    ]
+    whole = tables.measurements(report, shown)
+    assert all(tables.measured(report, *each) in whole for each in shown)
+    least = len(whole.splitlines())
+    assert tables.measurements(report, shown, least) == whole
+    for most in (least - 1, 8):
+        lines = tables.measurements(report, shown, most).splitlines()
+        assert len(lines) <= most
+        first = report.values("grad_variance").median(axis=1).iloc[0]
+        assert lines[3].split()[1] == f"{first:.4g}"
+    assert "1 more" in lines[-1]
+
+
+def test_a_metric_without_values_is_named_among_the_medians() -> None:
+    config = RunConfig(dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]})
+    report = fl.measure.diagnose_task(runner.assemble(config), ["grad_variance", "weight_divergence"], progress=False)
+    shown = [("grad_variance", "epoch"), ("weight_divergence", "relative_l2")]
+    assert "weight_divergence" in tables.measurements(report, shown, 7).splitlines()[-1]

@@ -252,6 +252,10 @@ def damaged(**changes):
         (damaged(why__threshold="high"), "'threshold'.*str"),
         (damaged(why__values=3), "'values'.*int"),
         (damaged(why__clients={"a": 3}), "not a plan"),
+        (damaged(why__values=["high"]), "values"),
+        (damaged(why__clients={"a": ["high"]}), "values"),
+        (damaged(why__race=["nothing"]), "'race' is list"),
+        (damaged(why__races={}), "unknown field"),
     ],
 )
 def test_damaged_plans_are_refused(data, message, tmp_path):

@@ -1,0 +1,94 @@
+"""The progress of long work: a bar on a terminal or in a notebook, elsewhere a line after each tenth."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol, Self, TypeVar
+
+TENTHS = 10
+"""Lines about the progress of one piece of work at most."""
+T = TypeVar("T")
+
+
+class Progress(Protocol):
+    """The part of tqdm's bars that is used."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> object: ...
+
+    def update(self, n: float = 1) -> object:
+        """Add steps that are done."""
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> object:
+        """Set the words after the bar."""
+
+
+class Lines:
+    """A line on standard error whenever another tenth of the steps is done.
+
+    >>> import contextlib
+    >>> with contextlib.redirect_stderr(sys.stdout), Lines(20, "runs", "run") as lines:
+    ...     for _ in range(7):
+    ...         lines.update()
+    runs: 10 % (2 of 20 runs, 00:00)
+    runs: 20 % (4 of 20 runs, 00:00)
+    runs: 30 % (6 of 20 runs, 00:00)
+    """
+
+    def __init__(self, total: int, what: str, unit: str, initial: int = 0) -> None:
+        self.total, self.what, self.unit = total, what, unit
+        self.done, self.began = float(initial), time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, n: float = 1) -> None:
+        """Add steps that are done, and write a line if they complete another tenth."""
+        before, self.done = self.done, self.done + n
+        if self.total and self.done * TENTHS // self.total > before * TENTHS // self.total:
+            from tqdm import tqdm
+
+            seconds = tqdm.format_interval(time.monotonic() - self.began)
+            steps = f"{self.done:g} of {self.total} {self.unit}{'s' * (self.total != 1)}"
+            line = f"{self.what}: {100 * self.done / self.total:.0f} % ({steps}, {seconds})"
+            print(line, file=sys.stderr, flush=True)
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Ignore the words after a bar."""
+
+
+def progress_bar(
+    total: int, what: str, unit: str, *, shown: bool = True, initial: int = 0, leave: bool = True
+) -> Progress:
+    """Return the progress of some work, to be used in a ``with`` statement.
+
+    Args:
+        total: the number of steps. ``initial`` of them are done already.
+        what: the name of the work. ``unit`` is that of one step.
+        shown: write anything at all.
+        leave: leave the bar on the terminal at the end.
+    """
+    from tqdm.asyncio import tqdm as of_terminals
+    from tqdm.auto import tqdm
+
+    if shown and tqdm is of_terminals and not sys.stderr.isatty():
+        return Lines(total, what, unit, initial)
+    # the estimate to the end is from all steps, the slow ones too
+    bar: Progress = tqdm(
+        total=total, desc=what, unit=unit, disable=not shown, initial=initial, leave=leave, smoothing=0.0
+    )
+    return bar
+
+
+def with_progress(items: Sequence[T], what: str, unit: str, *, shown: bool = True) -> Iterator[T]:
+    """Give items one by one, and show how many are done."""
+    with progress_bar(len(items), what, unit, shown=shown) as bar:
+        for item in items:
+            yield item
+            bar.update()

@@ -1,0 +1,121 @@
+"""The evidence of a race in a plan: the candidates' scores, their differences with intervals, seeds and rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.names import printable
+from fl_core.ordering import MANY
+from fl_core.scores import TABLE, in_column, label_of
+from fl_core.storage.schema import COUNT, validate
+
+MOST = 1000
+"""The largest number of arms, and of seeds, that a file may name."""
+LONGEST = 1000
+"""The largest number of characters of a text in a file."""
+_NUMBER = (float, int, None)
+_NUMBERS = ("value", "loss", "score", "difference", "low", "high", "p_value")
+_ARM = {"name": str, **dict.fromkeys(_NUMBERS, _NUMBER)}
+_FORM = {"metric": str, "rounds": COUNT, "seeds": [COUNT], "verdict": str, "used": str, "arms": [_ARM]}
+
+
+@dataclass(frozen=True)
+class ArmEvidence:
+    """The scores of one candidate on validation samples, means over seeds. Missing numbers are None.
+
+    Attributes:
+        value: its mean in the race's ``metric``.
+        score: by which candidates are ordered: z(metric) - z(loss).
+        difference: leader - arm in the metric, with the simultaneous 95 % interval ``low`` to ``high``.
+        p_value: of the difference, corrected by Holm.
+    """
+
+    name: str
+    value: float | None
+    loss: float | None
+    score: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class RaceEvidence:
+    """The evidence of a race.
+
+    Attributes:
+        metric: name of the score by which arms are compared.
+        rounds: the round after which the race was judged.
+        verdict: how certain the decision is.
+        used: the arm whose plan this is.
+        arms: all candidates, the leader first.
+    """
+
+    metric: str
+    rounds: int
+    seeds: tuple[int, ...]
+    verdict: str
+    used: str
+    arms: tuple[ArmEvidence, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, from which :meth:`from_json` gives equal evidence."""
+        return {**asdict(self), "seeds": list(self.seeds), "arms": [asdict(arm) for arm in self.arms]}
+
+    @classmethod
+    def from_json(cls, data: Any) -> RaceEvidence:
+        """Read the evidence of a race.
+
+        Raises:
+            UsageError: a name is unknown or missing, a value has another type or is not finite, or there are too many.
+        """
+        _check_names("the race", data, _FORM)
+        if fault := validate(data, _FORM, "race"):
+            raise UsageError(f"not a plan's evidence: {fault}")
+        check_known("metric of the race", data["metric"], TABLE)
+        for name in ("seeds", "arms"):
+            if len(data[name]) > MOST:
+                raise UsageError(f"the race must have at most {MOST} {name}; got {len(data[name])}.")
+        for arm in data["arms"]:
+            _check_names("an arm of the race", arm, _ARM)
+            for name in _NUMBERS:
+                if arm[name] is not None and (isinstance(arm[name], bool) or not math.isfinite(arm[name])):
+                    raise UsageError(f"{name} of an arm of the race must be a finite number; got {arm[name]!r}.")
+        texts = (data["verdict"], data["used"], *(arm["name"] for arm in data["arms"]))
+        if max(map(len, texts)) > LONGEST:
+            raise UsageError(f"texts of the race must have at most {LONGEST} characters; got {max(map(len, texts))}.")
+        arms = tuple(ArmEvidence(**arm) for arm in data["arms"])
+        return cls(**{**data, "seeds": tuple(data["seeds"]), "arms": arms})
+
+    def lines(self) -> list[str]:
+        """Return the evidence in words: the conditions, then a line for each of the first arms."""
+        seeds = f"seed{'s' * (len(self.seeds) != 1)} {listing(map(str, self.seeds), MANY)}"
+        head = f"race on validation samples, {self.rounds} rounds, {seeds}: {printable(self.verdict)}"
+        shown = self.arms[:MANY]
+        width = max((len(arm.name) for arm in shown), default=0)
+        lines = [f"{printable(arm.name):<{width}}  {self._numbers(arm)}" for arm in shown]
+        more = [f"and {len(self.arms) - MANY} more"] if len(self.arms) > MANY else []
+        return [head, *(f"  {line}" for line in (*lines, *more))]
+
+    def _numbers(self, arm: ArmEvidence) -> str:
+        if arm.value is None:
+            return "failed"
+        parts = [f"{label_of(self.metric)} {in_column(self.metric, arm.value)}" + " %" * TABLE[self.metric].share]
+        parts += [] if arm.loss is None else [f"loss {arm.loss:.3f}"]
+        if arm.difference is not None:
+            difference = f"leader - arm {in_column(self.metric, arm.difference)}"
+            known = arm.low is not None and arm.high is not None
+            ends = [in_column(self.metric, end) for end in (arm.low, arm.high) if end is not None]
+            parts.append(f"{difference} [{', '.join(ends)}]" if known else difference)
+        return ", ".join(parts) + " (used)" * (arm.name == self.used)
+
+
+def _check_names(what: str, data: Any, form: Mapping[str, Any]) -> None:
+    """Refuse names that the form does not have. Other faults are found by :func:`validate`."""
+    for name in data if isinstance(data, Mapping) else ():
+        check_known(f"field of {what}", name, form)

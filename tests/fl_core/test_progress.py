@@ -1,0 +1,56 @@
+"""Progress: a bar on a terminal, elsewhere a line after each tenth."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from fl_core.progress import TENTHS, progress_bar, with_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def through(total: int, monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool | int) -> str:
+    monkeypatch.setattr(sys, "stderr", file)
+    with progress_bar(total, "work", "step", **options) as bar:
+        bar.set_postfix_str("somewhere")
+        for _ in range(total - int(options.get("initial", 0))):
+            bar.update()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("total", "count"), [(1, 1), (4, 4), (10, 10), (12, 10), (1000, 10), (0, 0)])
+def test_elsewhere_there_is_a_line_for_each_tenth(total: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = through(total, monkeypatch, io.StringIO()).splitlines()
+    assert len(lines) == count
+    assert not any("\r" in line for line in lines)
+    if count:
+        assert "100 %" in lines[-1]
+        assert f"{total} of {total}" in lines[-1]
+
+
+def test_what_was_done_before_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(through(100, monkeypatch, io.StringIO(), initial=50).splitlines()) == TENTHS // 2
+
+
+def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = through(100, monkeypatch, Terminal())
+    assert "100/100" in drawn
+    assert "\r" in drawn
+    assert drawn.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", [io.StringIO, Terminal])
+def test_nothing_is_written_if_it_is_not_shown(file: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert through(10, monkeypatch, file(), shown=False) == ""
+
+
+def test_items_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    assert list(with_progress("abc", "letters", "letter")) == ["a", "b", "c"]
+    assert len(file.getvalue().splitlines()) == 3
