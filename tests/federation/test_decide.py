@@ -102,7 +102,7 @@ def test_what_the_sites_measure_is_selected_from_and_federated(
         ("--metrics grad_norm --null clients", "null clients takes what all clients have together"),
         ("--partition iid", "--partition cannot be set"),
         ("--resamples 4", "--resamples cannot be set"),
-        ("--min-sites 2", "--min-sites and --timeout belong together"),
+        ("--min-sites 2", "--min-sites belongs to --timeout or --grace"),
     ],
 )
 def test_what_sites_cannot_measure_is_refused_before_any_is_asked(
@@ -192,7 +192,7 @@ def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Ch
     class Stopped(InMemoryTransport):
         """Whose sites go away in the middle of the second arm."""
 
-        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:
+        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None) -> Any:
             if sum(decode(each).head["kind"] == "train" for each in requests.values()):
                 self.rounds = getattr(self, "rounds", 0) + 1
                 if self.rounds == 5:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -81,11 +82,15 @@ class FlowerLink:
             self.close()
             raise UsageError(f"{superlink} does not let this server in: {clock_error(ahead) or error}") from None
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         """See :class:`fedlayers.remote.link.SiteLink`."""
         end = None if timeout is None else time.monotonic() + timeout
         waiting, sent, looked = dict(requests), _Sent(), -LOOK
         nodes: dict[str, Any] = {}
+        reached: set[str] = set()
+        quorum = math.inf
         while waiting:
             try:
                 if time.monotonic() - looked >= LOOK:
@@ -98,7 +103,11 @@ class FlowerLink:
             for site, reply in answered.items():
                 del waiting[site]
                 yield site, reply
-            if end is not None and time.monotonic() > end:
+            reached |= {site for site in waiting if sent.to(site)}
+            now = time.monotonic()
+            if grace is not None and len(requests) - len(waiting) >= grace[0]:
+                quorum = min(quorum, now + grace[1] if reached & waiting.keys() else now)
+            if now >= (quorum if end is None else min(end, quorum)):
                 for site in waiting:
                     yield site, None
                 return
