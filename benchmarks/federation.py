@@ -147,7 +147,9 @@ class Timed:
         self.link, self.sites = link, link.sites
         self.seconds: list[float] = []
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         began, missing = time.perf_counter(), set(requests)
         for site, reply in self.link.ask(requests, timeout):
             missing.discard(site)

@@ -134,8 +134,8 @@ class Federate(Configured):
     """Train one algorithm over the sites of a federation, into a run directory.
 
     The data are the sites': a dataset that all have, or tables of their own. Classes and columns come from the sites.
-    The command waits for all sites and for each answer. With --min-sites and --timeout it continues without missing
-    sites. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples. --resume
+    The command waits for all sites and for each answer. With --min-sites it continues without sites that miss --grace
+    or --timeout. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples. --resume
     continues an interrupted federation, with the same final bits.
 
     Next: fedlayers verify DIR, fedlayers plot DIR.
@@ -143,7 +143,7 @@ class Federate(Configured):
     Examples:
         fedlayers federation run --algorithm playerfl --out runs/playerfl
         fedlayers federation run --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
-        fedlayers federation run --algorithm fedavg --min-sites 3 --timeout 600
+        fedlayers federation run --algorithm fedavg --min-sites 3 --grace 60 --timeout 3600
         fedlayers federation run --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
     """
 

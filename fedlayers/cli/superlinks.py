@@ -32,21 +32,27 @@ class Sites:
     sites: Annotated[
         tuple[str, ...], option("Sites that take part, in order; default: all with a key.", "NAME [NAME ...]")
     ] = ()
-    min_sites: Annotated[int | None, option("Continue with this number of sites after --timeout.", "SITES")] = None
-    timeout: Annotated[float | None, option("Seconds to wait for sites each time; default no limit.", "S")] = None
+    min_sites: Annotated[int | None, option("Continue with this number of sites.", "SITES")] = None
+    timeout: Annotated[float | None, option("Limit of an exchange in seconds; default none.", "S")] = None
+    grace: Annotated[float | None, option("Seconds that the other sites have once --min-sites have replied.", "S")] = (
+        None
+    )
+    start_timeout: Annotated[float | None, option("Limit of the start in seconds; default --timeout.", "S")] = None
 
     @property
     def timeouts(self) -> TimeoutPolicy:
-        """The limit on waiting for sites.
+        """The limits on waiting for sites.
 
         Raises:
-            UsageError: only one of --min-sites and --timeout, or impossible numbers.
+            UsageError: --min-sites without a limit, a limit without it, or impossible numbers.
         """
         from fedlayers.remote.remote_clients import TimeoutPolicy
 
-        if (self.min_sites is None) != (self.timeout is None):
-            raise UsageError("--min-sites and --timeout belong together: how many sites are enough, and after how long")
-        return TimeoutPolicy(self.min_sites or 1, self.timeout)
+        if (self.min_sites is None) != (self.timeout is None and self.grace is None):
+            raise UsageError(
+                "--min-sites belongs to --timeout or --grace: how many sites are enough, and after how long"
+            )
+        return TimeoutPolicy(self.min_sites or 1, self.timeout, self.grace, self.start_timeout)
 
     def check(self, config: RunConfig, without: Sequence[str] = ()) -> bool:
         """Return whether the command uses sites, after a check of its flags.
@@ -60,7 +66,8 @@ class Sites:
         if not self.superlink:
             for field in dataclasses.fields(self):
                 if getattr(self, field.name) != field.default:
-                    raise UsageError(f"--{field.name} is for a federation over sites: also give --superlink HOST:PORT")
+                    flag = field.name.replace("_", "-")
+                    raise UsageError(f"--{flag} is for a federation over sites: also give --superlink HOST:PORT")
             return False
         _ = self.timeouts
         for flag in (*changed(config, AT_SITES), *without):
@@ -80,7 +87,8 @@ class Sites:
         flower.require()
         from fedlayers.remote.flower.server import FlowerLink
 
-        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.min_sites, self.timeout, say)
+        start = self.timeout if self.start_timeout is None else self.start_timeout
+        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.min_sites, start, say)
         try:
             yield link
         finally:

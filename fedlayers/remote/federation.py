@@ -75,7 +75,7 @@ def federate(
             is written.
         RefusedError: a site refuses; gives its name and reason.
     """
-    line = RpcClient(link)
+    line = RpcClient(link, timeouts)
     facts = greet(line)
     if known:
         check_same(list(map(_known, known)), facts, "this federation")
@@ -90,7 +90,7 @@ def federate(
     for note in task.algorithm_notes():  # on their data the sites are silent
         warnings.warn(note, stacklevel=2)
     run = uuid4().hex
-    home = join(line, task, facts, run, timeouts)
+    home = join(line, task, facts, run)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
     return runner.start(task, out, instruments, ["data"], clients=home, beside=beside, command=command, **options)
@@ -116,14 +116,14 @@ def resume(
     """
     stored = store.Run(out).task_config()
     check_at_home(Path(out), stored, True)
-    line = RpcClient(link)
+    line = RpcClient(link, timeouts)
     facts = greet(line)
     known = stored[FEDERATION]
     check_same(known["sites"], facts, str(out))
     data = together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
-        return join(line, task, facts, known["run"], timeouts)
+        return join(line, task, facts, known["run"])
 
     return runner.resume(
         out,
@@ -175,7 +175,7 @@ def greet(line: RpcClient) -> list[dict[str, Any]]:
     check_distinct("a federation", "site", line.names)
     hello = Packet({"kind": "hello", "version": fl_core.__version__, "protocol": protocol.PROTOCOL})
     found = {}
-    for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES):
+    for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES, line.timeouts.start):
         reply = answered(site, packet)
         try:
             found[site] = fields(reply.head, protocol.FACTS)
@@ -266,9 +266,7 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
 
 
-def join(
-    line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, timeouts: TimeoutPolicy | None = None
-) -> RemoteClients:
+def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str) -> RemoteClients:
     """Let every site build the run's task with its own samples. Return the client backend.
 
     Raises:
@@ -291,9 +289,9 @@ def join(
         "scaling": scaling_of(line, facts, task.config.seed).to_json() if prepares else None,
     }
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
-    for site, packet in line.ask(packets, HELLO_BYTES):
+    for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         fields(answered(site, packet).head, protocol.JOINED)
-    return RemoteClients(line, line.names, initial, run, timeouts=timeouts)
+    return RemoteClients(line, line.names, initial, run)
 
 
 def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:
@@ -305,7 +303,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
     """
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
     found: dict[str, Moments] = {}
-    for site, packet in line.ask(packets, HELLO_BYTES):
+    for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         told = fields(answered(site, packet).head, protocol.TOLD)
         width, present = len(facts[0]["columns"]) or facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}

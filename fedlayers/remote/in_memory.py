@@ -19,7 +19,9 @@ class InMemoryTransport:
         self.sent, self.received = dict.fromkeys(sites, 0), dict.fromkeys(sites, 0)
         self._sites = dict(sites)
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         """Yield the sites' replies one after the other. No reply is ever late."""
         for site, request in requests.items():
             reply = self._sites[site].answer(bytes(request))

@@ -17,13 +17,17 @@ class SiteLink(Protocol):
 
     sites: tuple[str, ...]
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         """Send requests to sites, and yield (site, reply) as replies arrive, once per site.
 
         Args:
             requests: by the site's name.
             timeout: seconds until a missing reply is given as None. Without it the transport waits for ever, and sends
                 a request again to a site that reconnects.
+            grace: (replies, seconds): after this number of replies the other sites have these seconds. Sites that the
+                transport knows to be disconnected are then not waited for.
         """
 
     def close(self) -> None:

@@ -93,16 +93,22 @@ class TimeoutPolicy:
     Attributes:
         min_replies: minimum number of replies to wait for, whatever the time.
         timeout: seconds until the server continues without the others; None = wait for all, for ever.
+        grace: seconds that the others have after ``min_replies``; None = until the timeout.
+        start: seconds until every site must have answered the questions before the first exchange; None = for ever.
     """
 
     min_replies: int = 1
     timeout: float | None = None
+    grace: float | None = None
+    start: float | None = None
 
     def __post_init__(self) -> None:
         if self.min_replies < 1:
             raise UsageError(f"at least 1 client must reply, not {self.min_replies}")
-        if self.timeout is not None and not 0 < self.timeout < math.inf:
-            raise UsageError(f"timeout must be a number of seconds above 0; got {self.timeout}.")
+        for name in ("timeout", "grace", "start"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} must be a number of seconds above 0; got {value}.")
 
 
 class RpcClient:
@@ -110,10 +116,11 @@ class RpcClient:
 
     Attributes:
         session: of this process, so that a reply to an earlier process is recognised.
-        tally: what left the sites.
+        tally: what left the sites. timeouts: how long to wait for sites.
     """
 
-    def __init__(self, link: SiteLink) -> None:
+    def __init__(self, link: SiteLink, timeouts: TimeoutPolicy | None = None) -> None:
+        self.timeouts = timeouts or TimeoutPolicy()
         self.link, self.tally, self.session = link, TrafficCounter(), uuid4().hex
         self._seq = 0
 
@@ -122,12 +129,17 @@ class RpcClient:
         return tuple(self.link.sites)
 
     def ask(
-        self, packets: Mapping[str, Packet], most: int | None = None, timeout: float | None = None
+        self,
+        packets: Mapping[str, Packet],
+        most: int | None = None,
+        timeout: float | None = None,
+        grace: tuple[int, float] | None = None,
     ) -> Iterator[tuple[str, Packet | None]]:
         """Yield (site, reply) as replies arrive; None if a site does not answer in time.
 
         Args:
             most: maximum bytes of a reply. timeout: seconds; None = wait for ever.
+            grace: number of replies, and seconds for the others after these.
 
         Raises:
             RefusedError: a site refuses. NonFiniteError, RunError: its work failed.
@@ -139,7 +151,7 @@ class RpcClient:
             self._seq += 1
             stamps[site] = {"session": self.session, "seq": self._seq}
             asked[site] = encode(Packet({**packet.head, **stamps[site]}, packet.trees))
-        for site, data in self.link.ask(asked, timeout):
+        for site, data in self.link.ask(asked, timeout, grace):
             if site not in stamps:  # not asked, or answered already
                 continue
             if data is None:
@@ -187,7 +199,6 @@ class RemoteClients:
     Args:
         names: of the clients, in order; each is a site's. initial: the model before the first round.
         run: the run's name at the sites. lane: which of its exchanges; an early measurement has its own.
-        timeouts: how long to wait for clients.
     """
 
     moved = 0.0
@@ -199,10 +210,8 @@ class RemoteClients:
         initial: Tree,
         run: str,
         lane: str = "main",
-        timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self.line, self.names, self.initial, self.run_id, self.lane = line, list(names), initial, run, lane
-        self.timeouts = timeouts or TimeoutPolicy()
         self.versions = dict.fromkeys(self.names, BEGINNING)
         self.saved = dict(self.versions)
         self._outlines: dict[int, StateSchema] = {}
@@ -252,17 +261,21 @@ class RemoteClients:
     ) -> Iterator[tuple[str, Packet | None]]:
         """Yield replies as they arrive. After the timeout, ask missing sites again until enough have replied."""
         most = most_bytes(self.initial, len(self.names) + EXTRA_TREES)
-        if self.timeouts.timeout is None:
+        limits = self.line.timeouts
+        if limits.timeout is None and limits.grace is None:
             yield from self.line.ask(packets, most)
             return
         count = {name for name, request in asked.items() if not (isinstance(request, TrainRequest) and request.lost)}
         left = dict(packets)
+        lacking = min(limits.min_replies, len(count))
         while True:
-            for site, packet in self.line.ask(left, most, self.timeouts.timeout):
+            grace = None if limits.grace is None else (lacking, limits.grace)
+            for site, packet in self.line.ask(left, most, limits.timeout, grace):
                 if packet is not None:
                     del left[site]
                     yield site, packet
-            if len(count - left.keys()) >= min(self.timeouts.min_replies, len(count)):
+            lacking = min(limits.min_replies, len(count)) - len(count - left.keys())
+            if lacking <= 0:
                 break
         yield from dict.fromkeys(left).items()
 
@@ -308,7 +321,7 @@ class RemoteClients:
 
     def fork(self) -> RemoteClients:
         self._beside += 1
-        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.timeouts)
+        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}")
 
 
 def left(*paths: Path | str) -> pd.DataFrame:

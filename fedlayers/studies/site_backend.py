@@ -33,7 +33,7 @@ class Federations(Backend):
 
     def __init__(self, link: SiteLink, timeouts: TimeoutPolicy | None = None) -> None:
         self.link, self.timeouts = link, timeouts
-        self._line = RpcClient(link)
+        self._line = RpcClient(link, timeouts)
 
     @cached_property
     def facts(self) -> list[dict[str, Any]]:

@@ -192,7 +192,7 @@ def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Ch
     class Stopped(InMemoryTransport):
         """Whose sites go away in the middle of the second arm."""
 
-        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:
+        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None) -> Any:
             if sum(decode(each).head["kind"] == "train" for each in requests.values()):
                 self.rounds = getattr(self, "rounds", 0) + 1
                 if self.rounds == 5:

@@ -122,7 +122,7 @@ def test_rows_that_are_not_a_sites_own_numbers_are_refused(reason: str, tmp_path
 
 def test_sites_send_numbers_alone(tmp_path: Path) -> None:
     class Watching(InMemoryTransport):
-        def ask(self, requests: Any, timeout: float | None = None) -> Any:
+        def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
             for site, reply in super().ask(requests, timeout):
                 assert reply is not None
                 packet = decode(reply)

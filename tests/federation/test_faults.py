@@ -48,7 +48,9 @@ class Faulty:
     def site(self, name: str) -> Site:
         return Site(PresplitData(TOY, name), self.folder / name)
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         for name, request in requests.items():
             self.count += 1
             if self.fresh:
@@ -181,7 +183,9 @@ class Listening(InMemoryTransport):
         self.asked: dict[str, bytes] = {}
         self.instead, self.at = instead, at
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         kinds = {decode(request).head["kind"] for request in requests.values()}
         for site, reply in super().ask(requests, timeout):
             for kind in kinds:
@@ -358,13 +362,17 @@ class Deaf(InMemoryTransport):
         super().__init__(sites_of(folder))
         self.late, self.wakes, self.timeouts = late, wakes, 0
         self.before: bytes | None = None
+        self.grace: tuple[int, float] | None = None
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         for site, request in requests.items():
             head = decode(request).head
             second = head["kind"] == "train" and head["round"]["index"] == 1
             if site == "c" and second and self.timeouts < self.wakes:
                 assert timeout == 5.0
+                assert grace == (self.grace if len(requests) == 1 else self.grace and (4, 2.0))
                 self.timeouts += 1
                 if self.late and self.before is not None:
                     yield site, self.before
@@ -374,6 +382,18 @@ class Deaf(InMemoryTransport):
                 if site == "c":
                     self.before = reply
                 yield name, reply
+
+
+def test_a_site_that_is_lost_at_the_start_ends_the_wait(tmp_path: Path) -> None:
+    class Lost(InMemoryTransport):
+        def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
+            assert timeout == 9.0
+            for site in requests:
+                yield site, None
+
+    limits = TimeoutPolicy(start=9.0)
+    with pytest.raises(UsageError, match="'a' does not answer"):
+        federation.federate(config_for("fedavg"), Lost(sites_of(tmp_path)), timeouts=limits, progress=False)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -390,11 +410,14 @@ def test_who_does_not_answer_is_left_out_and_named_as_a_lost_reply_is(name: str,
     assert server(found) == {name: tree.digest(each) for name, each in wanted.engine.server.trees.items()}
 
 
-def test_the_least_number_of_replies_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grace", [False, True])
+def test_the_least_number_of_replies_is_waited_for(grace: bool, tmp_path: Path) -> None:
     config = replace(config_for("fedavg"), participation=1.0)
     wanted = federation.federate(config, link(tmp_path / "a"), progress=False)
     deaf = Deaf(tmp_path / "b", wakes=3)
-    found = federation.federate(config, deaf, timeouts=TimeoutPolicy(min_replies=4, timeout=5.0), progress=False)
+    deaf.grace = (1, 2.0) if grace else None  # when it is asked again, one reply is lacking
+    limits = TimeoutPolicy(min_replies=4, timeout=5.0, grace=2.0 if grace else None)
+    found = federation.federate(config, deaf, timeouts=limits, progress=False)
     assert deaf.timeouts == 3
     assert comparable(found.rows) == comparable(wanted.rows)
     assert server(found) == server(wanted)

@@ -351,7 +351,7 @@ def test_any_scaling_is_refused_by_name_or_taken(tmp_path: Path) -> None:
     class Remembering(InMemoryTransport):
         asked: ClassVar[dict[str, Packet]] = {}
 
-        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Any:
+        def ask(self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None) -> Any:
             for packet in map(decode, requests.values()):
                 self.asked[packet.head["kind"]] = packet
             return super().ask(requests, timeout)

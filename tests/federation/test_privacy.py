@@ -231,7 +231,7 @@ def test_measurements_have_noise_and_no_errors_of_their_own(tmp_path: Path) -> N
 class Recording(InMemoryTransport):
     """A link that keeps the last reply of each site."""
 
-    def ask(self, requests: Any, timeout: float | None = None) -> Any:
+    def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
         self.last: dict[str, Packet] = {}
         for site, reply in super().ask(requests, timeout):
             self.last[site] = decode(reply or b"")

@@ -1,9 +1,9 @@
 """The transport over Flower: bytes between a server and its sites through a superlink and supernodes.
 
-Only this folder imports ``flwr``. It pins the minor version, since Flower's interface changes fast. Both ends attach to
-Flower as processes of their own (its process isolation). The bundle of code that Flower can ship is empty, and nobody
-runs code from the other side. Flower's telemetry, its check for updates and its installation of packages at run time
-are off.
+Only this folder imports ``flwr``. All names that Flower does not document stand in :mod:`.internals`. Both ends attach
+to Flower as processes of their own (its process isolation). The bundle of code that Flower can ship is empty, and
+nobody runs code from the other side. Flower's telemetry, its check for updates and its installation of packages at run
+time are off.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fl_core.errors import UsageError
 
-FLWR = "1.41"
-"""The supported minor version of Flower."""
+FLWR = ("1.41", "1.42")
+"""The supported minor versions of Flower."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -50,8 +50,8 @@ def require() -> None:
         found = version("flwr")
     except PackageNotFoundError:
         found = "none"
-    if ".".join(found.split(".")[:2]) != FLWR:
-        raise UsageError(f"a federation needs flwr {FLWR}, found {found}: pip install 'fedlayers[flower]'")
+    if ".".join(found.split(".")[:2]) not in FLWR:
+        raise UsageError(f"a federation needs flwr {' or '.join(FLWR)}, found {found}: pip install 'fedlayers[flower]'")
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.constant import NodeStatus, TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from fedlayers.remote.flower import wire
+from fedlayers.remote.flower.internals import ListNodesRequest, StartRunRequest, build_fab_from_files
 from fedlayers.remote.flower.site_process import check_reachable, checked_address, clock_error
-from fedlayers.remote.flower.superlink import WORD, word
 from fl_core.errors import RunError, UsageError, check_known, listing
 
 POLL = 0.3
@@ -37,17 +32,6 @@ serverapp = "nothing:app"
 clientapp = "nothing:app"
 """
 """The application that Flower requires and ships. It has no code, since both ends run their own."""
-
-
-class _Word:
-    """An interceptor that sends the word to the superlink's guard."""
-
-    def __init__(self, secret: bytes) -> None:
-        self.word = word(secret)
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        context.request.headers[WORD] = self.word
-        return call_next(context)
 
 
 class FlowerLink:
@@ -81,9 +65,7 @@ class FlowerLink:
         ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
         secret = (keys / "secret").read_bytes()
         self.address, self.say = wire.Address(superlink, keys / "ca.crt"), say
-        self._control = ControlHttpClient(
-            self.address.url, interceptors=[_Word(secret)], verify=self.address.verify(), timeout=60.0
-        )
+        self._control = wire.control(self.address, secret)
         self._desk = wire.Desk(self.address, secret)
         self._task: wire.Task | None = None
         try:
@@ -100,11 +82,15 @@ class FlowerLink:
             self.close()
             raise UsageError(f"{superlink} does not let this server in: {clock_error(ahead) or error}") from None
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         """See :class:`fedlayers.remote.link.SiteLink`."""
         end = None if timeout is None else time.monotonic() + timeout
         waiting, sent, looked = dict(requests), _Sent(), -LOOK
-        nodes: dict[str, NodeInfo] = {}
+        nodes: dict[str, Any] = {}
+        reached: set[str] = set()
+        quorum = math.inf
         while waiting:
             try:
                 if time.monotonic() - looked >= LOOK:
@@ -117,7 +103,11 @@ class FlowerLink:
             for site, reply in answered.items():
                 del waiting[site]
                 yield site, reply
-            if end is not None and time.monotonic() > end:
+            reached |= {site for site in waiting if sent.to(site)}
+            now = time.monotonic()
+            if grace is not None and len(requests) - len(waiting) >= grace[0]:
+                quorum = min(quorum, now + grace[1] if reached & waiting.keys() else now)
+            if now >= (quorum if end is None else min(end, quorum)):
                 for site in waiting:
                     yield site, None
                 return
@@ -131,12 +121,12 @@ class FlowerLink:
         self._desk.close()
         self._control.close()
 
-    def _exchange(self, waiting: Mapping[str, bytes], sent: _Sent, nodes: Mapping[str, NodeInfo]) -> dict[str, bytes]:
+    def _exchange(self, waiting: Mapping[str, bytes], sent: _Sent, nodes: Mapping[str, Any]) -> dict[str, bytes]:
         """Send new requests to connected sites, and take the replies that have arrived."""
         assert self._task is not None
         for site, request in waiting.items():
             node = nodes.get(site)
-            if not sent.to(site) and node is not None and node.status == NodeStatus.ONLINE:
+            if not sent.to(site) and node is not None and node.status == wire.ONLINE:
                 (identifier,) = self._task.send([self._task.message(request, node.node_id)])
                 sent.add(identifier, site, node)
         answered = {}
@@ -151,11 +141,14 @@ class FlowerLink:
 
     def _begin(self) -> None:
         """Start a run of Flower and take its task. From then on this process is its server."""
-        started = self._control.StartRun(StartRunRequest(fab=fab_to_proto(_bundle())))
+        asked = StartRunRequest()
+        asked.fab.content = _bundle()
+        asked.fab.hash_str = hashlib.sha256(_bundle()).hexdigest()
+        started = self._control.StartRun(asked)
         if not started.run_id:
             raise RunError("the superlink did not start a run")
         for _ in range(int(30 / POLL)):
-            self._task = self._desk.take(TaskType.SERVER_APP)
+            self._task = self._desk.take(wire.SERVER)
             if self._task is not None:
                 return
             time.sleep(POLL)
@@ -175,16 +168,16 @@ class FlowerLink:
             except (*wire.LOST, RunError):
                 time.sleep(2)
 
-    def _nodes(self) -> dict[str, NodeInfo]:
+    def _nodes(self) -> dict[str, Any]:
         """Return the sites that the superlink knows, by name."""
         found = self._control.ListNodes(ListNodesRequest()).nodes_info
-        return {node.name: node for node in found if node.status != NodeStatus.UNREGISTERED}
+        return {node.name: node for node in found if node.status != wire.UNREGISTERED}
 
     def _gathered(self, wanted: tuple[str, ...], least: int | None, timeout: float | None) -> tuple[str, ...]:
         end, told = time.monotonic() + (timeout or 0.0), ""
         while True:
             nodes = self._nodes()
-            here = tuple(name for name in wanted if nodes[name].status == NodeStatus.ONLINE)
+            here = tuple(name for name in wanted if nodes[name].status == wire.ONLINE)
             if len(here) == len(wanted):
                 return here
             missing = f"waiting for {listing([name for name in wanted if name not in here])}"
@@ -206,7 +199,7 @@ class _Sent:
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, str]] = {}
 
-    def add(self, identifier: str, site: str, node: NodeInfo) -> None:
+    def add(self, identifier: str, site: str, node: Any) -> None:
         self._of[identifier] = (site, node.last_activated_at)
 
     def pop(self, identifier: str) -> str:
@@ -218,7 +211,7 @@ class _Sent:
     def to(self, site: str) -> bool:
         return any(name == site for name, _ in self._of.values())
 
-    def forget_gone(self, nodes: Mapping[str, NodeInfo]) -> None:
+    def forget_gone(self, nodes: Mapping[str, Any]) -> None:
         """Forget messages to supernodes that have reconnected since. Their contents are lost."""
         self._of = {
             identifier: (site, since)
@@ -228,8 +221,5 @@ class _Sent:
 
 
 @cache
-def _bundle() -> Fab:
-    import hashlib
-
-    content = build_fab_from_files({"pyproject.toml": BUNDLE})[0]
-    return Fab(hashlib.sha256(content).hexdigest(), content, {})
+def _bundle() -> bytes:
+    return bytes(build_fab_from_files({"pyproject.toml": BUNDLE})[0])

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
-from flwr.supercore.constant import TaskType
-from flwr.supercore.date import now
 
 from fedlayers.remote.flower import environment, keys, wire
+from fedlayers.remote.flower.internals import CONNECTED, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, now
 from fedlayers.remote.link import RequestHandler
 from fl_core.errors import UsageError, check_known
 
@@ -163,7 +161,7 @@ class Supernode:
 
     def connected(self) -> bool:
         """True if the superlink has let it in."""
-        return b"SuperNode ID:" in self.log.read_bytes()
+        return CONNECTED in self.log.read_bytes()
 
     def ended(self) -> str | None:
         """Return why it has ended; None while it runs."""
@@ -255,7 +253,7 @@ def _attend(answers: RequestHandler, node: Supernode, connected: Callable[[], No
     try:
         while (reason := node.ended()) is None:
             try:
-                task = desk.take(TaskType.CLIENT_APP)
+                task = desk.take(wire.SITE)
             except wire.LOST:
                 task = None  # it is about to end, or took the task back
             if task is None:
@@ -275,6 +273,8 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
     """
     try:
         for message in task.receive():
+            if message.has_error():
+                return task.drop()
             try:
                 request = wire.unpacked(message.content)
             except ValueError as error:

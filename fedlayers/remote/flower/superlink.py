@@ -7,53 +7,58 @@ refuses all others.
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import hmac
 import logging
 import os
 import socket
+import ssl
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus
-from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig
-from flwr.superlink.main import create_app
 
-from fedlayers.remote.flower import keys
+from fedlayers.remote.flower import keys, wire
+from fedlayers.remote.flower.internals import (
+    FLWR_IN_MEMORY_DB_NAME,
+    ListNodesRequest,
+    NoOpControlAuthnPlugin,
+    RegisterNodeRequest,
+    SuperLinkLifespan,
+    SuperLinkLifespanConfig,
+    UnregisterNodeRequest,
+    create_app,
+)
 from fl_core.errors import UsageError
 
 LARGEST = 16 * 2**20
 """Maximum bytes of a request; payloads come in chunks of 5 MB."""
-WORD = "fedlayers-word"
-"""The header with the word of a caller that may start runs."""
-
-
-def word(secret: bytes) -> str:
-    """Return the word that the guard asks for. The secret itself is not sent."""
-    return hmac.new(secret, b"fedlayers control", hashlib.sha256).hexdigest()
+LOOK = 3.0
+"""Seconds between two looks at the folder of keys."""
 
 
 class Guard:
     """A filter before Flower, which lets through supernodes, executors and callers with the word.
 
-    Flower itself checks supernodes and executors.
+    Flower itself checks supernodes and executors. Supernodes wait until the keys of the folder are registered.
     """
 
-    def __init__(self, app: Any, word: str) -> None:
-        self.app, self.word = app, word.encode()
+    def __init__(self, app: Any, word: str, registered: threading.Event) -> None:
+        self.app, self.word, self.registered = app, word.encode(), registered
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             checked = scope["path"].startswith(("/v1/fleet/", "/v1/runtime/"))
-            if not checked and not hmac.compare_digest(headers.get(WORD.encode(), b""), self.word):
+            if not checked and not hmac.compare_digest(headers.get(wire.WORD.encode(), b""), self.word):
                 return await _refuse(send, 403)
             if not headers.get(b"content-length", b"").isdigit() or int(headers[b"content-length"]) > LARGEST:
                 return await _refuse(send, 413)
+            while scope["path"].startswith("/v1/fleet/") and not self.registered.is_set():
+                await asyncio.sleep(0.1)
         return await self.app(scope, receive, send)
 
 
@@ -81,6 +86,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     listening = _bound(host, port)
     port = listening.getsockname()[1]
     os.umask(0o077)  # the database holds messages in transit
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"  # it calls itself alone
     logging.getLogger("flwr").setLevel(logging.WARNING)
     secret = need["secret"].read_bytes()
     config = SuperLinkLifespanConfig(
@@ -89,7 +95,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         host=host,
         port=port,
         insecure=False,
-        certificates=tuple(need[name].read_bytes() for name in ("ca.crt", "server.crt", "server.key")),  # type: ignore[arg-type]
+        certificates=tuple(need[name].read_bytes() for name in ("ca.crt", "server.crt", "server.key")),
         superexec_auth_secret=secret,
         authn_plugin=NoOpControlAuthnPlugin(),
         event_log_plugin=None,
@@ -108,8 +114,8 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         runtime_dependency_install=False,
     )
     app = create_app(config, SuperLinkLifespan)
-    register(app.state.linkstate_factory.state(), sites)
-    app.add_middleware(Guard, word=word(secret))
+    registered = threading.Event()
+    app.add_middleware(Guard, word=wire.word(secret), registered=registered)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -120,27 +126,57 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
             timeout_graceful_shutdown=2,
         )
     )
-    print(f"superlink on https://{host}:{port} for sites {', '.join(sites)} (Ctrl-C ends it)", flush=True)
+    here = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    trusted = ssl.create_default_context(cafile=str(need["ca.crt"]))
+    trusted.check_hostname = False  # sites know this machine by another name
+    control = wire.control(wire.Address(f"{here}:{port}", need["ca.crt"]), secret, trusted)
+    failed: list[UsageError] = []
+
+    def keep_registered() -> None:
+        while not server.started:
+            time.sleep(0.05)
+        while not server.should_exit:
+            try:
+                changes = register(control, keys.registered(folder))
+            except (UsageError, httpx.HTTPError) as error:
+                changes = [f"superlink: {error}"]
+                if not registered.is_set() and isinstance(error, UsageError):
+                    failed.append(error)
+                    server.should_exit = True
+            else:
+                if not registered.is_set():
+                    registered.set()
+                    changes = [f"superlink on https://{host}:{port} for sites {', '.join(sites)} (Ctrl-C ends it)"]
+            for line in () if server.should_exit else changes:
+                print(line, flush=True)
+            time.sleep(LOOK)
+
+    threading.Thread(target=keep_registered, name="keys", daemon=True).start()
     server.run(sockets=[listening])
+    if failed:
+        raise failed[0]
 
 
-def register(state: Any, sites: dict[str, bytes]) -> None:
-    """Register the sites of the keys' folder at the superlink, and no others.
+def register(control: Any, sites: dict[str, bytes]) -> list[str]:
+    """Register the sites of the keys' folder at the superlink, and no others. Return what has changed.
 
     Raises:
         UsageError: a withdrawn key is back.
     """
-    stored = [node for node in state.get_node_info() if node.status != NodeStatus.UNREGISTERED]
-    for node in stored:
-        if sites.get(node.name) != node.public_key:
-            state.delete_node(node.owner_aid, node.node_id)
-    known = {node.name for node in stored if sites.get(node.name) == node.public_key}
-    for name, key in sites.items():
-        if name not in known:
-            try:
-                state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
-            except ValueError:
-                raise UsageError(f"the key of site {name!r} was withdrawn or renamed: make a new one") from None
+    nodes = [node for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != wire.UNREGISTERED]
+    known = {node.name for node in nodes if sites.get(node.name) == node.public_key}
+    gone = [node for node in nodes if node.name not in known or sites[node.name] != node.public_key]
+    for node in gone:
+        control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+    new = [name for name in sites if name not in known]
+    for name in new:
+        try:
+            control.RegisterNode(RegisterNodeRequest(public_key=sites[name], name=name))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise
+            raise UsageError(f"the key of site {name!r} was withdrawn or renamed: make a new one") from None
+    return [f"site {node.name!r} may no longer join" for node in gone] + [f"site {name!r} may join" for name in new]
 
 
 def _bound(host: str, port: int) -> socket.socket:

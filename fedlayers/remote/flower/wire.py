@@ -1,61 +1,45 @@
 """Bytes as Flower's messages: the common part of a server at its superlink and a site at its supernode.
 
-Both are executors of Flower's tasks. They take a task, pull its messages, push messages, and send signs of life. A
-small payload is one value. A large one is an array of bytes, which Flower moves in chunks of 5 MB. Nothing is ever
+Both are executors of Flower's tasks. They take a task, exchange messages through Flower's Grid, and send signs of life.
+A small payload is one value. A large one is an array of bytes, which Flower moves in chunks of 5 MB. Nothing is ever
 unpickled.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ssl
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import httpx
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app.error import Error
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.app.metadata import Metadata
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushAppMessagesRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
-from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.run import RunNotRunningException
-from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
 
-LOST = (httpx.HTTPError, RunNotRunningException, ObjectPullError, ObjectPushError, OSError)
+from fedlayers.remote.flower import internals
+from fedlayers.remote.flower.internals import (
+    AcquireTaskRequest,
+    ControlHttpClient,
+    ObjectPushError,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    SendTaskHeartbeatRequest,
+    SuperExecAuthHttpInterceptor,
+    now,
+)
+
+LOST = (httpx.HTTPError, ObjectPushError, OSError)
 """Errors after which a message may be lost: ask again, perhaps after reconnecting."""
+SERVER, SITE = "flwr-serverapp", "flwr-clientapp"
+"""Flower's kinds of tasks."""
+ONLINE, UNREGISTERED = "online", "unregistered"
+"""What Flower says of a supernode."""
 HEARTBEAT = 10.0
 """Seconds between two signs of life of a task. Flower gives a task up after 60 s without."""
 LIFETIME = 7 * 24 * 3600.0
@@ -93,11 +77,11 @@ class Task:
     """
 
     def __init__(self, address: Address, token: str) -> None:
-        self.client = RuntimeHttpClient(
-            address.url, interceptors=[RuntimeTokenHttpInterceptor(token)], verify=address.verify(), timeout=60.0
-        )
+        signed = RuntimeTokenHttpInterceptor(token)
+        self.client = RuntimeHttpClient(address.url, interceptors=[signed], verify=address.verify(), timeout=60.0)
         given = self.client.PullTaskInput(PullTaskInputRequest())
-        self.run, self.node = given.run.run_id, Node(node_id=given.context.node_id)
+        self.run, self.node = given.run.run_id, given.context.node_id
+        self.grid = internals.grid(self.client, address.place, token, self.run, self.node)
         self._over = threading.Event()
         threading.Thread(target=self._live, name="signs of life", daemon=True).start()
 
@@ -114,45 +98,27 @@ class Task:
         Raises:
             LOST: they may not have arrived.
         """
-        objects, trees, heads = {}, [], []
-        with no_object_id_recompute():
-            for message in messages:
-                message.metadata.__dict__["_message_id"] = message.object_id
-                objects.update(get_all_nested_objects(message))
-                trees.append(get_object_tree(message))
-                heads.append(message_to_proto(remove_content_from_message(message)))
-            stored = self.client.PushMessages(PushAppMessagesRequest(messages_list=heads, message_object_trees=trees))
-            push = make_push_object_fn_protobuf(self.client.PushObject, self.node, self.run, stored.session_id)
-            push_objects(objects, push, object_ids_to_push=set(stored.objects_to_push))
-        return list(stored.message_ids)
+        sent = [str(each) for each in self.grid.push_messages(messages) if each]
+        if len(sent) < len(messages):
+            raise ConnectionError("Flower does not take a message")
+        return sent
 
     def receive(self, identifiers: Iterable[str] = ()) -> list[Message]:
         """Pull messages that have arrived: at a server replies to these messages, at a site the message of this task.
 
+        A message whose contents are lost comes with an error.
+
         Raises:
             LOST: nothing was taken, or not all of it.
         """
-        found = self.client.PullMessages(PullAppMessagesRequest(message_ids=identifiers))
-        pull = make_pull_object_fn_protobuf(self.client.PullObject, self.node, self.run)
-        messages = []
-        for tree in found.message_object_trees:
-            contents = pull_objects(
-                [part.object_id for part in iterate_object_tree(tree)], pull, initial_backoff=0.1, backoff_cap=1.0
-            )
-            self.client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=self.node, run_id=self.run, message_object_id=tree.object_id)
-            )
-            message = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            message.metadata.__dict__["_message_id"] = tree.object_id
-            messages.append(message)
-        return messages
+        return list(self.grid.pull_messages(list(identifiers)))
 
     def message(self, payload: bytes, node: int) -> Message:
         """Return a message of this task to a node."""
         head = Metadata(
             run_id=self.run,
             message_id="",
-            src_node_id=self.node.node_id,
+            src_node_id=self.node,
             dst_node_id=node,
             reply_to_message_id="",
             group_id="",
@@ -160,7 +126,7 @@ class Task:
             ttl=LIFETIME,
             message_type=KIND,
         )
-        return make_message(metadata=head, content=packed(payload))
+        return Message(content=packed(payload), metadata=head)  # type: ignore[call-overload]
 
     def drop(self) -> None:
         """Stop the signs of life of a task that Flower no longer knows."""
@@ -184,7 +150,7 @@ class Desk:
         self.address = address
         self.client = RuntimeHttpClient(address.url, interceptors=[signed], verify=address.verify(), timeout=60.0)
 
-    def take(self, kind: TaskType) -> Task | None:
+    def take(self, kind: str) -> Task | None:
         """Return the oldest waiting task of this kind, if any.
 
         Raises:
@@ -195,6 +161,32 @@ class Desk:
 
     def close(self) -> None:
         self.client.close()
+
+
+WORD = "fedlayers-word"
+"""The header with the word of a caller that may start runs."""
+
+
+def word(secret: bytes) -> str:
+    """Return the word that the superlink's guard asks for. The secret itself is not sent."""
+    return hmac.new(secret, b"fedlayers control", hashlib.sha256).hexdigest()
+
+
+def control(address: Address, secret: bytes, verify: ssl.SSLContext | bool | None = None) -> Any:
+    """Return a client of the superlink's interface that starts runs and registers keys."""
+    checked = address.verify() if verify is None else verify
+    return ControlHttpClient(address.url, interceptors=[_Word(word(secret))], verify=checked, timeout=60.0)
+
+
+@dataclass(frozen=True)
+class _Word:
+    """An interceptor that sends the word to the superlink's guard."""
+
+    word: str
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers[WORD] = self.word
+        return call_next(context)
 
 
 def packed(payload: bytes) -> RecordDict:

@@ -124,7 +124,7 @@ def test_an_address_that_is_none(place):
         checked_address(place)
 
 
-@pytest.mark.parametrize("found", ["1.40.2", "1.42.0", "none"])
+@pytest.mark.parametrize("found", ["1.40.2", "1.43.0", "none"])
 def test_another_flower_or_none_is_one_line(monkeypatch, found):
     def version(name):
         if found == "none":
@@ -132,7 +132,7 @@ def test_another_flower_or_none_is_one_line(monkeypatch, found):
         return found
 
     monkeypatch.setattr(flower, "version", version)
-    with pytest.raises(UsageError, match=rf"1\.41.*{found}.*fedlayers\[flower\]"):
+    with pytest.raises(UsageError, match=rf"1\.41.*1\.42.*{found}.*fedlayers\[flower\]"):
         flower.require()
 
 

@@ -174,7 +174,9 @@ class Unreliable:
     def __init__(self, link: FlowerLink) -> None:
         self.link, self.sites, self.again = link, link.sites, 0
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float | None = None) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
+    ) -> Iterator[tuple[str, bytes | None]]:
         lost = dict(self.link.ask(requests, timeout))
         for site, reply in self.link.ask(requests, timeout):
             if decode(requests[site]).head["kind"] == "train":

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
+import httpx
 import pytest
 import torch
 from flwr.app import RecordDict
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus
+from flwr.supercore.error import FlowerError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.servicer.control import control_handlers
 
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.flower import keys, superlink, wire
 from fl_core.errors import UsageError
 
-WORD = superlink.word(b"secret")
+WORD = wire.word(b"secret")
+
+
+def registered():
+    """What the superlink sets once the sites' keys are registered."""
+    event = threading.Event()
+    event.set()
+    return event
 
 
 def status(path, **headers):
@@ -31,15 +44,15 @@ def status(path, **headers):
 
     given = {"content-length": "3", **headers}
     scope = {"type": "http", "path": path, "headers": [(k.encode(), v.encode()) for k, v in given.items()]}
-    asyncio.run(superlink.Guard(inner, WORD)(scope, None, send))
+    asyncio.run(superlink.Guard(inner, WORD, registered())(scope, None, send))
     return answers[0]["status"]
 
 
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/control/register-node", "/docs", "/openapi.json", "/"])
 def test_only_who_says_the_word_starts_runs_and_registers_keys(path):
     assert status(path) == 403
-    assert status(path, **{superlink.WORD: superlink.word(b"other")}) == 403
-    assert status(path, **{superlink.WORD: WORD}) == 200
+    assert status(path, **{wire.WORD: wire.word(b"other")}) == 403
+    assert status(path, **{wire.WORD: WORD}) == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/acquire-task"])
@@ -52,23 +65,65 @@ def test_a_request_of_unknown_or_too_large_size_is_refused(length):
     assert status("/v1/fleet/push-object", **{"content-length": length}) == 413
 
 
+def test_a_supernode_waits_until_the_keys_are_registered():
+    ready, answered = threading.Event(), []
+
+    async def inner(scope, receive, send):
+        answered.append(ready.is_set())
+
+    async def asked():
+        scope = {"type": "http", "path": "/v1/fleet/activate-node", "headers": [(b"content-length", b"3")]}
+        asyncio.get_running_loop().call_later(0.2, ready.set)
+        await superlink.Guard(inner, WORD, ready)(scope, None, None)
+
+    asyncio.run(asked())
+    assert answered == [True]
+
+
+class Control:
+    """Flower's interface to register supernodes, without a connection."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def __getattr__(self, name):
+        ask = {
+            "ListNodes": control_handlers.list_nodes,
+            "RegisterNode": control_handlers.register_node,
+            "UnregisterNode": control_handlers.unregister_node,
+        }[name]
+
+        def asked(request):
+            try:
+                return ask(request, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME), self.state)
+            except FlowerError as error:
+                raise httpx.HTTPStatusError(str(error), request=None, response=httpx.Response(409)) from error
+
+        return asked
+
+
 def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
     store = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
     state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), store).state()
+    control = Control(state)
 
     def listed():
         return {node.name for node in state.get_node_info() if node.status != NodeStatus.UNREGISTERED}
 
     keys.make(tmp_path, ["localhost"], ["a", "b"])
     sites = keys.registered(tmp_path / "server")
-    for _ in range(2):  # a restart finds them there
-        superlink.register(state, sites)
+    for changes in (2, 0):  # a restart finds them there
+        assert len(superlink.register(control, sites)) == changes
         assert listed() == {"a", "b"}
         assert len(state.get_node_info()) == 2
-    superlink.register(state, {"a": sites["a"]})
+    assert len(superlink.register(control, {"a": sites["a"]})) == 1
     assert listed() == {"a"}
     with pytest.raises(UsageError, match=r"'b'.*withdrawn"):
-        superlink.register(state, sites)
+        superlink.register(control, sites)
+    keys.public_file(tmp_path / "server", "b").unlink()
+    keys.make(tmp_path, [], ["c"])
+    assert len(superlink.register(control, keys.registered(tmp_path / "server"))) == 1
+    assert listed() == {"a", "c"}
 
 
 @pytest.mark.parametrize("size", [0, 10, wire.SMALL, wire.SMALL + 1])

@@ -12,7 +12,7 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.nodestate_factory import NodeStateFactory
 
-from fedlayers.remote.flower import supernode, wire
+from fedlayers.remote.flower import internals, wire
 
 RUN = 7
 
@@ -20,7 +20,7 @@ RUN = 7
 @pytest.mark.parametrize("ends", ["while its parts are fetched", "before it is confirmed", "later"])
 def test_a_message_whose_run_ends_is_given_to_nobody(ends, monkeypatch):
     monkeypatch.setattr(flower, "_pull_and_store_message", flower._pull_and_store_message)
-    supernode.forget_what_is_over()
+    internals.forget_what_is_over()
     state = NodeStateFactory(ObjectStoreFactory()).state()
     state.set_node_id(1)
     state.store_run(Run.create_empty(RUN))
