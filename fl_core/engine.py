@@ -18,17 +18,9 @@ from fl_core.data import FederatedData
 from fl_core.divergence import Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
 from fl_core.errors import UsageError
-from fl_core.execution.client_backend import (
-    TUNED,
-    ClientBackend,
-    ClientReply,
-    ClientRequest,
-    FinetuneRequest,
-    LocalClients,
-    ScoreRequest,
-    TrainRequest,
-)
+from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.client_runner import ClientRunner
+from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.ledger import CostCounter, Ledger
 from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan

@@ -26,16 +26,9 @@ from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
-from fl_core.execution.client_backend import (
-    TUNED,
-    ClientReply,
-    ClientRequest,
-    FinetuneRequest,
-    LocalClients,
-    ScoreRequest,
-    TrainRequest,
-)
+from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
+from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.limits import LimitError, data_bytes, lacks_memory
 from fl_core.models.counting import counted
 from fl_core.plan import LayerPlan
@@ -266,7 +259,6 @@ class _Joined:
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, TrainRequest):
             self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
-        if isinstance(asked, TrainRequest):
             self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
         if isinstance(asked, FinetuneRequest):
             self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
@@ -353,9 +345,7 @@ class _Joined:
                 self.home.states[self.site.name] = state
             self._present = present
         self.home.use(algorithm)
-        if isinstance(
-            asked, TrainRequest
-        ):  # models kept before it are of an earlier state, and until its end there is none
+        if isinstance(asked, TrainRequest):  # models kept before are of an earlier state; until its end there is none
             self.home.forget()
             self._tuned = self._present = None
         elif isinstance(asked, ScoreRequest):

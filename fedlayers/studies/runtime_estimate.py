@@ -15,7 +15,7 @@ from fl_core import runner, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.data.placeholder import placeholder_client
-from fl_core.execution.client_runner import TrainJob
+from fl_core.execution.requests import TrainRequest
 from fl_core.records import store, timing
 from fl_core.task import Task
 from fl_core.training.phases import Phase
@@ -169,7 +169,7 @@ def _seconds_a_step(task: Task) -> float:
             began = time.perf_counter()
             message = algorithm.server_message(algorithm.server_state(initial), client, rnd).clone()
             state = algorithm.client_state(initial, client).clone()
-            steps = client_runner.run(TrainJob(client, rnd, message, state)).work["train/steps"]
+            steps = client_runner.run(TrainRequest(client, rnd, message, state=state)).work["train/steps"]
             seconds = time.perf_counter() - began
     return seconds / max(1.0, steps)
 

@@ -18,7 +18,8 @@ from fl_core.algorithms.contrastive import Seen
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import ClientRunner, Part, TrainJob
+from fl_core.execution.client_runner import ClientRunner, Part
+from fl_core.execution.requests import TrainRequest
 from fl_core.training.context import Context
 from fl_core.training.steps import Batch, Steps
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
@@ -36,12 +37,12 @@ def client_runner(algorithm: str = "fedpft", kind: str = "norm", **options: Any)
     return found
 
 
-def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainJob:
+def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainRequest:
     algorithm, initial = where.algorithm, tree.state_dict(where.workspace.model)
     assert algorithm is not None
     rnd = Round(index, "train", (client,))
     message = algorithm.server_message(algorithm.server_state(tree.clone(initial)), client, rnd).clone()
-    return TrainJob(client, rnd, message, algorithm.client_state(initial, client), keep_local=True)
+    return TrainRequest(client, rnd, message, state=algorithm.client_state(initial, client), keep=True)
 
 
 ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
@@ -212,10 +213,8 @@ def test_views_leave_running_statistics_alone_while_adapting() -> None:
     results = []
     for contrast in (True, False):
         where = client_runner(contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16)
-        results.append(where.run(job(where)).tree)
+        results.append(where.run(job(where)).models["local"])
     ours, theirs = results
-    assert ours is not None
-    assert theirs is not None
     shared = [name for name in theirs if name.partition(".")[0] in ("body", "transform", "head")]
     assert any(name.endswith("running_var") for name in shared)
     for name in shared:  # the contrastive task moves its prompts and nothing else
