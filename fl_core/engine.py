@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from fl_core import costs, rows, tree
+from fl_core import rows, tree
 from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Observation, Round, TaskInfo, Update
 from fl_core.algorithms.model_template import ModelTemplate, make_template
+from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
@@ -406,7 +407,7 @@ class Engine:
     def _flops_of(self, phase: Phase, submodel: frozenset[str]) -> float:
         case = (phase.train, submodel)
         if case not in self._flops:
-            self._flops[case] = costs.training_flops(self.client_runner.workspace, self.data.shape, *case)
+            self._flops[case] = training_flops(self.client_runner.workspace, self.data.shape, *case)
         return self._flops[case]
 
 

@@ -20,7 +20,6 @@ from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import ClientBackend, LocalClients
-from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import MakesExecutor, Serial, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
@@ -241,7 +240,7 @@ def _execute(
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
-    client_runner = client_runner_of(task, instruments.observers)
+    client_runner = task.client_runner(instruments.observers)
     initial = tree.state_dict(task.model)
     tree.check_unaliased(initial)
     schedule = Schedule(
@@ -298,22 +297,6 @@ def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
     return PlanSelection(instruments, ahead, config.rule, config.threshold)
 
 
-def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
-    """Return the client runner of a task."""
-    config = task.config
-    return ClientRunner(
-        task.model,
-        task.data,
-        config.training,
-        task.criterion,
-        task.layers,
-        observers,
-        config.device,
-        config.memory_format,
-        not config.recompute_frozen,
-    )
-
-
 def train_first_round(
     task: Task, observers: Mapping[str, Any], clients: Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
@@ -327,7 +310,7 @@ def train_first_round(
     Returns:
         The models by client, and each client's measurement by client.
     """
-    client_runner = client_runner_of(task, observers)
+    client_runner = task.client_runner(observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
     home = LocalClients(Serial(client_runner), task.data, initial)

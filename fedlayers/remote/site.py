@@ -18,7 +18,7 @@ from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.model_template import StateSchema
 from fl_core.algorithms.options import configurations
@@ -217,7 +217,7 @@ class _Joined:
         self._check_model(asked)
         from diagnostics.measure import instruments
 
-        runner_of = runner.client_runner_of(self.task, instruments().observers)
+        runner_of = self.task.client_runner(instruments().observers)
         self.initial = tree.state_dict(self.task.model)
         self.home = LocalClients(Serial(runner_of), data, self.initial)
         self.root = site.folder / asked["run"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedlayers.studies.race import Entry
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.data.placeholder import placeholder_client
@@ -160,7 +160,7 @@ def _seconds_a_step(task: Task) -> float:
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
     data = placeholder_client(task.data, task.data.clients[client].name, seed=0)
     copied = replace(task, data=data, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
-    client_runner, algorithm = runner.client_runner_of(copied, {}), _Short(task.task_info)
+    client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
     client_runner.use(algorithm)
     initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))
     seconds = steps = 0.0

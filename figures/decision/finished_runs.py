@@ -191,7 +191,7 @@ def _todo(task: runner.Task, kind: str) -> Iterator[tuple[str, RunConfig, LayerP
 def _finetuned(outputs: Outputs, models: Mapping[int, Tree]) -> Iterator[rows.Row]:
     """Yield the scores of FedAvg's best model after a few epochs of each client's own."""
     task = outputs.task
-    client_runner = runner.client_runner_of(task, {})
+    client_runner = task.client_runner()
     nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     client_runner.use(runs.Personalised(task.task_info, nothing, {}))
     for epochs in OWN_EPOCHS:

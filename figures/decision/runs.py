@@ -153,7 +153,7 @@ def rounds_of(task: runner.Task, engine: Engine, cut: str) -> list[rows.Row]:
 def _personalised(task: runner.Task, scores: Scores, models: Mapping[int, Tree], nothing: LayerPlan) -> list[rows.Row]:
     """FedAvg's model with a few epochs of each client's own, of the layers above each cut."""
     lines = []
-    client_runner = runner.client_runner_of(task, {})
+    client_runner = task.client_runner()
     for cut, count in cuts(len(nothing.trainable)).items():
         if cut == "all":
             continue

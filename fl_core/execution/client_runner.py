@@ -34,6 +34,7 @@ from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.watching import Watch
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, one_thread
+from fl_core.untouched import in_mode
 
 OPTIMIZER_TREE = "optimizer"
 SCORE_BATCH = 1024
@@ -210,7 +211,7 @@ class ClientRunner:
         """Return the weights at which local training starts, computed under a random stream of their own."""
         seed = seeds.seed_of(algorithm.task_info.seed, "modules", request.rnd.index, request.client, "begin")
         self.workspace.hold(ctx.submodel)
-        with seeds.torch_seeded(seed), self.workspace.mode(training=True):
+        with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
             return algorithm.client_start(state, request.message, ctx, request.rnd, request.client)
 
     def _finetune(self, request: FinetuneRequest) -> Parts:
@@ -243,7 +244,7 @@ class ClientRunner:
 
         def score(model: Tree, what: str) -> dict[str, float]:
             present = self.workspace.submodel
-            with self.workspace.mode(training=False):
+            with in_mode(self.workspace.model, False):
                 scores = self._scores(client, model, ("validation",), f"received {what!r}", index)
             self.workspace.hold(present)
             return scores["validation"]

@@ -56,7 +56,7 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "errors calling former choices lazy limits tree source_scan registry scores",
+        "autograd errors calling former choices lazy limits tree source_scan registry scores untouched",
         "names seeds tokens layers interrupts",
         "storage rows plan statistics stopping",
         "models data layer_mapping",
@@ -64,19 +64,19 @@ ROOMS = {
         "algorithms",
         "records",
         "execution",
-        "loggers config costs divergence dropout schedule ordering ledger",
+        "loggers config divergence dropout schedule ordering ledger",
         "plan_selection initial",
-        "engine task",
+        "engine task costs",
         "restore",
         "runner exported",
     ),
     "diagnostics": (
         "activation_cache capture client_model resampling null",
-        "curvature gradients layer_flops representation weights",
+        "curvature gradients representation weights",
         "metrics decide",
         "checking pictures",
         "plots report",
-        "diagnosis plan_costs",
+        "diagnosis",
         "measure",
     ),
     "fedlayers": ("instruments", "backends", "remote", "studies", "runs", "catalogue demo", "cli", "lists"),

@@ -475,7 +475,7 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
 def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, depth: int) -> None:
     found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
     algorithm = found.algorithm(None)
-    client_runner = runner.client_runner_of(found, {})
+    client_runner = found.client_runner()
     held = algorithm.submodel(Round(index), 0)
     client_runner.workspace.load(tree.select(tree.state_dict(found.model), held), held)
     ctx = client_runner._context(algorithm, 0, index, {})

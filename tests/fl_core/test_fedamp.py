@@ -16,7 +16,6 @@ from fl_core.algorithms import Message, Round, State, TaskInfo, Update, find, re
 from fl_core.algorithms import fedamp as module
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.hypernetworks import HeurpFedLA, PFedHN, PFedLA
-from fl_core.costs import retention_ledger
 from fl_core.data import partitions
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
@@ -223,21 +222,6 @@ def test_running_statistics_never_travel_with_pfedhn() -> None:
     buffers = {name for name, _ in network("norm").named_buffers()}
     assert all(state.trees["model"].keys() == buffers for state in states)
     assert len({tree.digest(state.trees["model"]) for state in states}) == N
-
-
-@pytest.mark.parametrize(
-    ("name", "published"), [("emnist", [491.08, 488.65, 312.52]), ("cifar10", [693.96, 418.96, 382.24, 379.81])]
-)
-def test_the_published_ledger_of_retention(name: str, published: list[float]) -> None:
-    shape, kept = {"emnist": ((1, 28, 28), ["fc3", "fc1"]), "cifar10": ((3, 32, 32), ["fc1", "conv2.conv", "fc3"])}[
-        name
-    ]
-    network = models.build("pfedla_cnn", shape, 10)
-    layers = layers_of(network, models.example(shape))
-    counts = sizes(PFedLA(TaskInfo(layers, frozenset(), (1, 1), 1, 0)).units, network)
-    assert [round(retention_ledger(counts, kept[:k]), 2) for k in range(len(published))] == published
-    with pytest.raises(UsageError, match="unknown layer 'fc9'"):
-        retention_ledger(counts, ["fc9"])
 
 
 def scoring(losses: dict[str, float]) -> Any:
