@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from diagnostics import measure, plots
 from diagnostics.decide import select
 from diagnostics.metrics.base import METRICS
-from diagnostics.pictures.collect import album, figure_of
+from diagnostics.plots.collect import album, figure_of
 from diagnostics.report import Report
 from diagnostics.representation import embedding
 from diagnostics.representation.mismatch import mismatch

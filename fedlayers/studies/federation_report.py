@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from diagnostics.pictures.page import Page
+from diagnostics.plots.page import Page
 from fedlayers.remote.remote_clients import left
 from fedlayers.studies.compare import Comparison
 from fl_core.errors import listing

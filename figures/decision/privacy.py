@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from diagnostics.decide.select import select
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import DELTA, Privacy
 from fedlayers.remote.site import Site

@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.algorithm_state import unfreezing
-from diagnostics.pictures.drawing import COLOURS, FAINT, name_ticks, style
+from diagnostics.plots.algorithm_state import unfreezing
+from diagnostics.plots.drawing import COLOURS, FAINT, name_ticks, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import NAME, RETAINED, WEIGHT, setting

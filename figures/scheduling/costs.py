@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from diagnostics.pictures.costs import cost_steps as draw_steps
-from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plots.costs import cost_steps as draw_steps
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names
 from figures.items import Drawing, Finding, Item, View
 from figures.page import markdown

@@ -16,7 +16,7 @@ from diagnostics.decide import select
 from diagnostics.decide.curve import curve_of
 from diagnostics.diagnosis import diagnose
 from diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
-from diagnostics.pictures.collect import album
+from diagnostics.plots.collect import album
 from diagnostics.report import Report
 from diagnostics.resampling import parted
 from fedlayers.cli import main as cli

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from diagnostics.pictures.drawing import both_ways
+from diagnostics.plots.drawing import both_ways
 from figures import items, layerwise, recipe
 from figures.player_fl import expectations as player_fl_expectations
 from figures.player_fl import rests_on as player_fl_rests_on

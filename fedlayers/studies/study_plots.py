@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics import plots
-from diagnostics.pictures.collect import figure_of
+from diagnostics.plots.collect import figure_of
 from fl_core import rows
 
 if TYPE_CHECKING:
