@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from fedlayers.runs import run as run
     from fedlayers.studies.choice import Choice as Choice
     from fedlayers.studies.choose import choose as choose
-    from fedlayers.studies.compare import Comparison as Comparison
     from fedlayers.studies.compare import compare as compare
-    from fedlayers.studies.compare import display_name as display_name
+    from fedlayers.studies.comparison import Comparison as Comparison
+    from fedlayers.studies.comparison import display_name as display_name
     from fedlayers.studies.regret import Regret as Regret
     from fedlayers.studies.regret import regret as regret
     from fedlayers.studies.study import study as study
@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
     from fl_core.rows import row as row
-    from fl_core.runner import load_models as load_models
     from fl_core.runner import train_first_round as train_first_round
+    from fl_core.stored_models import load_models as load_models
     from fl_core.task import assemble as assemble
     from fl_core.training.context import Context as Context
     from fl_core.training.phases import Phase as Phase
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
     "Choice": "fedlayers.studies.choice",
-    "Comparison": "fedlayers.studies.compare",
+    "Comparison": "fedlayers.studies.comparison",
     "Context": "fl_core.training.context",
     "Exported": "fl_core.exported",
     "FederatedData": "fl_core.data.federated",
@@ -133,7 +133,7 @@ _HOMES = {
     "train_first_round": "fl_core.runner",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
-    "load_models": "fl_core.runner",
+    "load_models": "fl_core.stored_models",
     "logger": "fl_core.loggers.base",
     "measure": "diagnostics.measure:",
     "metric": "diagnostics.metrics.base",
@@ -143,7 +143,7 @@ _HOMES = {
     "plan_cost": "fl_core.costs.plans",
     "plots": "diagnostics.plots:",
     "predict": "fl_core.exported",
-    "display_name": "fedlayers.studies.compare",
+    "display_name": "fedlayers.studies.comparison",
     "probe_set": "diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",

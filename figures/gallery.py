@@ -25,7 +25,8 @@ from diagnostics.plots.collect import album, figure_of
 from diagnostics.report import Report
 from diagnostics.representation import embedding
 from diagnostics.representation.mismatch import mismatch
-from fedlayers.studies.compare import Comparison, compare
+from fedlayers.studies.compare import compare
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import regret
 from figures import items
 from figures.drawing import save_png

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, style
-from fedlayers.studies.compare import headline
+from fedlayers.studies.comparison import headline
 from figures import items
 from figures.differences import Difference, difference, joint
 from figures.items import Drawing, Finding

@@ -137,7 +137,7 @@ def finished(engine: Any, out: Path) -> None:
         DivergedError: its last evaluation shows models that have diverged.
     """
     from fedlayers.cli import tables
-    from fl_core import divergence, runner
+    from fl_core import divergence, restore
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
@@ -146,7 +146,7 @@ def finished(engine: Any, out: Path) -> None:
     print(tables.scores(stored.rows()[1], engine.done, best))
     if engine.algorithm.plan is not None:
         print(f"\n{engine.algorithm.plan}")
-    print(f"\nlocal training: {runner.stored_config(stored.config)[0].training.description}")
+    print(f"\nlocal training: {restore.stored_config(stored.config)[0].training.description}")
     times = out / "timing.jsonl"
     print(f"\n{timing.read(times).line()}" if times.is_file() else "")
     if rule is not None:

@@ -20,7 +20,8 @@ from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
-from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
+from fedlayers.studies.compare import check_folder, compare, jobs_of
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page
 from fl_core import runner

@@ -17,7 +17,7 @@ from diagnostics.plots.page import Page
 from diagnostics.report import Report
 from fedlayers.studies import summary
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.compare import Comparison, display_name
+from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.study_plots import of_comparison, of_race
 from fl_core import __version__
 from fl_core.config import RunConfig, resolved

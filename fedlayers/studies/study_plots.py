@@ -15,7 +15,7 @@ from diagnostics.plots.collect import figure_of
 from fl_core import rows
 
 if TYPE_CHECKING:
-    from fedlayers.studies.compare import Comparison
+    from fedlayers.studies.comparison import Comparison
 
 
 def to_files() -> None:

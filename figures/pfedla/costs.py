@@ -19,7 +19,7 @@ from figures.pfedla import methods, overlap
 from figures.recipe import labels
 from fl_core import rows, runner, tree
 from fl_core.algorithms.base import Message, Round
-from fl_core.algorithms.hypernetworks import PFedLA
+from fl_core.algorithms.pfedla import PFedLA
 from fl_core.config import RunConfig
 from fl_core.errors import check_known
 from fl_core.statistics import mean_interval

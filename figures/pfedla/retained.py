@@ -13,7 +13,7 @@ from diagnostics.plots.drawing import COLOURS, FAINT, name_ticks, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import NAME, RETAINED, WEIGHT, setting
-from fl_core.algorithms.hypernetworks import HeurpFedLA
+from fl_core.algorithms.pfedla import HeurpFedLA
 from fl_core.errors import UsageError
 
 RUN = "heurpfedla"

@@ -18,6 +18,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.store import START, Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, signed
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG
 from tests.faults.test_loading_options import SIZES, VIT
 
@@ -176,7 +177,7 @@ def test_an_older_run_without_its_copy_names_the_weights_again(tmp_path: Path, w
     runner.run(found, tmp_path / "run", progress=False, until=1)
     without_start(tmp_path / "run")
     assert Run(tmp_path / "run").verify()
-    assert runner.load_models(tmp_path / "run", which="global")
+    assert load_models(tmp_path / "run", which="global")
     with pytest.raises(UsageError, match="--init"):
         runner.resume(tmp_path / "run", progress=False)
     again = runner.resume(tmp_path / "run", init=weights, progress=False)
@@ -191,7 +192,7 @@ def test_an_older_pretrained_run_asks_for_its_weights_again(tmp_path: Path) -> N
     whole = runner.run(found, tmp_path / "whole", progress=False)
     runner.run(found, tmp_path / "run", progress=False, until=1)
     without_start(tmp_path / "run")
-    assert runner.load_models(tmp_path / "run", which="global")
+    assert load_models(tmp_path / "run", which="global")
     with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
         runner.resume(tmp_path / "run", progress=False)
     kept, said = file.read_bytes(), [f"pretrained={file}"]

@@ -67,7 +67,7 @@ ROOMS = {
         "loggers config divergence dropout schedule ordering ledger",
         "plan_selection initial",
         "engine task costs",
-        "restore",
+        "restore stored_models",
         "runner exported",
     ),
     "diagnostics": (

@@ -15,7 +15,8 @@ from fl_core import data, models, tree
 from fl_core.algorithms import Message, Round, State, TaskInfo, Update, find, registry
 from fl_core.algorithms import fedamp as module
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
-from fl_core.algorithms.hypernetworks import HeurpFedLA, PFedHN, PFedLA
+from fl_core.algorithms.pfedhn import PFedHN
+from fl_core.algorithms.pfedla import HeurpFedLA, PFedLA
 from fl_core.data import partitions
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
@@ -384,7 +385,7 @@ def test_pfedlas_step_is_the_jacobian_of_the_mixture_times_the_change(norm: str,
 
 
 def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_core.algorithms import hypernetworks
+    from fl_core.algorithms import pfedla
 
     def learned() -> Tree:
         algorithm = PFedLA(problem())
@@ -393,7 +394,7 @@ def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) 
         return server.trees["hypernetwork/2"]
 
     whole = learned()
-    monkeypatch.setattr(hypernetworks, "CHUNK", 7)
+    monkeypatch.setattr(pfedla, "CHUNK", 7)
     torch.testing.assert_close(learned(), whole, rtol=1e-5, atol=1e-6)
 
 

@@ -20,6 +20,7 @@ from fl_core.data import FederatedData
 from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner, Part
 from fl_core.execution.requests import TrainRequest
+from fl_core.stored_models import load_models
 from fl_core.training.context import Context
 from fl_core.training.steps import Batch, Steps
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
@@ -369,7 +370,7 @@ def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
     scores = frame[(frame.metric == "accuracy") & (frame.model == "personal") & (frame.split == "test")]
     means = scores.groupby("round").value.mean()
     assert means[6] > means[0] + 0.3
-    found, task = runner.load_models(tmp_path / "run", which="personal", data=digits())
+    found, task = load_models(tmp_path / "run", which="personal", data=digits())
     train, test = (
         {c.name: (c.split(name).x, c.split(name).y) for c in task.data.clients} for name in ("train", "test")
     )
