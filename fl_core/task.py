@@ -15,12 +15,13 @@ from fl_core import data as datasets
 from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
-from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
+from fl_core.config import AUTO, DEALING, READING, RunConfig, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError, listing
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import check_sendable

@@ -69,7 +69,7 @@ class Run(Configured):
 
     def _files(self) -> list[str]:
         """Return the flags of files that a run needs again as long as it has not begun."""
-        from fl_core.config import is_file
+        from fl_core.defaults import is_file
 
         if (self.out / "manifest.json").exists():
             return []

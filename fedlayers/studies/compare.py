@@ -20,8 +20,9 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fedlayers.studies.tuned import Tuned
 from fl_core import restore, rows, runner
 from fl_core.algorithms import find
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
 from fl_core.data import Partition
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan

@@ -26,7 +26,8 @@ from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes

@@ -25,7 +25,8 @@ from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store

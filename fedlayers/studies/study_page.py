@@ -20,7 +20,8 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.study_plots import of_comparison, of_race
 from fl_core import __version__
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fedlayers.cli.main import main
 from fedlayers.studies.training_job import TrainingJob
-from fl_core import config, models, restore, runner, tree
+from fl_core import defaults, models, restore, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.store import START, Run, checkpoint_name
@@ -93,8 +93,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_every_key_is_judged() -> None:
     """A new key is not taken from a file before somebody has said what it may name."""
     assert {*restore.FROM_FILE, "download"} == {field.name for field in fields(RunConfig)}
-    assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *config.FILES}) + 4
-    assert not set(restore.PLAIN) & {*restore.CODED, *config.FILES, "model", "options", "model_options", "plan"}
+    assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *defaults.FILES}) + 4
+    assert not set(restore.PLAIN) & {*restore.CODED, *defaults.FILES, "model", "options", "model_options", "plan"}
 
 
 @pytest.mark.parametrize("key", ["init", "dataset"])

@@ -64,7 +64,7 @@ ROOMS = {
         "algorithms",
         "records",
         "execution",
-        "loggers config divergence dropout schedule ordering ledger",
+        "loggers config defaults divergence dropout schedule ordering ledger",
         "plan_selection initial",
         "engine task costs",
         "restore stored_models",
