@@ -19,7 +19,7 @@ EVERY = 0.005
 """CPU seconds between two looks at what is running."""
 PARTS = {
     "imports": ("importlib",),
-    "drawing": ("matplotlib/", "seaborn/", "diagnostics/pictures/", "studies/pictures.py", "studies/study_page.py"),
+    "drawing": ("matplotlib/", "seaborn/", "diagnostics/plots/", "studies/study_plots.py", "studies/study_page.py"),
     "training": (
         "fl_core/training/",
         "fl_core/execution/stacked.py",

@@ -10,7 +10,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from benchmarks.pairs import RESULTS
-from diagnostics.pictures.drawing import style
+from diagnostics.plots.drawing import style
 from fl_core.errors import UsageError
 
 KINDS = (

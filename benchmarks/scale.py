@@ -19,7 +19,7 @@ from scipy import stats
 
 from benchmarks.curves import CURVES, Curve
 from benchmarks.pairs import RESULTS, Measured
-from diagnostics.pictures.drawing import style
+from diagnostics.plots.drawing import style
 from fl_core.errors import RunError
 
 POINTS = RESULTS / "scale-points.jsonl"

@@ -31,7 +31,6 @@ from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Workers, executor
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.records import timing
-from fl_core.runner import client_runner_of
 from fl_core.task import assemble
 from fl_core.training.phases import Phase
 
@@ -113,7 +112,7 @@ def rounds(
         make, model: the algorithm and the model, if they are not the configuration's.
     """
     task = assemble(config, data=data, model=model)
-    client_runner = client_runner_of(task, {})
+    client_runner = task.client_runner()
     pool = executor(client_runner, config.workers, task.config.stack == "on")
     schedule = Schedule(count, task.config.participation, eval_every=count, checkpoint_every=count)
     initial = tree.state_dict(task.model)
@@ -349,7 +348,7 @@ def copied(rounds: int = 10) -> list[Measured]:
         schedule = Schedule(rounds, config.participation, eval_every=5, checkpoint_every=rounds)
         counts = []
         for repeats in (True, False):
-            client_runner = client_runner_of(task, {})
+            client_runner = task.client_runner()
             pool = Workers(client_runner, WORKERS, repeats)
             home = LocalClients(pool, task.data, tree.state_dict(task.model))
             try:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import rows, tree
+from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
@@ -26,12 +27,12 @@ from fl_core.scores import REGRESSION
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
+from fl_core.untouched import untouched
 
 from .activation_cache import ActivationCache
-from .capture import Data, batches, untouched
+from .capture import Data, batches
 from .checking import check_arrays, check_inputs, check_modules
 from .client_model import ClientModel, Measurement, Tick, placed
-from .decide.budget import layer_bytes
 from .gradients import passes
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import Retrain, check_nulls, on_null, rows_of_nulls

@@ -17,6 +17,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
+from fl_core.stored_models import MODELS, load_models
 
 from .decide import select
 from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
@@ -74,12 +75,12 @@ def diagnose_run(
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
-        UsageError, CorruptError: as :func:`fl_core.runner.load_models` and :func:`diagnostics.diagnose`.
+        UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and :func:`diagnostics.diagnose`.
     """
-    check_known("model of a run", which, runner.MODELS)
+    check_known("model of a run", which, MODELS)
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
-    models, task = runner.load_models(path, round, which, data=data, model=model, allow_code=allow_code)
+    models, task = load_models(path, round, which, data=data, model=model, allow_code=allow_code)
     checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
     context = {
         "run": Path(path).name,

@@ -111,7 +111,7 @@ class Report:
             UsageError: the metric is not there, or it makes its own figure and Axes were given.
         """
         from . import plots
-        from .pictures.collect import OWN
+        from .plots.collect import OWN
 
         self._rows(metric)
         if metric in OWN:

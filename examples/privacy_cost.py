@@ -14,7 +14,7 @@ from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
-from fedlayers.studies.compare import headline
+from fedlayers.studies.comparison import headline
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.statistics import mean_interval

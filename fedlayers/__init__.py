@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from diagnostics import measure as measure
     from diagnostics import plots as plots
     from diagnostics.capture import batches as batches
-    from diagnostics.capture import set_mode as set_mode
     from diagnostics.client_model import ClientModel as ClientModel
     from diagnostics.client_model import Measurement as Measurement
     from diagnostics.decide.explain import explain as explain
@@ -34,17 +33,15 @@ if TYPE_CHECKING:
     from diagnostics.metrics.base import METRICS as METRICS
     from diagnostics.metrics.base import Metric as Metric
     from diagnostics.metrics.base import metric as metric
-    from diagnostics.plan_costs import cost_steps as cost_steps
-    from diagnostics.plan_costs import plan_cost as plan_cost
     from diagnostics.report import Report as Report
     from diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
     from fedlayers.studies.choice import Choice as Choice
     from fedlayers.studies.choose import choose as choose
-    from fedlayers.studies.compare import Comparison as Comparison
     from fedlayers.studies.compare import compare as compare
-    from fedlayers.studies.compare import display_name as display_name
+    from fedlayers.studies.comparison import Comparison as Comparison
+    from fedlayers.studies.comparison import display_name as display_name
     from fedlayers.studies.regret import Regret as Regret
     from fedlayers.studies.regret import regret as regret
     from fedlayers.studies.study import study as study
@@ -59,6 +56,8 @@ if TYPE_CHECKING:
     from fl_core.algorithms.base import Update as Update
     from fl_core.algorithms.base import register as register
     from fl_core.config import RunConfig as RunConfig
+    from fl_core.costs.plans import plan_cost as plan_cost
+    from fl_core.costs.rounds import cost_steps as cost_steps
     from fl_core.data.federated import FederatedData as FederatedData
     from fl_core.data.loading import available_datasets as available_datasets
     from fl_core.data.loading import load as load
@@ -81,16 +80,17 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
     from fl_core.rows import row as row
-    from fl_core.runner import load_models as load_models
     from fl_core.runner import train_first_round as train_first_round
+    from fl_core.stored_models import load_models as load_models
     from fl_core.task import assemble as assemble
     from fl_core.training.context import Context as Context
     from fl_core.training.phases import Phase as Phase
+    from fl_core.untouched import set_mode as set_mode
 
 _HOMES = {
     "Algorithm": "fl_core.algorithms.base",
     "Choice": "fedlayers.studies.choice",
-    "Comparison": "fedlayers.studies.compare",
+    "Comparison": "fedlayers.studies.comparison",
     "Context": "fl_core.training.context",
     "Exported": "fl_core.exported",
     "FederatedData": "fl_core.data.federated",
@@ -125,7 +125,7 @@ _HOMES = {
     "batches": "diagnostics.capture",
     "choose": "fedlayers.studies.choose",
     "compare": "fedlayers.studies.compare",
-    "cost_steps": "diagnostics.plan_costs",
+    "cost_steps": "fl_core.costs.rounds",
     "dataset": "fl_core.data.registry",
     "diagnose": "diagnostics.diagnosis",
     "explain": "diagnostics.decide.explain",
@@ -133,17 +133,17 @@ _HOMES = {
     "train_first_round": "fl_core.runner",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
-    "load_models": "fl_core.runner",
+    "load_models": "fl_core.stored_models",
     "logger": "fl_core.loggers.base",
     "measure": "diagnostics.measure:",
     "metric": "diagnostics.metrics.base",
     "model": "fl_core.models.registry",
     "from_clients": "fl_core.data.silos",
     "partition": "fl_core.data.partitions.registry",
-    "plan_cost": "diagnostics.plan_costs",
+    "plan_cost": "fl_core.costs.plans",
     "plots": "diagnostics.plots:",
     "predict": "fl_core.exported",
-    "display_name": "fedlayers.studies.compare",
+    "display_name": "fedlayers.studies.comparison",
     "probe_set": "diagnostics.representation.probe",
     "register": "fl_core.algorithms.base",
     "regret": "fedlayers.studies.regret",
@@ -152,7 +152,7 @@ _HOMES = {
     "rule": "diagnostics.decide.rules.base",
     "run": "fedlayers.runs",
     "select": "diagnostics.decide.select",
-    "set_mode": "diagnostics.capture",
+    "set_mode": "fl_core.untouched",
     "study": "fedlayers.studies.study",
     "tune": "fedlayers.studies.tune",
 }

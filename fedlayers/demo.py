@@ -15,12 +15,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.page import Page
+from diagnostics.plots.page import Page
 from fedlayers.remote.flower.local import FEDLAYERS, Local
-from fedlayers.studies.compare import Comparison, display_name
+from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.federation_report import NEVER, add_left
-from fedlayers.studies.pictures import of_comparison
 from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS
+from fedlayers.studies.study_plots import of_comparison
 from fl_core import __version__, interrupts
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan

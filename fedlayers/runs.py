@@ -168,9 +168,9 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
         UsageError: there is no run, or its own data, model or code are missing from the call.
         BusyError: the run is in progress. CorruptError: stored files are damaged.
     """
-    from fl_core import runner
+    from fl_core import restore, runner
     from fl_core.records.store import Run
 
-    stored = runner.stored_config(Run(out).config)[0] if backend else RunConfig()
+    stored = restore.stored_config(Run(out).config)[0] if backend else RunConfig()
     trained_by = _clients_on(backend, replace(stored, workers=0))
     return runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)

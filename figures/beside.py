@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS
+from diagnostics.plots.drawing import COLOURS, MARKERS
 from fl_core.statistics import mean_interval
 
 

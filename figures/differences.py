@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS
+from diagnostics.plots.drawing import COLOURS
 from figures.page import percent
 from fl_core.statistics import Interval, mean_interval
 

@@ -20,11 +20,12 @@ from matplotlib.figure import Figure
 from diagnostics import measure, plots
 from diagnostics.decide import select
 from diagnostics.metrics.base import METRICS
-from diagnostics.pictures.collect import album, figure_of
+from diagnostics.plots.collect import album, figure_of
 from diagnostics.report import Report
 from diagnostics.representation import embedding
 from diagnostics.representation.mismatch import mismatch
-from fedlayers.studies.compare import Comparison, compare
+from fedlayers.studies.compare import compare
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import regret
 from figures import items
 from figures.drawing import save_png

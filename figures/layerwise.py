@@ -19,13 +19,14 @@ from torch import nn
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.diagnosis import diagnose
-from diagnostics.pictures.drawing import both_ways, name_ticks, set_scale, weighted_mean
+from diagnostics.plots.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding
 from figures.verdicts import beyond
 from fl_core import runner
 from fl_core.seeds import torch_generator
 from fl_core.statistics import share_interval
+from fl_core.stored_models import load_models
 
 SENSITIVITY = measure.SENSITIVITY
 _BAND: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.55", "linewidth": 0.6, "zorder": 0.5}
@@ -114,7 +115,7 @@ def after_run(task: runner.Task) -> Sites:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         engine = runner.run(task.config, path, loaded=task.data, instruments=measure.instruments(), progress=False)
-        models, _ = runner.load_models(path, "last", "local")
+        models, _ = load_models(path, "last", "local")
     return Sites(task, models, engine.done)
 
 

@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from diagnostics.pictures.drawing import COLOURS, style
-from diagnostics.pictures.runs import comparison
+from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.plots.runs import comparison
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, joint, outcome
 from figures.drawing import one_range

@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, style
-from fedlayers.studies.compare import headline
+from diagnostics.plots.drawing import COLOURS, style
+from fedlayers.studies.comparison import headline
 from figures import items
 from figures.differences import Difference, difference, joint
 from figures.items import Drawing, Finding

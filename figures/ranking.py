@@ -12,7 +12,7 @@ import scikit_posthocs
 import scipy.stats
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, MEAN
+from diagnostics.plots.drawing import COLOURS, MEAN
 from fl_core import statistics
 
 ALPHA = 0.05

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from diagnostics import plots
-from diagnostics.pictures.drawing import MARKERS, MEAN, style
+from diagnostics.plots.drawing import MARKERS, MEAN, style
 from fedlayers.studies.regret import RANDOM, REFERENCES, SPLITS, Regret, regret
 from figures import items
 from figures.differences import LEAST

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, style
+from diagnostics.plots.drawing import COLOURS, FAINT, style
 from figures.items import Drawing, Finding
 from figures.page import markdown
 from fl_core.errors import listing

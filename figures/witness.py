@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names, pfllib
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, seeds_in_words

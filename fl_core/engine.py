@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
 import pandas as pd
 
-from fl_core import costs, rows, tree
+from fl_core import rows, tree
 from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Observation, Round, TaskInfo, Update
 from fl_core.algorithms.model_template import ModelTemplate, make_template
+from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Limit, check_finite, guessing, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
 from fl_core.errors import UsageError
-from fl_core.execution.client_backend import (
-    TUNED,
-    ClientBackend,
-    ClientReply,
-    ClientRequest,
-    FinetuneRequest,
-    LocalClients,
-    ScoreRequest,
-    TrainRequest,
-)
+from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.client_runner import ClientRunner
+from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.ledger import CostCounter, Ledger
 from fl_core.loggers.base import Logger
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import PlanSelection
 from fl_core.progress import progress_bar
 from fl_core.records.store import Checkpoint
-from fl_core.records.timing import Clock, Pace
+from fl_core.records.timing import Clock
 from fl_core.records.writing import Writer
 from fl_core.rows import Row
 from fl_core.schedule import Schedule, sampled_clients
 from fl_core.stopping import BEST_ROUND, STATE, StoppingRule
-from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 
@@ -82,10 +75,11 @@ class Engine:
         self.done = 0
         self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
         columns = {"algorithm": algorithm.name, "seed": self.task_info.seed, **(columns or {})}
-        self.ledger = Ledger(data, columns, self._flops_of, self.limit, writer, loggers)
+        flops = cache(partial(training_flops, client_runner.workspace, data.shape))
+        self.ledger = Ledger(data, columns, flops, self.limit, writer, loggers)
+        self.pace = self.ledger.pace  # the time of all rounds, by part
         self.stopping = stopping
         self._missing: set[int] = set()  # who did not answer in time in the present round
-        self._flops: dict[tuple[frozenset[str], ...], float] = {}
         clients.begin(algorithm)
 
     @property
@@ -367,11 +361,6 @@ class Engine:
         """The clock that charges time to parts of the run."""
         return self.ledger.clock
 
-    @property
-    def pace(self) -> Pace:
-        """The time of all rounds, by part."""
-        return self.ledger.pace
-
     def record_work(self, work: CostCounter, variant: str = "", rows: bool = True) -> None:
         """Count the steps of local training, and record rows of its cost."""
         self.ledger.work(work, self.done, variant, rows)
@@ -402,12 +391,6 @@ class Engine:
             columns = {"model": model, "split": "validation", "estimator": self.stopping.words}
             self.ledger.row(BEST_ROUND, at, self.done, None, **columns)
         return self.finished or self.done in best.values()
-
-    def _flops_of(self, phase: Phase, submodel: frozenset[str]) -> float:
-        case = (phase.train, submodel)
-        if case not in self._flops:
-            self._flops[case] = costs.training_flops(self.client_runner.workspace, self.data.shape, *case)
-        return self._flops[case]
 
 
 def _joined(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:

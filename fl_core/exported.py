@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import fl_core
-from fl_core import models, runner, tree
+from fl_core import models, restore, tree
 from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
 from fl_core.data import FederatedData
@@ -28,6 +28,7 @@ from fl_core.records import store
 from fl_core.restore import allowed_code
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, signed
+from fl_core.stored_models import load_kind
 from fl_core.task import Task, drop_statistics
 from fl_core.training import evaluate
 
@@ -183,8 +184,8 @@ def export(
     Args:
         path: the run's directory.
         out: the file of weights, which must not exist.
-        which: ``personal``, ``global`` or ``local`` (:func:`fl_core.runner.load_models`). None means ``personal``
-            if the run has such models, and ``global`` otherwise.
+        which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.stored_models.load_models`). None means
+            ``personal`` if the run has such models, and ``global`` otherwise.
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
@@ -204,7 +205,7 @@ def export(
     found = store.Run(path)
     if round in (None, "best"):
         round = "last" if round is None and found.stopping() is None else found.best_round(which)
-    which, trained, task = runner.load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
+    which, trained, task = load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
     chosen = _client(trained, which, client)
     about = _described(found, task, trained[chosen], which, client, round)
     rebuilt = _built(out, about, model, allow_code)
@@ -334,8 +335,8 @@ def _built(
     said, inputs = about["model"], Inputs.from_json(about["inputs"])
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
-    runner.check_code(
-        path, {key: name for key, name in runner.code_of(named).items() if model is None or key != "model"}, allowed
+    restore.check_code(
+        path, {key: name for key, name in restore.code_of(named).items() if model is None or key != "model"}, allowed
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     if model is not None:

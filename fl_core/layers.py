@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from fl_core import tree
 from fl_core.choices import WAYS
 from fl_core.errors import UsageError, check_known
 from fl_core.seeds import torch_seeded
+from fl_core.untouched import set_mode
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
@@ -326,28 +327,7 @@ def _trace(model: nn.Module, example: Tensor | tuple[Any, ...]) -> _Trace:
     with ExitStack() as stack:
         for path, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(note(path)).remove)
-        for context in (_unchanged(model), torch.no_grad(), _Touches(names, trace)):
+        for context in (set_mode(model, "eval"), torch_seeded(0), torch.no_grad(), _Touches(names, trace)):
             stack.enter_context(context)
         model(*args)
     return trace
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the block, and restore mode, buffers and random state after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch_seeded(0):
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            for table, held in tables:
-                table.clear()
-                table.update(held)
-            with torch.no_grad():
-                for buffer, kept in values:
-                    buffer.copy_(kept)

@@ -27,7 +27,7 @@ class Ledger:
     Args:
         data: the clients and sizes for the rows.
         columns: of every row.
-        flops: returns those of one sample's training in a phase, for the client's part of the model.
+        flops: (trained tensors, tensors of the client's part of the model) -> FLOPs of training on one sample.
         limit: of losses.
     """
 
@@ -35,7 +35,7 @@ class Ledger:
         self,
         data: FederatedData,
         columns: Mapping[str, Any],
-        flops: Callable[[Phase, frozenset[str]], float],
+        flops: Callable[[frozenset[str], frozenset[str]], float],
         limit: Limit,
         writer: Writer | None = None,
         loggers: Sequence[Logger] = (),
@@ -92,7 +92,7 @@ class Ledger:
         for phase in phases:
             samples = found.get(f"{phase.name}/samples", 0)
             work[client, "steps", ""] += found.get(f"{phase.name}/steps", 0)
-            work[client, "flops", ""] += samples * self._flops(phase, submodel)
+            work[client, "flops", ""] += samples * self._flops(phase.train, submodel)
             loss = f"{phase.name}/loss"
             for name in found:
                 if name == loss or name.startswith(loss + "/"):

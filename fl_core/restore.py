@@ -13,10 +13,11 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, FILES, READING, RunConfig, absolute, is_file, located
+from fl_core.config import AUTO, DEALING, READING, RunConfig
 from fl_core.config import check as check_config
 from fl_core.data import Partition
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.defaults import FILES, absolute, is_file, located
 from fl_core.errors import CorruptError, UsageError, listing
 from fl_core.models import is_code
 from fl_core.models.options import check_stored, shown, without_weights

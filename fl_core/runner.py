@@ -1,8 +1,7 @@
-"""Training by configuration: run, resume, train once to measure, and load models."""
+"""Training by configuration: run, resume, and train once to measure."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -13,26 +12,24 @@ import torch
 from torch import nn
 
 from fl_core import restore, tree
-from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import ClientBackend, LocalClients
-from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import MakesExecutor, Serial, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.records import environment, store, writing
-from fl_core.restore import check_code, code_of, stored_config, task_of
+from fl_core.restore import task_of
 from fl_core.scores import MAIN
 from fl_core.stopping import StoppingRule
 from fl_core.storage import files
+from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
 
-MODELS = ("local", "personal", "global")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
 
@@ -241,7 +238,7 @@ def _execute(
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
-    client_runner = client_runner_of(task, instruments.observers)
+    client_runner = task.client_runner(instruments.observers)
     initial = tree.state_dict(task.model)
     tree.check_unaliased(initial)
     schedule = Schedule(
@@ -298,22 +295,6 @@ def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
     return PlanSelection(instruments, ahead, config.rule, config.threshold)
 
 
-def client_runner_of(task: Task, observers: Mapping[str, Any]) -> ClientRunner:
-    """Return the client runner of a task."""
-    config = task.config
-    return ClientRunner(
-        task.model,
-        task.data,
-        config.training,
-        task.criterion,
-        task.layers,
-        observers,
-        config.device,
-        config.memory_format,
-        not config.recompute_frozen,
-    )
-
-
 def train_first_round(
     task: Task, observers: Mapping[str, Any], clients: Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
@@ -327,106 +308,14 @@ def train_first_round(
     Returns:
         The models by client, and each client's measurement by client.
     """
-    client_runner = client_runner_of(task, observers)
+    client_runner = task.client_runner(observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
     home = LocalClients(Serial(client_runner), task.data, initial)
     engine = Engine(task.algorithm(task.plan), task.data, initial, client_runner, home, everyone)
     training = None if clients is None else tuple(k for k, name in enumerate(engine.names) if name in clients)
     local, measured = first_models(engine, training)
-    return {name: _copy_with(task.model, model) for name, model in local.items()}, measured
+    return {name: copy_with(task.model, model) for name, model in local.items()}, measured
 
 
-# --- reading models back ---------------------------------------------------------------------------------------
-
-
-def load_models(
-    path: Path | str,
-    round: int | str = "last",
-    which: str = "local",
-    *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
-    allow_code: str | Collection[str] = (),
-) -> tuple[dict[str, nn.Module], Task]:
-    """Return the models of a checkpoint, one for each client, with their task.
-
-    >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
-    >>> models, task = load_models("runs/first", which="global")
-    >>> sorted(models)
-    ['cleveland', 'hungarian', 'switzerland', 'va']
-    >>> test = task.data.clients[0].test
-    >>> models["cleveland"](test.x).shape == (len(test), len(task.data.classes))
-    True
-
-    Args:
-        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
-        which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
-            (fine-tuned if the algorithm does this), or ``global``.
-        data, model, allow_code: as in :func:`resume`.
-
-    Raises:
-        UsageError: the round or model does not exist (the message lists others), or data or model differ from the
-            run's.
-        CorruptError: stored files are damaged.
-    """
-    return load_kind(path, round, which, data=data, model=model, allow_code=allow_code)[1:]
-
-
-def load_kind(
-    path: Path | str,
-    round: int | str,
-    which: str | None,
-    *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
-    allow_code: str | Collection[str] = (),
-) -> tuple[str, dict[str, nn.Module], Task]:
-    """Return the name of the models, and then what :func:`load_models` returns.
-
-    For ``which`` None these are the personal models, or the global one if no model is personal.
-    """
-    found = store.Run(path)
-    checkpoint = found.checkpoint(found.best_round(which) if round == "best" else round)
-    stored, said = found.task_config(), restore.allowed_code(allow_code)
-    restore.check_at_home(found.path, stored, False)
-    restore.check_own(found.path, stored, said, True, data=data, model=model)
-    task = task_of(found, trained=True, data=data, model=model)
-    restore.check_same_start(task, found.path, weights=False)
-    algorithm = restore.check(found, checkpoint, task)
-    rnd = Round(checkpoint.round)
-    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
-    for name, state in checkpoint.clients.items():
-        for kind, each in algorithm.models(checkpoint.server, state, rnd).items():
-            trees.setdefault(kind, {}).setdefault(name, each)
-    which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
-    if which not in trees:
-        raise UsageError(f"{path} has no {which!r} models after round {checkpoint.round}; it has: {listing(trees)}")
-    built = {}
-    for client in (c.name for c in task.data.clients):
-        if client in trees[which]:
-            if trees[which][client].keys() < tree.named_tensors(task.model).keys():
-                raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
-            built[client] = _copy_with(task.model, trees[which][client])
-    return which, built, task
-
-
-def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
-    module = copy.deepcopy(model)
-    tree.load(module, source)
-    return module
-
-
-__all__ = [
-    "MODELS",
-    "Task",
-    "assemble",
-    "check_code",
-    "code_of",
-    "load_models",
-    "resume",
-    "run",
-    "start",
-    "stored_config",
-    "train_first_round",
-]
+__all__ = ["Task", "assemble", "resume", "run", "start", "train_first_round"]

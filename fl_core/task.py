@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,13 +15,15 @@ from fl_core import data as datasets
 from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
-from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
+from fl_core.config import AUTO, DEALING, READING, RunConfig, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError, listing
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import check_sendable
 from fl_core.execution.stacked import stacks
 from fl_core.layer_mapping import BaseModel, ExtendedModel
@@ -60,6 +62,21 @@ class Task:
         """Return the configured algorithm with the plan that it derives from the given one."""
         algorithm = find(self.config.algorithm)(self.task_info, None, self.config.options)
         return algorithm if plan is None else algorithm.with_plan(algorithm.resolve_plan(plan))
+
+    def client_runner(self, observers: Mapping[str, Any] | None = None) -> ClientRunner:
+        """Return a runner of the task's clients."""
+        config = self.config
+        return ClientRunner(
+            self.model,
+            self.data,
+            config.training,
+            self.criterion,
+            self.layers,
+            observers or {},
+            config.device,
+            config.memory_format,
+            not config.recompute_frozen,
+        )
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan.

@@ -214,7 +214,7 @@ def _digests(trees: Mapping[str, tree.Tree]) -> dict[str, Any]:
 
 def client_runner_of(task: Task, borrowed: Instruments | None = None) -> ClientRunner:
     """Where a task's clients run."""
-    return runner.client_runner_of(task, (borrowed or instruments()).observers)
+    return task.client_runner((borrowed or instruments()).observers)
 
 
 def play(

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 class Wired(nn.Module):
@@ -17,3 +18,26 @@ class Wired(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.run(self, *inputs)
+
+
+def wired() -> Wired:
+    """Batch norm, dropout, an in-place ReLU after a convolution, an LSTM, a layer used twice and one never used."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.drop(m.relu(m.norm(m.conv(x))))
+        return m.head(m.twice(m.twice(m.lstm(x.transpose(1, 2))[0][:, -1])))
+
+    parts = {"conv": nn.Conv1d(2, 3, 3, padding=1), "norm": nn.BatchNorm1d(3), "relu": nn.ReLU(inplace=True)}
+    parts |= {"drop": nn.Dropout(0.5), "lstm": nn.LSTM(3, 4, batch_first=True), "twice": nn.Linear(4, 4)}
+    return Wired(run, **parts, unused=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+def snapshot(model: nn.Module) -> list[object]:
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()]
+    return [
+        [m.training for m in model.modules()],
+        [(p.requires_grad, None if p.grad is None else p.grad.tolist(), id(p.grad)) for p in model.parameters()],
+        [(id(b), b.tolist()) for b in model.buffers()],
+        hooks,
+        torch.get_rng_state().tolist(),
+    ]

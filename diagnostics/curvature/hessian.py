@@ -30,8 +30,9 @@ from torch import nn
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.training.losses import Loss
+from fl_core.untouched import set_mode
 
-from ..capture import Data, batches, set_mode
+from ..capture import Data, batches
 from . import backends
 from .backends import BACKENDS
 from .exact import Verdict, decide, exact_traces

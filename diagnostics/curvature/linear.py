@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
-Node = Any  # torch.autograd.graph.Node
+from fl_core.autograd import Node, nodes
 
 # Piecewise linear in all their inputs at once; named as autograd's nodes are, without "Backward0".
 _ARITHMETIC = "Add Sub Rsub Neg Sum Mean Cumsum Abs Maximum Minimum Max Min Amax Amin Sort Topk Where MaskedFill"
@@ -150,19 +149,3 @@ def _union(masks: Iterable[int]) -> int:
 
 def _readable(node: Node) -> str:
     return str(node.name()).rpartition("::")[2].partition("Backward")[0] or str(node.name())
-
-
-def nodes(root: Node) -> list[Node]:
-    """Return every node that the root depends on, each after its inputs. The root comes last."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False)]
-    while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((node_in, False) for node_in, _ in node.next_functions if node_in is not None)
-    return order

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from fl_core.autograd import nodes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.scores import REGRESSION
@@ -22,7 +23,6 @@ from fl_core.training.losses import Loss
 
 from ..capture import activations
 from ..client_model import check_numbers
-from .linear import nodes
 
 
 class LossNotFinite(Exception):

@@ -17,8 +17,9 @@ from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.seeds import numpy_generator
 from fl_core.training.losses import Loss
+from fl_core.untouched import set_mode
 
-from ..capture import Data, batches, set_mode
+from ..capture import Data, batches
 from .linear import verdicts
 from .model import (
     Differentiable,

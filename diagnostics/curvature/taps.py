@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_core.errors import UsageError
+from fl_core.untouched import Hook, hooked
 
-from ..capture import Hook, hooked
 from .norms import Norms, norms_of
 
 

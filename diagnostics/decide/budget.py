@@ -10,6 +10,7 @@ import pandas as pd
 from torch import nn
 
 from fl_core import tree
+from fl_core.costs.layers import layer_bytes
 from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer
 
@@ -92,12 +93,6 @@ def bytes_of(
     sizes = {layer.name: 0.0 for layer in layers if not layer.parameters}
     sizes |= {layer.name: FLOAT * float(counts[layer.name]) for layer in layers if layer.name in counts.index}
     return Costs("bytes", f"{FLOAT} bytes a parameter, counted in the rows", sizes)
-
-
-def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
-    """Return layer -> bytes of all its tensors, buffers included."""
-    live = tree.named_tensors(model)
-    return {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
 
 
 def flops_of(layers: Sequence[Layer], table: pd.DataFrame) -> Costs:

@@ -15,8 +15,8 @@ from torch.autograd.graph import GradientEdge
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.training.losses import Loss
+from fl_core.untouched import Hook, hooked
 
-from ..capture import Hook, hooked
 from ..client_model import TENSORS, tensors_of
 from ..resampling import PARTS
 from .passes import Meter

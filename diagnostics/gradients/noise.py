@@ -15,8 +15,8 @@ from torch.func import functional_call, grad, vmap
 
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
+from fl_core.untouched import Hook, hooked
 
-from ..capture import Hook, hooked
 from ..client_model import logits
 from ..curvature.norms import norms_of, supported
 

@@ -16,8 +16,9 @@ from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
+from fl_core.untouched import set_mode
 
-from ..capture import batches, set_mode
+from ..capture import batches
 from ..client_model import ClientModel, Measurement, logits, placed, tensors_of
 from ..resampling import PARTS, check_resamples, draws, marked
 

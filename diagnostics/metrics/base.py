@@ -41,7 +41,7 @@ class PlotStyle:
         log: whether the axis is logarithmic.
         short: a short name for a colour bar. Empty: the metric's name.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
-        beside: further pictures of its rows, by their name in :data:`diagnostics.pictures.collect.FURTHER`.
+        beside: further pictures of its rows, by their name in :data:`diagnostics.plots.collect.FURTHER`.
         variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
     """
 

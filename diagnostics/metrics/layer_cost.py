@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from fl_core import tree
+from fl_core.costs.layers import SIZES, WORK, step_work
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import batches
 from ..client_model import placed
-from ..layer_flops import SIZES, WORK, step_work
 from .base import Measurement, metric
 
 UNITS = {"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"}

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.errors import check_known
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+from fl_core.untouched import first_tensor, set_mode
 
 from ..activation_cache import ActivationCache, See
-from ..capture import Data, batches, first_tensor, set_mode, whole
+from ..capture import Data, batches, whole
 from ..client_model import ClientModel, Measurement, logits, placed
 
 Array = np.ndarray[Any, Any]

@@ -12,9 +12,10 @@ from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
+from fl_core.untouched import Hook, first_tensor, hooked, set_mode
 
 from ..activation_cache import ActivationCache, See
-from ..capture import Batch, Data, Hook, batches, first_tensor, hooked, set_mode
+from ..capture import Batch, Data, batches
 from ..client_model import ClientModel, placed
 
 if TYPE_CHECKING:

@@ -17,19 +17,20 @@ from fedlayers.backends.names import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
 from fl_core.errors import RunError, UsageError, WorkerError
-from fl_core.execution.client_runner import ClientRunner, Job, JobResult
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import MakesExecutor, answer_of
+from fl_core.execution.requests import ClientReply, ClientRequest
 
 AHEAD = 4
-"""Number of jobs that each actor may have queued."""
+"""Number of requests that each actor may have queued."""
 
 
 class Actors:
     """A pool of actors on a Ray cluster, each of which trains clients.
 
     There is one actor per free CPU, or per free GPU for a run on GPUs, and at most one per client. Each receives the
-    model and all clients' data once, then a client's message and state with each job. Results have the same bits as in
-    one process. If a node is lost, its client is trained by another actor.
+    model and all clients' data once, then a client's message and state with each request. Results have the same bits as
+    in one process. If a node is lost, its client is trained by another actor.
 
     Args:
         client_runner: the runner that each actor copies.
@@ -74,10 +75,10 @@ class Actors:
         for actor in self._actors:
             actor.use.remote(packed)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in the order of the jobs. A free actor takes the next job."""
-        queue, again = enumerate(jobs), deque[tuple[int, Job]]()
-        idle, busy = deque(self._actors), dict[Any, tuple[Any, int, Job]]()
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in the order of the requests. A free actor takes the next request."""
+        queue, again = enumerate(requests), deque[tuple[int, ClientRequest]]()
+        idle, busy = deque(self._actors), dict[Any, tuple[Any, int, ClientRequest]]()
         done: dict[int, tuple[str, Any]] = {}
         begun = yielded = 0
         exhausted = False
@@ -87,9 +88,9 @@ class Actors:
                 if given is None:
                     exhausted = True
                     break
-                position, job = given
+                position, request = given
                 actor, began = idle.popleft(), time.perf_counter()
-                busy[actor.run.remote(pickle.dumps(job))] = actor, position, job
+                busy[actor.run.remote(pickle.dumps(request))] = actor, position, request
                 self.moved += time.perf_counter() - began
                 begun = max(begun, position + 1)
             while yielded in done:
@@ -103,14 +104,14 @@ class Actors:
             if not busy:
                 continue
             for reference in self._ray.wait(list(busy))[0]:
-                actor, position, job = busy.pop(reference)
+                actor, position, request = busy.pop(reference)
                 began = time.perf_counter()
                 try:
                     done[position] = pickle.loads(self._ray.get(reference))
                     idle.append(actor)
                 except self._ray.exceptions.RayActorError:
                     self._lost(actor)
-                    again.append((position, job))
+                    again.append((position, request))
                 self.moved += time.perf_counter() - began
 
     def _lost(self, actor: Any) -> None:
@@ -143,7 +144,7 @@ class _Actor:
         self._client_runner.use(pickle.loads(packed))
 
     def run(self, packed: bytes) -> bytes:
-        """Run a job and return its packed answer."""
+        """Run a request and return its packed answer."""
         return pickle.dumps(answer_of(self._client_runner, pickle.loads(packed)))
 
 

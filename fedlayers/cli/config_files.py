@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fl_core.config import GROUPS, RunConfig, resolved
+from fl_core.config import GROUPS, RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known
 from fl_core.limits import check_size
 

@@ -52,7 +52,7 @@ class Export(Command):
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
-        from fl_core.runner import MODELS
+        from fl_core.stored_models import MODELS
 
         if self.model is not None:
             check_known("model", self.model, MODELS)

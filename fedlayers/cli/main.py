@@ -33,7 +33,7 @@ GROUPS = {
     "Measure": {
         "diagnose": "layers:Diagnose",
         "select": "layers:Select",
-        "plot": "pictures:Plot",
+        "plot": "plot:Plot",
     },
     "Federate over a network": {
         "federation keys": "federation:Keys",

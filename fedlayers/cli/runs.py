@@ -69,7 +69,7 @@ class Run(Configured):
 
     def _files(self) -> list[str]:
         """Return the flags of files that a run needs again as long as it has not begun."""
-        from fl_core.config import is_file
+        from fl_core.defaults import is_file
 
         if (self.out / "manifest.json").exists():
             return []
@@ -137,7 +137,7 @@ def finished(engine: Any, out: Path) -> None:
         DivergedError: its last evaluation shows models that have diverged.
     """
     from fedlayers.cli import tables
-    from fl_core import divergence, runner
+    from fl_core import divergence, restore
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
 
@@ -145,7 +145,7 @@ def finished(engine: Any, out: Path) -> None:
     best = {} if rule is None else rule.best
     times = out / "timing.jsonl"
     notes = [] if engine.algorithm.plan is None else [f"{engine.algorithm.plan}\n"]
-    notes.append(f"local training: {runner.stored_config(stored.config)[0].training.description}\n")
+    notes.append(f"local training: {restore.stored_config(stored.config)[0].training.description}\n")
     notes += [timing.read(times).line()] if times.is_file() else []
     notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]
     notes.append(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")

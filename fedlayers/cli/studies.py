@@ -119,11 +119,11 @@ class Compare(SeveralAlgorithms):
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
 
-        from fedlayers.studies import pictures
+        from fedlayers.studies import study_plots
         from fedlayers.studies.compare import compare
         from fl_core.plan import LayerPlan
 
-        pictures.to_files()
+        study_plots.to_files()
         plan = None
         if config.plan not in (None, AUTO):
             plan, config = LayerPlan.load(str(config.plan)), dataclasses.replace(config, plan=None)
@@ -141,8 +141,8 @@ class Compare(SeveralAlgorithms):
             backend=self.backend,
             command=line,
         )
-        for name, figure in pictures.of_comparison(comparison).items():
-            pictures.save(figure, self.out / f"{name}.png")
+        for name, figure in study_plots.of_comparison(comparison).items():
+            study_plots.save(figure, self.out / f"{name}.png")
         print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
 
@@ -264,10 +264,10 @@ class Choose(OneAlgorithm):
             choice = choose(config, self.out, backend=self.backend, **asked)
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
-        from fedlayers.studies import pictures
+        from fedlayers.studies import study_plots
 
-        pictures.to_files()
-        pictures.save(pictures.of_race(choice.standing.rounds), self.out / "race.png")
+        study_plots.to_files()
+        study_plots.save(study_plots.of_race(choice.standing.rounds), self.out / "race.png")
 
 
 def _say(line: str) -> None:
@@ -307,14 +307,14 @@ class Regret(OneAlgorithm):
         config, seeds = self.of_one()
 
         from diagnostics import plots
-        from diagnostics.pictures.collect import figure_of
-        from fedlayers.studies import pictures
+        from diagnostics.plots.collect import figure_of
+        from fedlayers.studies import study_plots
         from fedlayers.studies.regret import regret
 
-        pictures.to_files()
+        study_plots.to_files()
         result = regret(config, self.rules, seeds, self.out, score=self.score, backend=self.backend, command=line)
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
-        pictures.save(figure, self.out / "regret.png")
+        study_plots.save(figure, self.out / "regret.png")
         print(result.text())
         print(f"\ntables and picture: {self.out}")
 
@@ -351,10 +351,10 @@ class Study(SeveralAlgorithms):
         if self.rule is not None:
             catalogue.check_deciding(self.rule)
 
-        from fedlayers.studies import pictures
+        from fedlayers.studies import study_plots
         from fedlayers.studies.study import study
 
-        pictures.to_files()
+        study_plots.to_files()
         study(
             config,
             self.algorithms,

@@ -27,14 +27,7 @@ from torch import Tensor
 from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
-from fl_core.execution.client_backend import (
-    SCORED,
-    ClientReply,
-    ClientRequest,
-    FinetuneRequest,
-    ScoreRequest,
-    TrainRequest,
-)
+from fl_core.execution.requests import SCORED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.plan import LayerPlan
 from fl_core.scores import TABLE
 from fl_core.storage.schema import COUNT, Each, validate

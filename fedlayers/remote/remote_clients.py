@@ -15,7 +15,7 @@ from fedlayers.remote.link import SiteLink
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.algorithms.model_template import StateSchema
 from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
-from fl_core.execution.client_backend import ClientReply, ClientRequest, TrainRequest
+from fl_core.execution.requests import ClientReply, ClientRequest, TrainRequest
 from fl_core.limits import parsed_json
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer

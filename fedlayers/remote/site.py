@@ -18,7 +18,7 @@ from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.model_template import StateSchema
 from fl_core.algorithms.options import configurations
@@ -26,16 +26,9 @@ from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
-from fl_core.execution.client_backend import (
-    TUNED,
-    ClientReply,
-    ClientRequest,
-    FinetuneRequest,
-    LocalClients,
-    ScoreRequest,
-    TrainRequest,
-)
+from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
+from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.limits import LimitError, data_bytes, lacks_memory
 from fl_core.models.counting import counted
 from fl_core.plan import LayerPlan
@@ -224,7 +217,7 @@ class _Joined:
         self._check_model(asked)
         from diagnostics.measure import instruments
 
-        runner_of = runner.client_runner_of(self.task, instruments().observers)
+        runner_of = self.task.client_runner(instruments().observers)
         self.initial = tree.state_dict(self.task.model)
         self.home = LocalClients(Serial(runner_of), data, self.initial)
         self.root = site.folder / asked["run"]
@@ -266,7 +259,6 @@ class _Joined:
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, TrainRequest):
             self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
-        if isinstance(asked, TrainRequest):
             self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
         if isinstance(asked, FinetuneRequest):
             self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
@@ -353,9 +345,7 @@ class _Joined:
                 self.home.states[self.site.name] = state
             self._present = present
         self.home.use(algorithm)
-        if isinstance(
-            asked, TrainRequest
-        ):  # models kept before it are of an earlier state, and until its end there is none
+        if isinstance(asked, TrainRequest):  # models kept before are of an earlier state; until its end there is none
             self.home.forget()
             self._tuned = self._present = None
         elif isinstance(asked, ScoreRequest):

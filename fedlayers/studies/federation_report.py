@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from diagnostics.pictures.page import Page
+from diagnostics.plots.page import Page
 from fedlayers.remote.remote_clients import left
-from fedlayers.studies.compare import Comparison
+from fedlayers.studies.comparison import Comparison
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run

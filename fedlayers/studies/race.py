@@ -16,7 +16,8 @@ from fedlayers.studies import above_chance
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import statistics
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import TABLE, main_score

@@ -18,13 +18,15 @@ from diagnostics.decide.rules.base import RULES, deciding
 from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.compare import check_folder, compare, headline, jobs_of
+from fedlayers.studies.compare import check_folder, compare, jobs_of
+from fedlayers.studies.comparison import headline
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes
@@ -36,6 +38,7 @@ from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
 from fl_core.storage.files import write_atomically
+from fl_core.stored_models import load_models
 from fl_core.training.losses import LOSSES
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
@@ -373,7 +376,7 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
         path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
         code = allowed_by(config)
         which, _, best = str(line.model).partition("@")
-        models, task = runner.load_models(path, "best" if best else "last", which, allow_code=code)
+        models, task = load_models(path, "best" if best else "last", which, allow_code=code)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
         lines[-1] |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}

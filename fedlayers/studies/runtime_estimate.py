@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedlayers.studies.race import Entry
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.data.placeholder import placeholder_client
-from fl_core.execution.client_runner import TrainJob
+from fl_core.execution.requests import TrainRequest
 from fl_core.records import store, timing
 from fl_core.task import Task
 from fl_core.training.phases import Phase
@@ -160,7 +160,7 @@ def _seconds_a_step(task: Task) -> float:
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
     data = placeholder_client(task.data, task.data.clients[client].name, seed=0)
     copied = replace(task, data=data, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
-    client_runner, algorithm = runner.client_runner_of(copied, {}), _Short(task.task_info)
+    client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
     client_runner.use(algorithm)
     initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))
     seconds = steps = 0.0
@@ -169,7 +169,7 @@ def _seconds_a_step(task: Task) -> float:
             began = time.perf_counter()
             message = algorithm.server_message(algorithm.server_state(initial), client, rnd).clone()
             state = algorithm.client_state(initial, client).clone()
-            steps = client_runner.run(TrainJob(client, rnd, message, state)).work["train/steps"]
+            steps = client_runner.run(TrainRequest(client, rnd, message, state=state)).work["train/steps"]
             seconds = time.perf_counter() - began
     return seconds / max(1.0, steps)
 

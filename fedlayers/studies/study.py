@@ -20,11 +20,13 @@ from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
-from fedlayers.studies.compare import Comparison, check_folder, compare, display_name, jobs_of
+from fedlayers.studies.compare import check_folder, compare, jobs_of
+from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store

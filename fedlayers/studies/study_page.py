@@ -12,15 +12,16 @@ from matplotlib.figure import Figure
 
 from diagnostics import plots
 from diagnostics.decide.against import in_words
-from diagnostics.pictures.collect import album, figure_of
-from diagnostics.pictures.page import Page
+from diagnostics.plots.collect import album, figure_of
+from diagnostics.plots.page import Page
 from diagnostics.report import Report
 from fedlayers.studies import summary
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.compare import Comparison, display_name
-from fedlayers.studies.pictures import of_comparison, of_race
+from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.study_plots import of_comparison, of_race
 from fl_core import __version__
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically

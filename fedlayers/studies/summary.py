@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedlayers.studies.answers import NO, OPEN, YES, Answers
-from fedlayers.studies.compare import Comparison
+from fedlayers.studies.comparison import Comparison
 from fl_core import statistics
 from fl_core.errors import check_known
 from fl_core.scores import SCORES, in_points, label_of

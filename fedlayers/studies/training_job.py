@@ -15,8 +15,9 @@ from fedlayers.backends.remote_errors import remote_errors
 from fedlayers.instruments import default_instruments
 from fl_core import data as datasets
 from fl_core import runner
-from fl_core.config import DEALING, READING, RunConfig, resolved
+from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data import FederatedData
+from fl_core.defaults import resolved
 from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments

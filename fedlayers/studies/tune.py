@@ -21,7 +21,8 @@ from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, poi
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
 from fl_core.algorithms.base import find
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.records import store

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.former import current_keys
 from fl_core.storage.files import check_version, write_json

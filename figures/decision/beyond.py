@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision.federations import FEDERATIONS
 from figures.decision.methods import RACE, THREE, Run, over_federations, race, race_cost, runs_of, standing

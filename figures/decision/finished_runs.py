@@ -31,10 +31,11 @@ from figures.decision.federations import cuts
 from figures.decision.finished import CUTS, DITTO, JOBS, MAIN_CUT, RESTARTS, STARTS, STUDY, jobs
 from figures.recipe import Recipe, labels, rows_file
 from fl_core import rows, runner, tree
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
-from fl_core.execution.client_runner import FinetuneJob
+from fl_core.execution.requests import TUNED, FinetuneRequest
 from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.storage.files import write_atomically
@@ -190,16 +191,15 @@ def _todo(task: runner.Task, kind: str) -> Iterator[tuple[str, RunConfig, LayerP
 def _finetuned(outputs: Outputs, models: Mapping[int, Tree]) -> Iterator[rows.Row]:
     """Yield the scores of FedAvg's best model after a few epochs of each client's own."""
     task = outputs.task
-    client_runner = runner.client_runner_of(task, {})
+    client_runner = task.client_runner()
     nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     client_runner.use(runs.Personalised(task.task_info, nothing, {}))
     for epochs in OWN_EPOCHS:
         trees = {}
         for number, model in models.items():
             with tree.one_thread():
-                result = client_runner.run(FinetuneJob(number, epochs, model))
-            assert result.tree is not None
-            trees[number] = {**model, **result.tree}
+                result = client_runner.run(FinetuneRequest(number, epochs, ModelTemplate({TUNED: model}), TUNED))
+            trees[number] = {**model, **result.models[TUNED]}
         yield from outputs.rows(runs.PERSONALISED, f"{epochs} epochs", trees, epochs)
 
 

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from fedlayers.studies import inference
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose

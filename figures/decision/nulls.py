@@ -49,7 +49,7 @@ from matplotlib.axes import Axes
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.metrics.base import DEFAULT, METRICS, known
-from diagnostics.pictures.drawing import style
+from diagnostics.plots.drawing import style
 from diagnostics.report import Report
 from figures import items
 from figures.decision.curves import CHANCE, CONTROL, DRAWS, LEAST, NULLS, OTHER, SAME_DECISION, held_against, summary

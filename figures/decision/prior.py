@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision import regret
 from figures.decision.federations import FEDERATIONS

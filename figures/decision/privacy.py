@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from diagnostics.decide.select import select
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import DELTA, Privacy
 from fedlayers.remote.site import Site
@@ -21,7 +21,7 @@ from fedlayers.remote.site_data import SiteDataset
 from fedlayers.remote.site_diagnosis import diagnose
 from fedlayers.studies.arms import DEFAULT
 from fedlayers.studies.choose import choose
-from fedlayers.studies.compare import headline
+from fedlayers.studies.comparison import headline
 from figures import items
 from figures.items import Drawing
 from figures.page import markdown, missing_runs, seeds_in_words

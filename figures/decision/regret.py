@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision.federations import FEDERATIONS
 from figures.decision.methods import (

@@ -20,11 +20,12 @@ from figures.recipe import Recipe, labels
 from fl_core import data as datasets
 from fl_core import rows, runner, statistics, tree
 from fl_core.algorithms.fedper import FedPer
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.execution.client_runner import FinetuneJob
+from fl_core.execution.requests import TUNED, FinetuneRequest
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.training import evaluate
 from fl_core.training.phases import Phase
@@ -152,7 +153,7 @@ def rounds_of(task: runner.Task, engine: Engine, cut: str) -> list[rows.Row]:
 def _personalised(task: runner.Task, scores: Scores, models: Mapping[int, Tree], nothing: LayerPlan) -> list[rows.Row]:
     """FedAvg's model with a few epochs of each client's own, of the layers above each cut."""
     lines = []
-    client_runner = runner.client_runner_of(task, {})
+    client_runner = task.client_runner()
     for cut, count in cuts(len(nothing.trainable)).items():
         if cut == "all":
             continue
@@ -161,9 +162,8 @@ def _personalised(task: runner.Task, scores: Scores, models: Mapping[int, Tree],
             trees = {}
             for number, model in models.items():
                 with tree.one_thread():
-                    result = client_runner.run(FinetuneJob(number, epochs, model))
-                assert result.tree is not None
-                trees[number] = {**model, **result.tree}
+                    result = client_runner.run(FinetuneRequest(number, epochs, ModelTemplate({TUNED: model}), TUNED))
+                trees[number] = {**model, **result.models[TUNED]}
             lines += scores.rows(f"{PERSONALISED} {epochs}", cut, trees, round=int(task.config.rounds or 0))
     return lines
 

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from fedlayers.studies import inference, summary
 from fedlayers.studies.answers import NO, OPEN, YES
 from fedlayers.studies.study import CHOSEN, Outcome, study

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.pictures.drawing import style
+from diagnostics.plots.drawing import style
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown

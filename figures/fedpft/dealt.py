@@ -13,7 +13,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from scipy.special import digamma
 
-from diagnostics.pictures.drawing import COLOURS, NICE, style
+from diagnostics.plots.drawing import COLOURS, NICE, style
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.scheduling.pictures import effective

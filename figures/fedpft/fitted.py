@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import style
+from diagnostics.plots.drawing import style
 from diagnostics.representation.mismatch import classifier_input, mismatch, probe_accuracy
 from figures import items
 from figures.beside import marks

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import difference
 from figures.fedpft import fitted

@@ -9,9 +9,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.algorithm_state import ATTENTION_LABEL, prompt_attention
-from diagnostics.pictures.drawing import style
-from diagnostics.pictures.features import tsne_panels
+from diagnostics.plots.algorithm_state import ATTENTION_LABEL, prompt_attention
+from diagnostics.plots.drawing import style
+from diagnostics.plots.features import tsne_panels
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.fedpft.dealt import dots

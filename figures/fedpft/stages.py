@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, style
 from figures import items
 from figures.differences import FEWEST, Difference, difference
 from figures.fedpft import fitted

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from scipy import stats
 
-from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.fedra.depth import BLOCKS, NAME
 from figures.items import Drawing, Finding, View

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from safetensors.torch import save
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import settled
 from figures.drawing import opening

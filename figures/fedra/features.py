@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from torch import nn
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
-from diagnostics.pictures.features import tsne_panels
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.features import tsne_panels
 from diagnostics.representation.embedding import Pool
 from diagnostics.representation.features import collect
 from figures import items

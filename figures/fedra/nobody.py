@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import Difference, difference
 from figures.fedra.depth import (

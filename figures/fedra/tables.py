@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import UNDECIDED, against, outcome
 from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described, far

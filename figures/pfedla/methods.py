@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import style
+from diagnostics.plots.drawing import style
 from figures import items
 from figures.beside import marks
 from figures.differences import settled

@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
-from diagnostics.pictures.algorithm_state import SHARE
-from diagnostics.pictures.drawing import COLOURS, MARKERS, Panel, heat, style
+from diagnostics.plots.algorithm_state import SHARE
+from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding

@@ -8,12 +8,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.algorithm_state import unfreezing
-from diagnostics.pictures.drawing import COLOURS, FAINT, name_ticks, style
+from diagnostics.plots.algorithm_state import unfreezing
+from diagnostics.plots.drawing import COLOURS, FAINT, name_ticks, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import NAME, RETAINED, WEIGHT, setting
-from fl_core.algorithms.hypernetworks import HeurpFedLA
+from fl_core.algorithms.pfedla import HeurpFedLA
 from fl_core.errors import UsageError
 
 RUN = "heurpfedla"

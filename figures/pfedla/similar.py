@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, name_ticks, style
+from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, name_ticks, style
 from figures import items
 from figures.differences import difference, joint
 from figures.items import Drawing, Finding

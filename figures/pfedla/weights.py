@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
+from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
 from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, View

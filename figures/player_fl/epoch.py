@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from diagnostics.decide import select
-from diagnostics.pictures.drawing import COLOURS, name_ticks, set_scale, style
+from diagnostics.plots.drawing import COLOURS, name_ticks, set_scale, style
 from diagnostics.representation.probe import probe_set
 from figures import items
 from figures.items import Drawing, Finding, Item

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.pictures.drawing import COLOURS, set_scale, style
+from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off

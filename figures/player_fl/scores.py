@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.studies.compare import BASELINES
+from fedlayers.studies.comparison import BASELINES
 from figures.differences import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS

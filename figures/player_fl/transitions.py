@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from diagnostics.decide import select
-from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import LEAST, joint
 from figures.items import Drawing, Finding

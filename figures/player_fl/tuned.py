@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.patches import Rectangle
 
-from diagnostics.pictures.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS, style
 from fedlayers.studies.tune import APART, SCORE, tune
 from figures import items
 from figures.items import Drawing, Finding

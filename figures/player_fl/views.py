@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
-from diagnostics.pictures.drawing import COLOURS, set_scale, style
+from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
 from figures.items import Drawing, Finding, View
 from figures.layerwise import SENSITIVITY, band, curves, dissimilarity, lines_beside, read_off

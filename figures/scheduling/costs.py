@@ -11,9 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from diagnostics.pictures.costs import cost_steps as draw_steps
-from diagnostics.pictures.drawing import COLOURS, style
-from diagnostics.plan_costs import cost_steps
+from diagnostics.plots.costs import cost_steps as draw_steps
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names
 from figures.items import Drawing, Finding, Item, View
 from figures.page import markdown
@@ -21,6 +20,7 @@ from figures.recipe import labels
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
+from fl_core.costs.rounds import cost_steps
 
 NAME = "scheduling.costs"
 COST, TRAINED, PARAMETERS = "round_cost", "trained", "parameters"

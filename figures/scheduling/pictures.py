@@ -13,8 +13,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib import ticker
 
-from diagnostics.pictures.drawing import COLOURS, legend, style
-from diagnostics.pictures.runs import learning
+from diagnostics.plots.drawing import COLOURS, legend, style
+from diagnostics.plots.runs import learning
 from figures import items, names
 from figures.differences import LEAST, Difference, difference
 from figures.items import Drawing, Finding, Item, View, set_apart

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from diagnostics.pictures.drawing import COLOURS, FAINT, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, style
 from figures import items, names
 from figures.differences import FEWEST, Difference, difference, settled
 from figures.differences import draw as draw_differences

@@ -131,7 +131,7 @@ class ModelTemplate:
             client.
     """
 
-    models: dict[str, dict[str, Tensor | ClientTensorRef]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Tensor | ClientTensorRef]] = field(default_factory=dict)
     server: State | None = None
 
     @property
@@ -146,7 +146,7 @@ class ModelTemplate:
 def make_template(algorithm: Algorithm, server: State, client: State, rnd: Round) -> ModelTemplate:
     """Make the template for a client after a round. ``client`` comes from :meth:`StateSchema.state`."""
     try:
-        return ModelTemplate(cast(Any, algorithm.models(server, client, rnd)))
+        return ModelTemplate(algorithm.models(server, client, rnd))
     except (PrivateError, TypeError):  # torch raises it for a reference in a tensor's place
         return ModelTemplate(server=server)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, register
 from fl_core.algorithms.fedamp import Mixing
-from fl_core.algorithms.hypernetworks import PFedHN
+from fl_core.algorithms.pfedhn import PFedHN
 from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

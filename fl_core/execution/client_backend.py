@@ -7,79 +7,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
+from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.algorithms.model_template import ModelTemplate, StateSchema, models_of
 from fl_core.data import FederatedData
 from fl_core.errors import check_known
-from fl_core.execution.client_runner import FinetuneJob, Job, JobResult, ScoreJob, TrainJob
 from fl_core.execution.executors import Executor
 from fl_core.execution.offloading import ClientStates, OffloadedTrees
+from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, TrainRequest
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.tree import Tree
-
-TUNED = "personal"  # the name of a fine-tuned model
-SCORED = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """A request to take part in one exchange.
-
-    Attributes:
-        score: splits on which to score the locally trained model.
-        keep: keep that model, under ``local``.
-        lost: the reply will not arrive, so the training's changes at the client are undone.
-    """
-
-    client: int
-    rnd: Round
-    message: Message
-    score: tuple[str, ...] = ()
-    keep: bool = False
-    lost: bool = False
-
-
-@dataclass(frozen=True)
-class FinetuneRequest:
-    """A request to fine-tune a copy of one of the client's models after ``done`` rounds. It is kept as ``personal``."""
-
-    client: int
-    done: int
-    template: ModelTemplate
-    model: str
-
-
-@dataclass(frozen=True)
-class ScoreRequest:
-    """A request to score the client's models on validation and test samples after ``done`` rounds.
-
-    The reply also carries observations.
-    """
-
-    client: int
-    done: int
-    template: ModelTemplate
-
-
-ClientRequest = TrainRequest | FinetuneRequest | ScoreRequest
-
-
-@dataclass
-class ClientReply:
-    """A client's reply: messages and numbers. Fields that do not apply stay empty."""
-
-    client: int
-    message: Message = field(default_factory=Message)
-    scores: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # model -> split -> metric -> value
-    work: dict[str, float] = field(default_factory=dict)
-    observations: list[Observation] = field(default_factory=list)
-    missing: bool = False  # no reply came in time
-    epsilon: tuple[float, float] | None = None  # spent so far and its delta, if the client adds noise
 
 
 class ClientBackend(Protocol):
@@ -152,19 +93,16 @@ class LocalClients:
         return self.algorithm.client_state(self.initial, self.index[name]).clone()
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        waiting: deque[tuple[ClientRequest, deque[str], ClientReply]] = deque()
+        asked: deque[ClientRequest] = deque()
 
-        def jobs() -> Iterator[Job]:
+        def filled() -> Iterator[ClientRequest]:
             for request in requests:
-                named = self._jobs(request)
-                waiting.append((request, deque(named), ClientReply(request.client)))
-                yield from named.values()
+                asked.append(request)
+                yield self._filled(request)
 
-        for result in self.executor.run(jobs()):
-            request, models, reply = waiting[0]
-            self._take(request, models.popleft(), result, reply)
-            if not models:
-                yield waiting.popleft()[2]
+        for reply in self.executor.run(filled()):
+            self._take(asked.popleft(), reply)
+            yield reply
 
     def visible_state(self, client: int) -> State:
         if client not in self._begun:
@@ -198,44 +136,31 @@ class LocalClients:
         tuned = self.kept[TUNED].get(name) if TUNED in self.kept else None
         return models if tuned is None else {**models, TUNED: tuned}
 
-    def _jobs(self, request: ClientRequest) -> dict[str, Job]:
-        """Return the jobs of a request, by the model of each."""
+    def _filled(self, request: ClientRequest) -> ClientRequest:
+        """Return a request with what a worker needs of the client: its state, or its models."""
         client = request.client
-        name = self.names[client]
+        state = self.states[self.names[client]]
         if isinstance(request, TrainRequest):
-            state, rnd, message = self.states[name], request.rnd, request.message
             if request.lost:  # the hooks' changes of the state are lost with the reply
-                return {"local": TrainJob(client, rnd, message, state.clone())}
-            return {"local": TrainJob(client, rnd, message, state, request.score, request.keep)}
+                return replace(request, score=(), keep=False, state=state.clone())
+            return replace(request, state=state)
         if isinstance(request, FinetuneRequest):
-            models = models_of(self.algorithm, request.template, self.states[name], Round(request.done))
-            return {TUNED: FinetuneJob(client, request.done, models[check_known("model", request.model, models)])}
-        models = dict(sorted(self.models(client, request.template, request.done).items()))
-        return {each: ScoreJob(client, model, SCORED, each, request.done) for each, model in models.items()}
+            models = models_of(self.algorithm, request.template, state, Round(request.done))
+            models = {request.model: models[check_known("model", request.model, models)]}
+        else:
+            models = dict(sorted(self.models(client, request.template, request.done).items()))
+        return replace(request, template=ModelTemplate(models))
 
-    def _take(self, request: ClientRequest, model: str, result: JobResult, reply: ClientReply) -> None:
-        """Keep the local part of a job's result, and put the rest into the reply."""
-        reply.message, reply.work = result.message, result.work
-        reply.observations += result.observations
-        if result.scores:
-            reply.scores[model] = result.scores
+    def _take(self, request: ClientRequest, reply: ClientReply) -> None:
+        """Keep the local part of a reply and remove it there."""
+        name = self.names[request.client]
         if isinstance(request, TrainRequest) and not request.lost:
-            self.states[self.names[request.client]] = result.state
+            self.states[name] = reply.state
             self._outlines.pop(request.client, None)
-        if result.tree is not None:
-            self.keep(model, self.names[request.client], result.tree)
+        for kind, model in reply.models.items():
+            self.keep(kind, name, model)
+        reply.state, reply.models = State(), {}
 
     def keep(self, kind: str, name: str, model: Tree) -> None:
         """Keep a client's model next to its state until the next round."""
         self.kept.setdefault(kind, OffloadedTrees(self.folder))[name] = model
-
-
-__all__ = [
-    "ClientBackend",
-    "ClientReply",
-    "ClientRequest",
-    "FinetuneRequest",
-    "LocalClients",
-    "ScoreRequest",
-    "TrainRequest",
-]

@@ -1,21 +1,31 @@
-"""A runner of clients' jobs in one process, with a model skeleton, the data, and an algorithm."""
+"""A runner of requests to clients in one process, with a model skeleton, the data, and an algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fl_core import seeds
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
+from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError
 from fl_core.execution.local_training import train
+from fl_core.execution.requests import (
+    LOCAL,
+    SCORED,
+    TUNED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.layers import Layer
 from fl_core.training import evaluate
 from fl_core.training.context import Context
@@ -24,46 +34,15 @@ from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.watching import Watch
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, one_thread
+from fl_core.untouched import in_mode
 
 OPTIMIZER_TREE = "optimizer"
 SCORE_BATCH = 1024
 
 
 @dataclass
-class TrainJob:
-    """The work of one client in one exchange."""
-
-    client: int
-    rnd: Round
-    message: Message
-    state: State
-    score: tuple[str, ...] = ()  # splits on which to score the locally trained model
-    keep_local: bool = False  # whether to return that model
-
-
-@dataclass
-class FinetuneJob:
-    """The fine-tuning of a copy of a client's model, after a given number of rounds."""
-
-    client: int
-    done: int
-    tree: Tree
-
-
-@dataclass
-class ScoreJob:
-    """The evaluation of one tree on splits of one client."""
-
-    client: int
-    tree: Tree
-    splits: tuple[str, ...]
-    model: str = ""  # the tree's name and the completed rounds, for an error message
-    done: int = 0
-
-
-@dataclass
 class Part:
-    """A phase of a job that is ready to train: initial weights, context, and the optimiser's state."""
+    """A phase of a request that is ready to train: initial weights, context, and the optimiser's state."""
 
     phase: Phase
     source: Tree
@@ -71,27 +50,11 @@ class Part:
     optimizer: Tree
 
 
-Parts = Generator[Part, tuple[Tree, Tree] | None, "JobResult"]
-
-
-@dataclass
-class JobResult:
-    """The result of any job. Fields that do not apply stay empty."""
-
-    client: int
-    message: Message = field(default_factory=Message)
-    state: State = field(default_factory=State)
-    tree: Tree | None = None
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)  # split -> metric -> value
-    work: dict[str, float] = field(default_factory=dict)
-    observations: list[Observation] = field(default_factory=list)
-
-
-Job = TrainJob | FinetuneJob | ScoreJob
+Parts = Generator[Part, tuple[Tree, Tree] | None, ClientReply]
 
 
 class ClientRunner:
-    """A runner of jobs, one client at a time in one thread, so that results do not depend on the process."""
+    """A runner of requests, one client at a time in one thread, so that results do not depend on the process."""
 
     def __init__(
         self,
@@ -109,7 +72,7 @@ class ClientRunner:
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
-        self._watching = False  # whether a job runs again to find the first non-finite number
+        self._watching = False  # whether a request runs again to find the first non-finite number
 
     def made_of(self) -> dict[str, Any]:
         """Return the arguments with which another process builds a runner that gives the same bits."""
@@ -126,7 +89,7 @@ class ClientRunner:
         }
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later jobs and freeze it."""
+        """Load an algorithm for later requests and freeze it."""
         contract.freeze(algorithm)
         self.algorithm = algorithm
 
@@ -136,35 +99,35 @@ class ClientRunner:
             raise RuntimeError("no algorithm was loaded where clients run")
         return self.algorithm
 
-    def run(self, job: Job) -> JobResult:
-        """Run one job.
+    def run(self, request: ClientRequest) -> ClientReply:
+        """Do what one request asks. It holds what its client's backend adds.
 
         Raises:
-            NonFiniteError: the job met NaN or infinity. The error names the first number that was not finite.
+            NonFiniteError: a number is NaN or infinite. The error names the first one.
         """
         try:
-            return self._run(job)
+            return self._run(request)
         except NonFiniteError as error:
-            raise self.cause(job, error) from None
+            raise self.cause(request, error) from None
 
-    def cause(self, job: Job, error: NonFiniteError) -> NonFiniteError:
-        """Return an error that names the first non-finite number, found by running the job again with checks.
+    def cause(self, request: ClientRequest, error: NonFiniteError) -> NonFiniteError:
+        """Return an error that names the first non-finite number, found by running a request again with checks.
 
         Args:
-            error: the job's first error. It is returned if the second run succeeds, as can happen on a GPU.
+            error: the request's first error. It is returned if the second run succeeds, as can happen on a GPU.
         """
         self._watching = True
         try:
-            self._run(job)
+            self._run(request)
         except NonFiniteError as exact:
             return exact
         finally:
             self._watching = False
         return error
 
-    def _run(self, job: Job) -> JobResult:
+    def _run(self, request: ClientRequest) -> ClientReply:
         with one_thread():
-            parts, answer = self.parts(job), None
+            parts, answer = self.parts(request), None
             while True:
                 try:
                     part = parts.send(answer)
@@ -172,17 +135,16 @@ class ClientRunner:
                     return end.value
                 answer = self.phase(part)
 
-    def parts(self, job: Job) -> Parts:
-        """Run a job as a generator that yields its phases and returns its result.
+    def parts(self, request: ClientRequest) -> Parts:
+        """Run a request as a generator that yields its phases and returns its reply.
 
-        It expects the result of :meth:`phase` to be sent back for each.
+        It expects the answer of :meth:`phase` to be sent back for each.
         """
-        if isinstance(job, TrainJob):
-            return (yield from self._train(job))
-        if isinstance(job, FinetuneJob):
-            return (yield from self._finetune(job))
-        scores = self._scores(job.client, job.tree, job.splits, job.model, job.done)
-        return JobResult(job.client, scores=scores, observations=self._observations(job))
+        if isinstance(request, TrainRequest):
+            return (yield from self._train(request))
+        if isinstance(request, FinetuneRequest):
+            return (yield from self._finetune(request))
+        return self._score(request)
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
         """Train one phase and return the trained tree and the optimiser's state."""
@@ -203,22 +165,22 @@ class ClientRunner:
             )
 
     def _watch(self, where: str = "") -> Watch | nullcontext[None]:
-        """Return a check of every number for the second run of a job, and of nothing for its first."""
+        """Return a check of every number for the second run of a request, and of nothing for its first."""
         return Watch(self.workspace, self.layers, where) if self._watching else nullcontext()
 
-    def _train(self, job: TrainJob) -> Parts:
+    def _train(self, request: TrainRequest) -> Parts:
         algorithm = self.loaded()
-        state = State(dict(job.state.trees), dict(job.state.meta))
+        state = State(dict(request.state.trees), dict(request.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
-        ctx = self._context(algorithm, job.client, job.rnd.index, job.message.trees.get("model", {}))
-        ctx.submodel = algorithm.submodel(job.rnd, job.client)
-        start = self._begin(algorithm, job, state, ctx)
-        if "model" not in job.message.trees:
+        ctx = self._context(algorithm, request.client, request.rnd.index, request.message.trees.get("model", {}))
+        ctx.submodel = algorithm.submodel(request.rnd, request.client)
+        start = self._begin(algorithm, request, state, ctx)
+        if "model" not in request.message.trees:
             ctx.reference = self._there(start)
         trained = {**state.trees, "model": start}
-        beside = {**state.trees, **job.message.trees}
+        beside = {**state.trees, **request.message.trees}
         ctx.trees = {name: self._there(t) for name, t in beside.items() if name != "model"}
-        phases = algorithm.phases(job.rnd, job.client)
+        phases = algorithm.phases(request.rnd, request.client)
         contract.check_phases(algorithm, phases, self.makers, trained)
         for phase in phases:
             answer = yield Part(phase, trained[phase.state_key], ctx, optimizer)
@@ -230,36 +192,49 @@ class ClientRunner:
                 for key, tensor in kept.items()
             }
         local = trained["model"]
-        message = algorithm.client_update(state, trained, ctx, job.rnd, job.client)
+        message = algorithm.client_update(state, trained, ctx, request.rnd, request.client)
         contract.check_unchanged(algorithm)
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
-        return JobResult(
-            job.client,
+        done = request.rnd.index + 1
+        scores = self._scores(request.client, local, request.score, LOCAL, done, ctx.submodel)
+        return ClientReply(
+            request.client,
             message,
-            state,
-            tree=local if job.keep_local else None,
-            scores=self._scores(job.client, local, job.score, "local", job.rnd.index + 1, ctx.submodel),
+            {LOCAL: scores} if scores else {},
             work=ctx.work,
+            state=state,
+            models={LOCAL: local} if request.keep else {},
         )
 
-    def _begin(self, algorithm: Algorithm, job: TrainJob, state: State, ctx: Context) -> Tree:
+    def _begin(self, algorithm: Algorithm, request: TrainRequest, state: State, ctx: Context) -> Tree:
         """Return the weights at which local training starts, computed under a random stream of their own."""
-        seed = seeds.seed_of(algorithm.task_info.seed, "modules", job.rnd.index, job.client, "begin")
+        seed = seeds.seed_of(algorithm.task_info.seed, "modules", request.rnd.index, request.client, "begin")
         self.workspace.hold(ctx.submodel)
-        with seeds.torch_seeded(seed), self.workspace.mode(training=True):
-            return algorithm.client_start(state, job.message, ctx, job.rnd, job.client)
+        with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
+            return algorithm.client_start(state, request.message, ctx, request.rnd, request.client)
 
-    def _finetune(self, job: FinetuneJob) -> Parts:
-        algorithm = self.loaded()
-        ctx = self._context(algorithm, job.client, job.done, job.tree, finetuning=True)
-        tree, phases = job.tree, algorithm.finetuning(job.done, job.client)
+    def _finetune(self, request: FinetuneRequest) -> Parts:
+        algorithm, tree = self.loaded(), _models(request)[request.model]
+        ctx = self._context(algorithm, request.client, request.done, tree, finetuning=True)
+        phases = algorithm.finetuning(request.done, request.client)
         contract.check_phases(algorithm, phases, self.makers, ("model",))
         for phase in phases:
             answer = yield Part(phase, tree, ctx, {})
             assert answer is not None
             tree = answer[0]
-        return JobResult(job.client, tree=tree, work=ctx.work)
+        return ClientReply(request.client, work=ctx.work, models={TUNED: tree})
+
+    def _score(self, request: ScoreRequest) -> ClientReply:
+        """Score a client's models, and note the algorithm's numbers about its evaluated one."""
+        reply = ClientReply(request.client)
+        for name, tree in _models(request).items():
+            reply.scores[name] = self._scores(request.client, tree, SCORED, name, request.done)
+            if self.algorithm is not None and name == self.algorithm.evaluates:
+                x = self.workspace.place(self.data.clients[request.client].test.x)
+                rnd = Round(request.done)
+                reply.observations += self.algorithm.client_observations(self.workspace.model, x, rnd, request.client)
+        return reply
 
     def _context(
         self, algorithm: Algorithm, client: int, index: int, reference: Tree, finetuning: bool = False
@@ -269,7 +244,7 @@ class ClientRunner:
 
         def score(model: Tree, what: str) -> dict[str, float]:
             present = self.workspace.submodel
-            with self.workspace.mode(training=False):
+            with in_mode(self.workspace.model, False):
                 scores = self._scores(client, model, ("validation",), f"received {what!r}", index)
             self.workspace.hold(present)
             return scores["validation"]
@@ -335,9 +310,7 @@ class ClientRunner:
                 raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}{first}") from error
         return scores
 
-    def _observations(self, job: ScoreJob) -> list[Observation]:
-        """Return the algorithm's numbers about the scored model, if that is its evaluated one."""
-        if self.algorithm is None or job.model != self.algorithm.evaluates:
-            return []
-        x = self.workspace.place(self.data.clients[job.client].test.x)
-        return list(self.algorithm.client_observations(self.workspace.model, x, Round(job.done), job.client))
+
+def _models(request: FinetuneRequest | ScoreRequest) -> dict[str, Tree]:
+    """Return the models of a request, whose template the client's backend has filled."""
+    return cast("dict[str, Tree]", request.template.models)

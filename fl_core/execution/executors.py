@@ -23,7 +23,8 @@ from torch import nn
 from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
 from fl_core.errors import RunError, UsageError, WorkerError
-from fl_core.execution.client_runner import ClientRunner, Job, JobResult
+from fl_core.execution.client_runner import ClientRunner
+from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.execution.shared import Shared, seen, shared_copy
 from fl_core.execution.stacked import BatchedClients
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
@@ -33,22 +34,22 @@ SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, n
 
 
 class Executor(Protocol):
-    """An executor of jobs that yields their results in the jobs' order."""
+    """An executor of requests that yields their replies in the requests' order."""
 
-    moved: float  # seconds that this process has spent on moving jobs and results between processes
+    moved: float  # seconds that this process has spent on moving requests and replies between processes
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later jobs. Call this again after its plan has changed."""
+        """Load an algorithm for later requests. Call this again after its plan has changed."""
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in the jobs' order. An error in a job is raised in the place of its result."""
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in the requests' order. An error in a request is raised in the place of its reply."""
 
     def close(self) -> None:
         """End any worker processes."""
 
 
 class Serial:
-    """An executor that runs every job in this process."""
+    """An executor that does every request in this process."""
 
     moved = 0.0
 
@@ -59,12 +60,12 @@ class Serial:
         """Load an algorithm."""
         self.client_runner.use(algorithm)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in order. Messages and states are cloned, as between processes."""
-        for job in jobs:
-            result = self.client_runner.run(job)
-            result.message = result.message.clone()
-            yield result
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in order. Messages and states are cloned, as between processes."""
+        for request in requests:
+            reply = self.client_runner.run(request)
+            reply.message = reply.message.clone()
+            yield reply
 
     def close(self) -> None:
         """Do nothing: there are no processes."""
@@ -74,7 +75,7 @@ class Workers:
     """Persistent worker processes with one thread each, which end with this process however it ends.
 
     Args:
-        repeats: whether tensors that a worker still has from its last job are not sent again.
+        repeats: whether tensors that a worker still has from its last request are not sent again.
     """
 
     moved = 0.0
@@ -91,13 +92,13 @@ class Workers:
         with held_back():  # a terminal sends Ctrl-C to all of them, but this process handles it
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                jobs, results = Slot.of(room, repeats), Slot.of(room)
-                arguments = (theirs, jobs.shared, results.shared, packed)
+                requests, replies = Slot.of(room, repeats), Slot.of(room)
+                arguments = (theirs, requests.shared, replies.shared, packed)
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
                     process.start()
                 theirs.close()
-                self._links.append(Channel(ours, jobs, results, keeps=True))
+                self._links.append(Channel(ours, requests, replies, keeps=True))
                 self._processes.append(process)
 
     @property
@@ -106,7 +107,7 @@ class Workers:
         return sum(link.sends.copied for link in self._links)
 
     def serve(self, client_runner: ClientRunner) -> None:
-        """Run jobs of another client runner from now on in the same processes, since new ones start slowly."""
+        """Serve another client runner from now on in the same processes, since new ones start slowly."""
         packed = _Packed(client_runner)
         for link in self._links:
             self._send(link, ("client_runner", packed))
@@ -116,36 +117,36 @@ class Workers:
         for link in self._links:
             self._send(link, ("use", algorithm))
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in the jobs' order. A free worker takes the next job.
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in the requests' order. A free worker takes the next request.
 
         No worker is left with an unread answer, however the iteration ends.
         """
         busy: dict[Channel, int] = {}
         try:
-            yield from self._results(iter(jobs), busy)
+            yield from self._replies(iter(requests), busy)
         except KeyboardInterrupt:
             self._interrupted = True
-            busy.clear()  # nobody waits for their results
+            busy.clear()  # nobody waits for their replies
             raise
         finally:
             for link in busy:
                 self._receive(link)
 
-    def _results(self, queue: Iterator[Job], busy: dict[Channel, int]) -> Iterator[JobResult]:
+    def _replies(self, queue: Iterator[ClientRequest], busy: dict[Channel, int]) -> Iterator[ClientReply]:
         idle = deque(self._links)
         done: dict[int, Any] = {}
         sent = yielded = 0
         exhausted = False
         while True:
             while idle and not exhausted and sent - yielded < 4 * len(self._links):
-                job = next(queue, None)
-                if job is None:
+                request = next(queue, None)
+                if request is None:
                     exhausted = True
                     break
                 link = idle.popleft()
                 with self._moving():
-                    self._send(link, ("run", job))
+                    self._send(link, ("run", request))
                 busy[link] = sent
                 sent += 1
             while yielded in done:
@@ -156,7 +157,7 @@ class Workers:
                 yield value
             if exhausted and not busy:
                 return
-            if not busy:  # a slow job has held back the others, and its result has just been yielded
+            if not busy:  # a slow request has held back the others, and its reply has just been yielded
                 continue
             for ready in wait(list(busy)):  # type: ignore[arg-type]
                 link = next(link for link in busy if link is ready)
@@ -166,7 +167,7 @@ class Workers:
                 idle.append(link)
 
     def close(self) -> None:
-        """End the workers. After an interrupt this happens at once, even within a job."""
+        """End the workers. After an interrupt this happens at once, even within a request."""
         if self._interrupted:
             for process in self._processes:
                 process.kill()
@@ -265,14 +266,14 @@ class _Packed:
         return ClientRunner(rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest)
 
 
-def _serve(connection: Connection, jobs: Shared, results: Shared, packed: _Packed) -> None:
+def _serve(connection: Connection, requests: Shared, replies: Shared, packed: _Packed) -> None:
     """Run a worker's main loop until the link closes. A worker never outlives its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     torch.set_num_threads(1)
-    client_runner, link = packed.unpack(), Channel(connection, Slot(results), Slot(jobs), keeps=False)
+    client_runner, link = packed.unpack(), Channel(connection, Slot(replies), Slot(requests), keeps=False)
     while True:
         try:
             kind, value = link.recv()
@@ -290,10 +291,10 @@ def _serve(connection: Connection, jobs: Shared, results: Shared, packed: _Packe
             return
 
 
-def answer_of(client_runner: ClientRunner, job: Job) -> tuple[str, Any]:
-    """Run a job for another process. Return "ok" and the result, or "error" and the error to raise there."""
+def answer_of(client_runner: ClientRunner, request: ClientRequest) -> tuple[str, Any]:
+    """Run a request for another process. Return "ok" and the reply, or "error" and the error to raise there."""
     try:
-        return "ok", client_runner.run(job)
+        return "ok", client_runner.run(request)
     except Exception as error:  # sent to the process that asked
         return "error", _portable(error, traceback.format_exc())
 

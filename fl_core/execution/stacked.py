@@ -14,8 +14,9 @@ from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
 from fl_core.errors import NonFiniteError, UsageError, check_known
-from fl_core.execution.client_runner import ClientRunner, Job, JobResult, Part
+from fl_core.execution.client_runner import ClientRunner, Part
 from fl_core.execution.local_training import GATHERED
+from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.training import optimizer_state
 from fl_core.training.losses import Loss
 from fl_core.training.optimizer_state import MOMENTUM, Entries
@@ -68,13 +69,13 @@ class BatchedClients:
         """Load an algorithm."""
         self.client_runner.use(algorithm)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Yield results in order. Messages and states are cloned, as between processes."""
-        queue = iter(jobs)
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in order. Messages and states are cloned, as between processes."""
+        queue = iter(requests)
         while some := list(islice(queue, TOGETHER)):
-            for job, outcome in zip(some, self._outcomes(some), strict=True):
+            for request, outcome in zip(some, self._outcomes(some), strict=True):
                 if isinstance(outcome, NonFiniteError):
-                    raise self.client_runner.cause(job, outcome)
+                    raise self.client_runner.cause(request, outcome)
                 if isinstance(outcome, Exception):
                     raise outcome
                 outcome.message = outcome.message.clone()
@@ -83,10 +84,10 @@ class BatchedClients:
     def close(self) -> None:
         """Do nothing: there are no processes."""
 
-    def _outcomes(self, jobs: list[Job]) -> list[JobResult | Exception]:
-        """Advance all jobs to their next phase, train those phases, and repeat until every job has its result."""
-        runs = dict(enumerate(self.client_runner.parts(job) for job in jobs))
-        outcomes: dict[int, JobResult | Exception] = {}
+    def _outcomes(self, requests: list[ClientRequest]) -> list[ClientReply | Exception]:
+        """Advance all requests to their next phase and train those phases, until every request has its reply."""
+        runs = dict(enumerate(self.client_runner.parts(request) for request in requests))
+        outcomes: dict[int, ClientReply | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
             while answers:
@@ -96,7 +97,7 @@ class BatchedClients:
                         parts[k] = runs[k].send(answer)
                     except StopIteration as end:
                         outcomes[k] = end.value
-                    except Exception as error:  # raised where the job's result would have come
+                    except Exception as error:  # raised where the request's reply would have come
                         outcomes[k] = error
                 together = self._together(parts)
                 answers = {}
@@ -105,10 +106,10 @@ class BatchedClients:
                         answers[k] = together[k] if k in together else self.client_runner.phase(part)
                     except Exception as error:  # as above
                         outcomes[k] = error
-        return [outcomes[k] for k in range(len(jobs))]
+        return [outcomes[k] for k in range(len(requests))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
-        """Train the phases that can be stacked and return their results by job."""
+        """Train the phases that can be stacked and return their results by request."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for k, part in parts.items():
             if self._allows(part):

@@ -1,4 +1,4 @@
-"""Transport of jobs and results between processes: their trees in shared memory, the rest through a pipe."""
+"""Transport of requests and replies between processes: their trees in shared memory, the rest through a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_core.algorithms.base import Message, State
-from fl_core.execution.client_runner import Job, JobResult
+from fl_core.algorithms.model_template import ModelTemplate
+from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.execution.shared import Shared
 from fl_core.tree import Tree
 
@@ -44,7 +45,7 @@ def allocator_settings() -> Iterator[None]:
 
 
 class Slot:
-    """Shared memory for the trees of one job or result at a time. A tree that does not fit is sent as bytes.
+    """Shared memory for the trees of one request or reply at a time. A tree that does not fit is sent as bytes.
 
     Args:
         repeats: whether a tensor that is still in its place is not copied again, such as one that all clients of a
@@ -66,7 +67,7 @@ class Slot:
         return cls(Shared(-(-n_bytes // ALIGNED) * ALIGNED), repeats)
 
     def put(self, value: Any) -> Any:
-        """Store a job's or result's trees over earlier ones, and return it with places instead of trees."""
+        """Store a request's or reply's trees over earlier ones, and return it with places instead of trees."""
         end = 0
 
         def place(source: Tree) -> _Placed | _Bytes:
@@ -152,7 +153,7 @@ class Channel:
         self.link, self.sends, self.receives, self.keeps = link, sends, receives, keeps
 
     def send(self, message: tuple[str, Any]) -> None:
-        """Send a message of some kind: a job, a result, or anything without trees."""
+        """Send a message of some kind: a request, a reply, or anything without trees."""
         kind, value = message
         self.link.send_bytes(pickle.dumps((kind, self.sends.put(value))))  # a plain pickle: no tensors
 
@@ -171,15 +172,12 @@ class Channel:
 
 
 def _map_trees(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply a function to every tree in a job or result; anything else stays as it is."""
+    """Apply a function to every tree in a request or reply; anything else stays as it is."""
     if isinstance(value, (State, Message)):
         return replace(value, trees={name: change(t) for name, t in value.trees.items()})
-    if not isinstance(value, (Job, JobResult)):
+    if isinstance(value, (ModelTemplate, ClientReply)):
+        value = replace(value, models={name: change(t) for name, t in value.models.items()})
+    if not isinstance(value, (ClientRequest, ClientReply)):
         return value
-    parts = {}
-    for name, part in vars(value).items():
-        if isinstance(part, (State, Message)):
-            parts[name] = _map_trees(part, change)
-        elif name == "tree" and part is not None:
-            parts[name] = change(part)
-    return replace(value, **parts)
+    parts = (State, Message, ModelTemplate)
+    return replace(value, **{name: _map_trees(p, change) for name, p in vars(value).items() if isinstance(p, parts)})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.scores import REGRESSION, SCORES
 from fl_core.training.losses import Loss
+from fl_core.untouched import in_mode
 
 Array = NDArray[Any]
 
@@ -163,20 +164,8 @@ def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> 
         raise UsageError("no samples to predict")
     if batch < 1:
         raise UsageError(f"a batch of {batch} samples; it must be at least 1")
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), in_mode(model, False) if isinstance(model, nn.Module) else nullcontext():
         return torch.cat([model(part) for part in x.split(batch)])
-
-
-@contextmanager
-def _evaluating(model: object) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
-    try:
-        if isinstance(model, nn.Module):
-            model.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 __all__ = ["BINS", "SCORES", "predict", "scores"]

@@ -17,6 +17,7 @@ from fl_core.errors import check_known
 from fl_core.models import blocks
 from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, hooked
 from fl_core.tree import Tree
+from fl_core.untouched import in_mode
 
 _NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -47,18 +48,13 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
     """
     if x.ndim != 4 or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_mode(model, False):
             model(x.to(memory_format=torch.channels_last))
     except RuntimeError as error:
         if "view" not in str(error):
             raise
         return False
-    finally:
-        for module, training in modes:
-            module.training = training
     return True
 
 
@@ -188,19 +184,8 @@ class Workspace:
 
     def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training."""
-        with self.mode(training=False), torch.no_grad():
+        with in_mode(self.model, False), torch.no_grad():
             return torch.func.functional_call(self.model, dict(params), (x,))
-
-    @contextmanager
-    def mode(self, training: bool) -> Iterator[None]:
-        """Set training or evaluation mode within the block. Afterwards each module's own mode is restored."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.train(training)
-        try:
-            yield
-        finally:
-            for module, before in modes:
-                module.training = before
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:

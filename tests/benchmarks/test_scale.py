@@ -120,7 +120,7 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(monkeypatch: pytest.Mon
         ("fl_core/training/evaluate.py", "evaluation"),
         ("fl_core/engine.py", "rounds: messages, averages, clients"),
         ("diagnostics/gradients/passes.py", "measuring"),
-        ("diagnostics/pictures/page.py", "drawing"),
+        ("diagnostics/plots/page.py", "drawing"),
         ("fedlayers/studies/choose.py", "deciding and comparing"),
         ("fedlayers/cli/main.py", "command line"),
     ],

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from diagnostics import plots
-from diagnostics.pictures.collect import OWN, album
+from diagnostics.plots.collect import OWN, album
 from diagnostics.report import Report
 from fl_core import rows as schema
 from fl_core.errors import UsageError

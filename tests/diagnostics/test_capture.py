@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.capture import activations, batches, set_mode, untouched
+from diagnostics.capture import activations, batches
 from fl_core.errors import UsageError
-from tests.networks import Wired
-
-
-def wired() -> Wired:
-    """Batch norm, dropout, an in-place ReLU after a convolution, an LSTM, a layer used twice and one never used."""
-
-    def run(m: Any, x: Tensor) -> Tensor:
-        x = m.drop(m.relu(m.norm(m.conv(x))))
-        return m.head(m.twice(m.twice(m.lstm(x.transpose(1, 2))[0][:, -1])))
-
-    parts = {"conv": nn.Conv1d(2, 3, 3, padding=1), "norm": nn.BatchNorm1d(3), "relu": nn.ReLU(inplace=True)}
-    parts |= {"drop": nn.Dropout(0.5), "lstm": nn.LSTM(3, 4, batch_first=True), "twice": nn.Linear(4, 4)}
-    return Wired(run, **parts, unused=nn.Linear(4, 4), head=nn.Linear(4, 3))
+from tests.networks import Wired, snapshot, wired
 
 
 @pytest.fixture
@@ -34,64 +19,6 @@ def net() -> Wired:
 
 X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
-
-
-def snapshot(model: nn.Module) -> list[object]:
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()]
-    return [
-        [m.training for m in model.modules()],
-        [(p.requires_grad, None if p.grad is None else p.grad.tolist(), id(p.grad)) for p in model.parameters()],
-        [(id(b), b.tolist()) for b in model.buffers()],
-        hooks,
-        torch.get_rng_state().tolist(),
-    ]
-
-
-def disturb(model: Wired) -> None:
-    model.eval()
-    model.drop.train()
-    model.norm.train()
-    model.conv.weight.requires_grad_(False)
-    model.head.register_forward_hook(lambda m, i, o: None)
-    model.head.register_forward_pre_hook(lambda m, i: None)
-    model(X).sum().backward()
-    model.norm.running_mean = torch.full((3,), 7.0)
-    torch.randn(3)
-
-
-@pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("with_grads", [False, True])
-def test_untouched_restores_everything(net: Wired, raises: bool, with_grads: bool) -> None:
-    net.conv.eval()
-    net.head.bias.requires_grad_(False)
-    kept = net.relu.register_forward_hook(lambda m, i, o: None)
-    if with_grads:
-        net(X).sum().backward()
-    before = snapshot(net)
-    try:
-        with untouched(net):
-            disturb(net)
-            assert snapshot(net) != before
-            if raises:
-                raise ArithmeticError
-    except ArithmeticError:
-        assert raises
-    assert snapshot(net) == before
-    kept.remove()
-    assert not net.relu._forward_hooks
-
-
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_set_mode(net: Wired, mode: str) -> None:
-    net.train(mode == "eval")
-    net.drop.eval()
-    before = snapshot(net)
-    with set_mode(net, mode):
-        assert all(module.training == (mode == "train") for module in net.modules())
-        net(X)
-    assert snapshot(net) == before
-    with pytest.raises(UsageError, match="did you mean 'eval'"), set_mode(net, "evl"):
-        pass
 
 
 def test_activations_are_those_before_an_in_place_operation(net: Wired) -> None:

@@ -16,7 +16,7 @@ from diagnostics import plots
 from diagnostics.curvature.spectrum import AT, smoothed
 from diagnostics.diagnosis import diagnose
 from diagnostics.metrics.base import METRICS
-from diagnostics.pictures.collect import album
+from diagnostics.plots.collect import album
 from fedlayers.cli.main import main
 from fl_core import rows as schema
 from fl_core.errors import UsageError

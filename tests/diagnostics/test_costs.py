@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from diagnostics import plots
 from diagnostics.client_model import ClientModel
 from diagnostics.diagnosis import diagnose
-from diagnostics.layer_flops import step_work
-from diagnostics.plan_costs import cost_steps, plan_cost
 from fl_core import runner, tree
-from fl_core.costs import training_cost
+from fl_core.costs.layers import step_work
+from fl_core.costs.plans import plan_cost
+from fl_core.costs.rounds import cost_steps, training_cost
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
@@ -199,7 +199,7 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
     assert list(table["run"].unique()) == list(made)
     assert all(list(part["round"]) == [1, 2, 3, 4] for _, part in table.groupby("run"))
     for name, task in made.items():
-        space = runner.client_runner_of(task, {}).workspace
+        space = task.client_runner().workspace
         total = training_cost(task.algorithm(task.plan), space, TOY.shape, int(task.config.batch_size or 1))
         sums = table[table["run"] == name][["naive", "flops", "moved"]].sum()
         assert sums.tolist() == pytest.approx([total.naive, total.flops, total.moved], rel=1e-12)

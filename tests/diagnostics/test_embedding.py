@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from torch import Tensor, nn
 
 from diagnostics import plots
-from diagnostics.pictures.drawing import COLOURS, MARKERS
+from diagnostics.plots.drawing import COLOURS, MARKERS
 from diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
 from fl_core.errors import UsageError
 

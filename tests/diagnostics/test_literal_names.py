@@ -13,8 +13,8 @@ from matplotlib.text import Text
 
 from diagnostics import plots
 from diagnostics.diagnosis import diagnose
-from diagnostics.pictures import drawing
-from diagnostics.pictures.collect import figure_of
+from diagnostics.plots import drawing
+from diagnostics.plots.collect import figure_of
 from fl_core import rows as schema
 from tests.diagnostics.test_algorithm_state import attention, held, mixing, trained
 from tests.diagnostics.test_collect import network, samples

@@ -15,6 +15,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
+from fl_core.stored_models import load_models
 
 SENSITIVITY = "federation_sensitivity"
 CONFIG = RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3)
@@ -143,7 +144,7 @@ def test_a_metric_s_own_samples_are_used_and_named(task, metric, options, given,
 @pytest.mark.parametrize(("which", "round"), [("local", "last"), ("global", 1), ("global", "last"), ("personal", 2)])
 def test_a_run_is_measured_on_its_stored_models(run, which, round):
     report = measure.diagnose_run(run, [SENSITIVITY], round=round, which=which, progress=False)
-    models, task = runner.load_models(run, round, which)
+    models, task = load_models(run, round, which)
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     by_hand = diagnose(models, data, [SENSITIVITY], loss=task.criterion, seed=3, progress=False)
     pd.testing.assert_frame_equal(
@@ -157,7 +158,7 @@ def test_a_run_is_measured_on_its_stored_models(run, which, round):
 
 def test_a_run_moved_from_its_own_start(run):
     report = measure.diagnose_run(run, "update_magnitude", progress=False)
-    models, task = runner.load_models(run)
+    models, task = load_models(run)
     first = task.layers[0]
     for client, model in models.items():
         now, start = (
@@ -176,7 +177,7 @@ def test_local_models_are_those_before_aggregation(run):
     report = measure.diagnose_run(run, [SENSITIVITY], progress=False)
     assert set(report.frame["client"]) - {""} == set(stored)
     assert len(stored) == 2
-    everyone = {client.name for client in runner.load_models(run, which="global")[1].data.clients}
+    everyone = {client.name for client in load_models(run, which="global")[1].data.clients}
     assert set(report.header["absent"]) == everyone - set(stored)
 
 
@@ -192,7 +193,7 @@ def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp
     cka = report.frame[(report.frame["metric"] == "cka") & (report.frame["status"] == "ok")]
     assert set(plain) <= set(cka["layer"])
     plan = select.select(report, "manual", layers=plain[:2])
-    plan.check_fits(runner.load_models(tmp_path / "run", which=which)[0]["cleveland"])
+    plan.check_fits(load_models(tmp_path / "run", which=which)[0]["cleveland"])
     by = measure.diagnose_run(tmp_path / "run", (SENSITIVITY,), which=which, by="module", progress=False)
     assert "body.fc1.linear" in set(by.frame["layer"])
 

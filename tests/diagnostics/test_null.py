@@ -16,7 +16,7 @@ from diagnostics.decide import select
 from diagnostics.decide.curve import curve_of
 from diagnostics.diagnosis import diagnose
 from diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
-from diagnostics.pictures.collect import album
+from diagnostics.plots.collect import album
 from diagnostics.report import Report
 from diagnostics.resampling import parted
 from fedlayers.cli import main as cli
@@ -26,6 +26,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
+from fl_core.stored_models import load_models
 from tests.conftest import TOY
 
 SHUFFLED = [name for name, null in NULLS.items() if null.shuffle is not None]
@@ -400,7 +401,7 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
     how = {"which": "personal", "progress": False}
     report = measure.diagnose_run(tmp_path / "run", [SENSITIVITY], null=("labels", "fresh"), **how)
     pd.testing.assert_frame_equal(report.frame, measure.diagnose_run(tmp_path / "run", [SENSITIVITY], **how).frame)
-    models, task = runner.load_models(tmp_path / "run", which="personal")
+    models, task = load_models(tmp_path / "run", which="personal")
     data = null_data(task.data, "labels", 0)
     samples = {client.name: (client.train.x, client.train.y) for client in data.clients}
     drawn = nulls_in(report.nulls)

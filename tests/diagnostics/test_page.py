@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from diagnostics.pictures.alt_text import in_words
-from diagnostics.pictures.page import Page
+from diagnostics.plots.alt_text import in_words
+from diagnostics.plots.page import Page
 from fl_core.errors import UsageError
 
 VOID = {"meta", "img", "br"}

@@ -15,8 +15,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from diagnostics import plots
-from diagnostics.pictures.drawing import MOST
-from diagnostics.pictures.plan import FEDERATED, LOCAL
+from diagnostics.plots.drawing import MOST
+from diagnostics.plots.plan import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

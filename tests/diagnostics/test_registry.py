@@ -19,7 +19,7 @@ from diagnostics.decide.rules.base import RULES, deciding, rule
 from diagnostics.decide.select import explain, select
 from diagnostics.diagnosis import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
-from diagnostics.pictures.collect import FURTHER, album
+from diagnostics.plots.collect import FURTHER, album
 from diagnostics.report import Report
 from fedlayers.cli.main import main
 from fl_core import runner

@@ -17,6 +17,7 @@ from fl_core.errors import UsageError
 from fl_core.initial import start
 from fl_core.models import build, example
 from fl_core.records import store
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.fl_core.test_runner import contents, cut_back
 
@@ -39,11 +40,11 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(name: str, tmp_path: P
     with pytest.raises(UsageError, match=refusal):
         runner.resume(part, progress=False)
     with pytest.raises(UsageError, match=refusal):
-        runner.load_models(part, which="personal")
+        load_models(part, which="personal")
     assert runner.resume(part, allow_code=[name], progress=False).done == 3
     assert store.Run(part).verify() == store.Run(whole).verify()
     assert contents(part) == contents(whole)
-    (ours, _), (theirs, _) = (runner.load_models(run, which="personal", allow_code=name) for run in (whole, part))
+    (ours, _), (theirs, _) = (load_models(run, which="personal", allow_code=name) for run in (whole, part))
     assert {k: tree.digest(tree.state_dict(m)) for k, m in ours.items()} == {
         k: tree.digest(tree.state_dict(m)) for k, m in theirs.items()
     }
@@ -61,8 +62,8 @@ def test_a_directory_does_not_choose_what_is_imported_below_a_schedule_or_for_a_
     config = replace(CONFIG, algorithm="vanilla", rounds=1, options={"base": APFL})
     runner.run(config, tmp_path / "run", data=TOY, model=network("plain"), progress=False)
     with pytest.raises(UsageError, match=f"names code as its option base, '{APFL}'"):
-        runner.load_models(tmp_path / "run", data=TOY, model=network("plain"))
-    runner.load_models(tmp_path / "run", data=TOY, model=network("plain"), allow_code=[APFL])
+        load_models(tmp_path / "run", data=TOY, model=network("plain"))
+    load_models(tmp_path / "run", data=TOY, model=network("plain"), allow_code=[APFL])
 
 
 @pytest.mark.filterwarnings("ignore:client")

@@ -24,6 +24,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records import timing
 from fl_core.records.store import Run
 from fl_core.storage import files
+from fl_core.stored_models import load_models
 
 VAST = 9 << 40
 LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names
@@ -66,7 +67,7 @@ def readers(path):
     return {
         "verify": lambda: Run(path).verify(),
         "resume": lambda: runner.resume(path, progress=False),
-        "models": lambda: runner.load_models(path, which="global"),
+        "models": lambda: load_models(path, which="global"),
         "rows": lambda: Run(path).rows(),
     }
 

@@ -22,6 +22,7 @@ from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.storage import files
+from fl_core.stored_models import load_models
 from tests.faults.injected import contents
 
 ROUNDS = 3
@@ -183,8 +184,8 @@ class TestTheLastCheckpoint:
         run = Run(finished)
         harm(finished / KINDS["last local model" if which == "last" else "first server"](run), flip(0.5))
         with pytest.raises(CorruptError, match="blobs"):
-            runner.load_models(finished, which)
-        runner.load_models(finished, 2)
+            load_models(finished, which)
+        load_models(finished, 2)
 
     def test_under_another_round_is_found(self, finished):
         shutil.copy(finished / "checkpoints/000001.json", finished / "checkpoints/000002.json")
@@ -249,7 +250,7 @@ def test_a_pickle_in_a_run_is_not_executed(finished, bomb, kind):
     (finished / KINDS[kind](Run(finished))).write_bytes(pickled)
     with pytest.raises(CorruptError):
         Run(finished).verify()
-    for reader in (resume, runner.load_models, lambda path: Run(path).rows(), lambda path: Run(path).partition()):
+    for reader in (resume, load_models, lambda path: Run(path).rows(), lambda path: Run(path).partition()):
         try:
             reader(finished)
         except (CorruptError, UsageError):

@@ -17,6 +17,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.records.store import Run
 from fl_core.storage import files
+from fl_core.stored_models import load_models
 from tests.faults.injected import contents
 
 ROUNDS = 3
@@ -43,7 +44,7 @@ def resume(path):
 
 
 def models(path):
-    runner.load_models(path, which="personal")
+    load_models(path, which="personal")
 
 
 def forge(path, change):

@@ -31,6 +31,7 @@ from fl_core.errors import UsageError
 from fl_core.models.options import LIBRARIES, check_stored
 from fl_core.records.store import START, Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, signed
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY
 from tests.federation.test_faults import Listening, told
 
@@ -117,10 +118,10 @@ def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, 
         with pytest.raises(UsageError, match="|".join(options)):
             runner.resume(path, progress=False)
         if options.keys() == {"pretrained"}:  # trained weights take their place
-            assert runner.load_models(path, which="global")
+            assert load_models(path, which="global")
         else:
             with pytest.raises(UsageError, match="|".join(options)):
-                runner.load_models(path, which="global")
+                load_models(path, which="global")
         assert time.monotonic() - began < 10
     assert not asked
     assert not (tmp_path / "cache").exists()
@@ -319,7 +320,7 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     path.unlink()
     again = runner.resume(tmp_path / "half", progress=False)
     assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
-    loaded, _ = runner.load_models(tmp_path / "half", which="global")
+    loaded, _ = load_models(tmp_path / "half", which="global")
     assert tree.digest(tree.state_dict(next(iter(loaded.values())))) == tree.digest(whole.server.trees["model"])
     made = exported.export(tmp_path / "half", tmp_path / "model", which="global")
     assert "pretrained" not in made.about["model"]["options"]

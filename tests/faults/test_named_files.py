@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 
 from fedlayers.cli.main import main
 from fedlayers.studies.training_job import TrainingJob
-from fl_core import config, models, restore, runner, tree
+from fl_core import defaults, models, restore, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.store import START, Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, signed
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG
 from tests.faults.test_loading_options import SIZES, VIT
 
@@ -92,8 +93,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_every_key_is_judged() -> None:
     """A new key is not taken from a file before somebody has said what it may name."""
     assert {*restore.FROM_FILE, "download"} == {field.name for field in fields(RunConfig)}
-    assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *config.FILES}) + 4
-    assert not set(restore.PLAIN) & {*restore.CODED, *config.FILES, "model", "options", "model_options", "plan"}
+    assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *defaults.FILES}) + 4
+    assert not set(restore.PLAIN) & {*restore.CODED, *defaults.FILES, "model", "options", "model_options", "plan"}
 
 
 @pytest.mark.parametrize("key", ["init", "dataset"])
@@ -176,7 +177,7 @@ def test_an_older_run_without_its_copy_names_the_weights_again(tmp_path: Path, w
     runner.run(found, tmp_path / "run", progress=False, until=1)
     without_start(tmp_path / "run")
     assert Run(tmp_path / "run").verify()
-    assert runner.load_models(tmp_path / "run", which="global")
+    assert load_models(tmp_path / "run", which="global")
     with pytest.raises(UsageError, match="--init"):
         runner.resume(tmp_path / "run", progress=False)
     again = runner.resume(tmp_path / "run", init=weights, progress=False)
@@ -191,7 +192,7 @@ def test_an_older_pretrained_run_asks_for_its_weights_again(tmp_path: Path) -> N
     whole = runner.run(found, tmp_path / "whole", progress=False)
     runner.run(found, tmp_path / "run", progress=False, until=1)
     without_start(tmp_path / "run")
-    assert runner.load_models(tmp_path / "run", which="global")
+    assert load_models(tmp_path / "run", which="global")
     with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
         runner.resume(tmp_path / "run", progress=False)
     kept, said = file.read_bytes(), [f"pretrained={file}"]

@@ -26,6 +26,7 @@ from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 from fl_core.records import store
 from fl_core.storage.files import signed
+from fl_core.stored_models import load_models
 from tests.conftest import TOY, play
 from tests.conftest import federation as toy
 from tests.federation.test_in_memory import NAMES, SHORT, comparable, config_for, link, server
@@ -114,7 +115,7 @@ def test_a_federations_directory_has_no_clients_tensors_and_says_where_they_are(
     assert checkpoint.models == {}
     heads = [each for name in NAMES for each in (tmp_path / "s" / name).rglob("*.state")]
     assert len(heads) >= len(NAMES)
-    for act in (lambda: runner.resume(out), lambda: runner.load_models(out, which="personal")):
+    for act in (lambda: runner.resume(out), lambda: load_models(out, which="personal")):
         with pytest.raises(UsageError, match="a, b, c, d"):
             act()
     runner.run(SHORT, tmp_path / "ordinary", data=TOY, progress=False)

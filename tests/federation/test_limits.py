@@ -26,7 +26,7 @@ from fl_core import limits, tree
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import Round
 from fl_core.errors import UsageError
-from fl_core.execution.client_backend import TrainRequest
+from fl_core.execution.requests import TrainRequest
 from fl_core.limits import LimitError, within_memory, within_seconds
 from fl_core.plan import LayerPlan
 from fl_core.task import assemble

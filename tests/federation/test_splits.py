@@ -29,7 +29,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import split_of
 from fl_core.data.recipes import SHARES
 from fl_core.errors import CorruptError
-from fl_core.execution.client_backend import ScoreRequest
+from fl_core.execution.requests import ScoreRequest
 from tests.conftest import TOY
 
 ROWS, FEATURES = 40, 3

@@ -17,7 +17,8 @@ from scipy.stats import t
 
 from diagnostics import measure
 from fedlayers.cli import main as cli
-from fedlayers.studies.compare import Comparison, best_rounds, compare, display_name, headline, jobs_of
+from fedlayers.studies.compare import compare, jobs_of
+from fedlayers.studies.comparison import Comparison, best_rounds, display_name, headline
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError

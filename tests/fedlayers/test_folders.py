@@ -13,6 +13,7 @@ from fl_core.errors import CorruptError, UsageError
 from fl_core.exported import export
 from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
+from fl_core.stored_models import load_models
 
 CONFIG = RunConfig(dataset="heart", algorithm="fedper", rounds=4, checkpoint_every=1, eval_every=1, stack="off")
 
@@ -36,7 +37,7 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Pat
     assert run.verify()
     assert clean(interrupted) == 0
     with pytest.raises(UsageError, match="no checkpoint after round 2"):
-        runner.load_models(interrupted, 2)
+        load_models(interrupted, 2)
     found = runner.resume(interrupted, progress=False)
     assert found.rows == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][-len(found.rows) :]
     assert tree.digest(found.server.trees["model"]) == tree.digest(expected.server.trees["model"])
@@ -58,7 +59,7 @@ def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
     assert run.rounds == sorted({before[-1], *rule.best.values()})
     assert len(run.rounds) < len(before)
     assert run.verify()
-    assert runner.load_models(run.path, "best", "personal")[0]
+    assert load_models(run.path, "best", "personal")[0]
     exported = export(run.path, tmp_path / "va.safetensors", client="va").about["run"]
     assert (exported["model"], exported["round"]) == ("personal", rule.best["personal"])
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from diagnostics.pictures.collect import album
-from diagnostics.pictures.page import Page
+from diagnostics.plots.collect import album
+from diagnostics.plots.page import Page
 from fedlayers.cli import tables
 from fedlayers.remote.site_config import SiteFile
 from figures.page import markdown

@@ -8,15 +8,17 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from diagnostics import plots
-from diagnostics.pictures.collect import figure_of
+from diagnostics.plots.collect import figure_of
 from fedlayers.cli import tables
 from fedlayers.studies.baselines import baseline_rows
-from fedlayers.studies.compare import Comparison, compare, display_name
+from fedlayers.studies.compare import compare
+from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.errors import UsageError
 from fl_core.scores import OF_CLASS
+from fl_core.stored_models import load_models
 from fl_core.training.evaluate import predict
 
 
@@ -42,7 +44,7 @@ def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
         assert set(frame.loc[frame["metric"] == "macro_f1", "variant"]) == {""}
         last = frame[(frame["round"] == 1) & (frame["split"] == "test") & (frame["model"] == "global")]
         found[positive] = last.set_index(["metric", "client"])["value"]
-        model = runner.load_models(tmp_path / str(positive), which="global")[0]["north"]
+        model = load_models(tmp_path / str(positive), which="global")[0]["north"]
         split = engine.data.client("north").test
         place = engine.data.classes.index(named)
         p = predict(model, split.x).softmax(1)[:, place].numpy()

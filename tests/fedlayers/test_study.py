@@ -16,7 +16,7 @@ from diagnostics.decide.against import in_words
 from diagnostics.report import Report
 from fedlayers.cli import main as cli
 from fedlayers.studies.baselines import BASELINES
-from fedlayers.studies.compare import Comparison
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.inference import LEVEL_ARMS, NOTHING_LEARNED
 from fedlayers.studies.study import CHOSEN, NULLS, over_seeds, study
 from fedlayers.studies.study_page import verdict

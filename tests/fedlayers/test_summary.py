@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from fedlayers.studies import summary
 from fedlayers.studies.answers import NO, OPEN, YES, Answers
 from fedlayers.studies.baselines import BASELINES, baseline_rows
-from fedlayers.studies.compare import Comparison
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.study import Outcome, study
 from fl_core import rows, runner
 from fl_core.config import RunConfig

@@ -51,3 +51,12 @@ def test_stored_rows_are_those_of_now(made: Path) -> None:
     stored = pfedla_costs.STUDY.read(pfedla_costs.STUDY.path())[1]
     same = ["run", "layer", "metric", "variant", "value"]
     assert stored[same].equals(rows.read(made)[1][same])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "published"), [("mnist", [491.08, 488.65, 312.52]), ("cifar10", [693.96, 418.96, 382.24, 379.81])]
+)
+def test_the_ledger_gives_the_published_numbers(dataset: str, published: list[float]) -> None:
+    frame = pfedla_costs.STUDY.read(pfedla_costs.STUDY.path())[1]
+    found = frame[frame["metric"] == pfedla_costs.LEDGER].set_index("run")["value"]
+    assert [round(found[f"{dataset}.{k}"], 2) for k in range(len(published))] == published

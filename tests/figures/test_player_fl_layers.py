@@ -12,14 +12,15 @@ import pandas as pd
 import pytest
 import torch
 
-from diagnostics.pictures.drawing import both_ways
+from diagnostics.plots.drawing import both_ways
 from figures import items, layerwise, recipe
 from figures.player_fl import expectations as player_fl_expectations
 from figures.player_fl import rests_on as player_fl_rests_on
 from figures.player_fl.layers import FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
 from figures.player_fl.views import FIGURES
 from fl_core import runner
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
+from fl_core.defaults import resolved
 
 VIEWS = [f"player_fl.{name}" for name in FIGURES]
 TINY = {"rounds": 2, "eval_every": 2, "checkpoint_every": 2, "keep_optimizer": True, "loss": "cross_entropy"}

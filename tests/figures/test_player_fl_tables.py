@@ -22,7 +22,7 @@ from figures.player_fl.words import evenness, order
 from figures.ranking import Ranking, first_shares
 from fl_core import rows, statistics
 from fl_core.algorithms import registry
-from fl_core.config import resolved
+from fl_core.defaults import resolved
 
 EVERY = (*study.METHODS, *study.BESIDE)
 pytestmark = pytest.mark.filterwarnings("ignore:client")

@@ -16,7 +16,7 @@ from figures.layerwise import SENSITIVITY
 from figures.player_fl import transitions
 from figures.player_fl.runs import ABSENT
 from fl_core import rows
-from fl_core.config import resolved
+from fl_core.defaults import resolved
 
 LAYERS = {"fashion_mnist": ("conv1", "conv2", "conv3", "fc1", "fc2"), "heart": ("fc1", "fc2", "fc3", "fc4")}
 

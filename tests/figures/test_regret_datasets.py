@@ -16,7 +16,7 @@ from figures import items, recipe
 from figures import regret as study
 from figures.__main__ import main
 from fl_core import rows, runner
-from fl_core.config import resolved
+from fl_core.defaults import resolved
 
 LAYERS = {"heart": 4, "mnist": 5, "cifar10": 7}
 pytestmark = pytest.mark.filterwarnings("ignore:client")

@@ -21,6 +21,7 @@ from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
+from fl_core.stored_models import load_models
 from tests.fl_core.test_tables import SPLITS, frame, samples, written
 
 
@@ -90,7 +91,7 @@ def test_a_run_stores_its_categories_and_its_model_predicts(tmp_path: Path) -> N
     assert fl.resume(tmp_path / "run", progress=False).done == 2
     exported.export(tmp_path / "run", tmp_path / "m.safetensors", which="global")
     made = exported.predict(tmp_path / "m.safetensors", path)
-    models, task = runner.load_models(tmp_path / "run", which="global")
+    models, task = load_models(tmp_path / "run", which="global")
     whole = samples(task.data, *SPLITS)
     model = next(iter(models.values())).eval()
     import torch

@@ -12,8 +12,10 @@ from torch import nn
 
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.execution.client_runner import OPTIMIZER_TREE, SCORE_BATCH, ClientRunner, FinetuneJob, ScoreJob, TrainJob
+from fl_core.execution.client_runner import OPTIMIZER_TREE, SCORE_BATCH, ClientRunner
+from fl_core.execution.requests import TUNED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.training import evaluate
 from fl_core.training.losses import build
 from tests.conftest import CONFIG, TOY, client_runner_of, federation, network
@@ -27,8 +29,8 @@ def ready(kind: str = "plain", **changes: Any) -> tuple[ClientRunner, tree.Tree]
     return client_runner, tree.state_dict(task.model)
 
 
-def job(start: tree.Tree, client: int = 0, **options: Any) -> TrainJob:
-    return TrainJob(client, Round(0), Message({"model": start}), State({"model": {}}), **options)
+def job(start: tree.Tree, client: int = 0, **options: Any) -> TrainRequest:
+    return TrainRequest(client, Round(0), Message({"model": start}), state=State({"model": {}}), **options)
 
 
 def test_a_site_without_an_algorithm_says_so() -> None:
@@ -42,7 +44,11 @@ def test_a_site_without_an_algorithm_says_so() -> None:
 def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind: str) -> None:
     client_runner, start = ready(kind)
     first = client_runner.run(job(start, score=("test",)))
-    for other in (job(start, client=2), FinetuneJob(1, 3, start), ScoreJob(3, start, ("train",))):
+    for other in (
+        job(start, client=2),
+        FinetuneRequest(1, 3, ModelTemplate({TUNED: start}), TUNED),
+        ScoreRequest(3, 0, ModelTemplate({"global": start})),
+    ):
         client_runner.run(other)
     with torch.no_grad():
         for tensor in tree.named_tensors(client_runner.workspace.model).values():
@@ -86,7 +92,7 @@ def test_one_thread_trains_and_the_setting_comes_back() -> None:
 def test_scores_are_those_of_the_tree_in_evaluation_mode(kind: str) -> None:
     client_runner, _ = ready(kind)
     model = network(kind, seed=5)
-    found = client_runner.run(ScoreJob(1, tree.state_dict(model), ("train", "validation", "test"))).scores
+    found = client_runner.run(ScoreRequest(1, 0, ModelTemplate({"global": tree.state_dict(model)}))).scores["global"]
     model.eval()
     for name, scores in found.items():
         split = TOY.clients[1].split(name)
@@ -98,7 +104,7 @@ def test_scores_of_a_broken_tree_say_whose_they_are() -> None:
     start["fc3.bias"][0] = torch.inf
     where = r"^fedavg.*round 7.*'c'.*personal.*validation.*\d+.*\d+"
     with pytest.raises(NonFiniteError, match=where):
-        client_runner.run(ScoreJob(2, start, ("validation",), "personal", 7))
+        client_runner.run(ScoreRequest(2, 7, ModelTemplate({"personal": start})))
 
 
 def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
@@ -108,7 +114,11 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
     assert len(data.clients[0].test) == SCORE_BATCH + 1
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     task = runner.assemble(replace(CONFIG, batchnorm="drop"), data=data, model=model)
-    found = client_runner_of(task).run(ScoreJob(0, tree.state_dict(task.model), ("test",))).scores["test"]
+    found = (
+        client_runner_of(task)
+        .run(ScoreRequest(0, 0, ModelTemplate({"global": tree.state_dict(task.model)})))
+        .scores["global"]["test"]
+    )
     assert 0 <= found["accuracy"] <= 1
 
 
@@ -123,8 +133,7 @@ def test_fine_tuning_ignores_the_kept_optimiser() -> None:
     results = []
     for keep in (False, True):
         client_runner, start = ready(algorithm="local_adaptation", keep_optimizer=keep, momentum=0.9)
-        found = client_runner.run(FinetuneJob(0, 3, start)).tree
-        assert found is not None
+        found = client_runner.run(FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED)).models[TUNED]
         results.append(tree.digest(found))
     assert results[0] == results[1]
 
@@ -134,4 +143,4 @@ def test_an_error_in_fine_tuning_says_after_which_round() -> None:
     client_runner, start = ready(algorithm="local_adaptation")
     start["fc1.weight"][0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"local_adaptation.*round 3.*'a'.*'finetune'.*'fc1'"):
-        client_runner.run(FinetuneJob(0, 3, start))
+        client_runner.run(FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED))

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fl_core import choices, data
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
 from fl_core.data.registry import ROOT_VARIABLE
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.training import losses
 from fl_core.training.phases import Training

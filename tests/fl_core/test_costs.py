@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.layer_flops import step_work
 from fl_core import runner, tree
-from fl_core.costs import round_costs, training_cost, training_flops
+from fl_core.costs.flops import training_flops
+from fl_core.costs.layers import step_work
+from fl_core.costs.rounds import round_costs, training_cost
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
@@ -251,7 +252,7 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
 def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
     task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
     with pytest.raises(UsageError, match=rf"{name}.*bytes_up"):
-        round_costs(task.algorithm(task.plan), runner.client_runner_of(task, {}).workspace, TOY.shape, 8)
+        round_costs(task.algorithm(task.plan), task.client_runner().workspace, TOY.shape, 8)
 
 
 @pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])

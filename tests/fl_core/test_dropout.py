@@ -19,7 +19,8 @@ from fl_core.algorithms import TaskInfo, registry
 from fl_core.algorithms.scaffold import VARIATE, Corrected
 from fl_core.dropout import REPLY_LOST, TIMEOUT, Dropout, read_trace
 from fl_core.errors import UsageError
-from fl_core.execution.client_backend import ClientReply, ClientRequest, LocalClients, TrainRequest
+from fl_core.execution.client_backend import LocalClients
+from fl_core.execution.requests import ClientReply, ClientRequest, TrainRequest
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments

@@ -20,10 +20,11 @@ from torch import Tensor
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution import executors
-from fl_core.execution.client_runner import FinetuneJob, JobResult, ScoreJob, TrainJob
 from fl_core.execution.executors import Serial, Workers, executor
+from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
 from fl_core.training.context import Context
@@ -136,10 +137,12 @@ def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
     rnd = Round(0, "train", (0, 1, 2, 3))
     order = [2, 0, 3, 1, 1, 0, 2, 3, 0]
 
-    def jobs() -> Iterator[TrainJob]:
+    def jobs() -> Iterator[TrainRequest]:
         for client in order:
             message = Message({"model": tree.clone(initial)}, {"n": 1})
-            yield TrainJob(client, rnd, message, State({"model": {}}, {"m": [1, None]}), ("test",), keep_local=True)
+            yield TrainRequest(
+                client, rnd, message, state=State({"model": {}}, {"m": [1, None]}), score=("test",), keep=True
+            )
 
     found = []
     for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
@@ -151,10 +154,9 @@ def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
     assert all(result.state.meta == {"m": [1, None]} for result in found[1])
 
 
-def _plain(result: JobResult) -> dict[str, Any]:
+def _plain(result: ClientReply) -> dict[str, Any]:
     trees = {**result.message.trees, **{f"state {k}": t for k, t in result.state.trees.items()}}
-    assert result.tree is not None
-    trees["local"] = result.tree
+    trees["local"] = result.models["local"]
     rest = {"client": result.client, "scores": result.scores, "work": result.work, "meta": result.message.meta}
     return rest | {name: tree.digest(each) for name, each in trees.items()}
 
@@ -167,16 +169,15 @@ def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     results = []
     for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
-        job = TrainJob(0, rnd, Message({"model": tree.clone(initial)}), State({"model": {}, "odd": odd}))
-        results.append(list(runs.run([job, FinetuneJob(1, 3, initial), ScoreJob(2, initial, ("train", "test"))])))
+        job = TrainRequest(0, rnd, Message({"model": tree.clone(initial)}), state=State({"model": {}, "odd": odd}))
+        models = ModelTemplate({TUNED: initial})
+        results.append(list(runs.run([job, FinetuneRequest(1, 3, models, TUNED), ScoreRequest(2, 0, models)])))
     (train, finish, score), (train_there, finish_there, score_there) = results
     assert tree.digest(train_there.state.trees["odd"]) == tree.digest(odd)
     assert tree.digest(train.message.trees["model"]) == tree.digest(train_there.message.trees["model"])
-    assert finish.tree is not None
-    assert finish_there.tree is not None
-    assert tree.digest(finish.tree) == tree.digest(finish_there.tree) != tree.digest(initial)
+    assert tree.digest(finish.models[TUNED]) == tree.digest(finish_there.models[TUNED]) != tree.digest(initial)
     assert score.scores == score_there.scores
-    assert score.scores.keys() == {"train", "test"}
+    assert score.scores[TUNED].keys() == {"validation", "test"}
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the environment of a process in /proc")
@@ -236,7 +237,10 @@ def test_what_is_not_finite_is_reported_alike(entry: tuple[int, ...], value: flo
     messages = []
     for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
-        jobs = [TrainJob(c, Round(4), Message({"model": tree.clone(start)}), State({"model": {}})) for c in range(4)]
+        jobs = [
+            TrainRequest(c, Round(4), Message({"model": tree.clone(start)}), state=State({"model": {}}))
+            for c in range(4)
+        ]
         with pytest.raises(NonFiniteError) as caught:
             list(runs.run(jobs))
         messages.append(str(caught.value))
@@ -251,8 +255,8 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it()
     workers = pool(*POOLS[0])
     workers.use(task.algorithm(None))
 
-    def job(client: int, of: tree.Tree) -> TrainJob:
-        return TrainJob(client, Round(0), Message({"model": of}), State({"model": {}}))
+    def job(client: int, of: tree.Tree) -> TrainRequest:
+        return TrainRequest(client, Round(0), Message({"model": of}), state=State({"model": {}}))
 
     given: list[int] = []
     with pytest.raises(NonFiniteError, match="client 'c'"):
@@ -261,7 +265,7 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it()
     assert again == [3, 2, 1, 0, 3]
 
 
-def _each(workers: Workers, jobs: list[TrainJob]) -> Iterator[JobResult]:
+def _each(workers: Workers, jobs: list[TrainRequest]) -> Iterator[ClientReply]:
     results = workers.run(jobs)
     assert next(results).client == 0
     assert next(results).client == 1
@@ -333,7 +337,7 @@ class Link:
         self.asked.append(message[1].client)
 
     def recv(self) -> Any:
-        return "ok", JobResult(self.asked.pop(0))
+        return "ok", ClientReply(self.asked.pop(0))
 
 
 def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
@@ -353,14 +357,14 @@ def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
 @pytest.mark.parametrize("jobs", [0, 1, 7, 8, 9, 12, 13, 50])
 def test_one_slow_worker_holds_nothing_up_for_ever(monkeypatch: pytest.MonkeyPatch, count: int, jobs: int) -> None:
     """The others may run ahead only so far; when the slow one answers, all go on."""
-    given = hand_driven(monkeypatch, count).run(ScoreJob(k, {}, ()) for k in range(jobs))
+    given = hand_driven(monkeypatch, count).run(ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(jobs))
     assert [result.client for result in given] == list(range(jobs))
 
 
 @pytest.mark.parametrize("taken", every_other(range(1, 20), of=4))
 def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     workers = hand_driven(monkeypatch, 3)
-    results = workers.run(ScoreJob(k, {}, ()) for k in range(40))
+    results = workers.run(ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(40))
     assert [next(results).client for _ in range(taken)] == list(range(taken))
     results.close()  # type: ignore[attr-defined]
     assert not any(link.asked for link in workers._links)  # type: ignore[attr-defined]

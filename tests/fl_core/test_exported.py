@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import fedlayers as fl
-from fl_core import exported, runner
+from fl_core import exported, restore
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data.inputs import Inputs
 from fl_core.data.named.heart import COLUMNS, PREPARED
@@ -443,4 +443,4 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     assert not Path("imported").exists()
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)
     assert made.about["model"]["options"] == {"width": 3}
-    assert runner.code_of({"model": mine, "options": {}}) == {"model": mine}
+    assert restore.code_of({"model": mine, "options": {}}) == {"model": mine}

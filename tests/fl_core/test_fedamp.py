@@ -15,8 +15,8 @@ from fl_core import data, models, tree
 from fl_core.algorithms import Message, Round, State, TaskInfo, Update, find, registry
 from fl_core.algorithms import fedamp as module
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
-from fl_core.algorithms.hypernetworks import HeurpFedLA, PFedHN, PFedLA
-from fl_core.costs import retention_ledger
+from fl_core.algorithms.pfedhn import PFedHN
+from fl_core.algorithms.pfedla import HeurpFedLA, PFedLA
 from fl_core.data import partitions
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
@@ -225,21 +225,6 @@ def test_running_statistics_never_travel_with_pfedhn() -> None:
     assert len({tree.digest(state.trees["model"]) for state in states}) == N
 
 
-@pytest.mark.parametrize(
-    ("name", "published"), [("emnist", [491.08, 488.65, 312.52]), ("cifar10", [693.96, 418.96, 382.24, 379.81])]
-)
-def test_the_published_ledger_of_retention(name: str, published: list[float]) -> None:
-    shape, kept = {"emnist": ((1, 28, 28), ["fc3", "fc1"]), "cifar10": ((3, 32, 32), ["fc1", "conv2.conv", "fc3"])}[
-        name
-    ]
-    network = models.build("pfedla_cnn", shape, 10)
-    layers = layers_of(network, models.example(shape))
-    counts = sizes(PFedLA(TaskInfo(layers, frozenset(), (1, 1), 1, 0)).units, network)
-    assert [round(retention_ledger(counts, kept[:k]), 2) for k in range(len(published))] == published
-    with pytest.raises(UsageError, match="'fc9'"):
-        retention_ledger(counts, ["fc9"])
-
-
 def scoring(losses: dict[str, float]) -> Any:
     """A client at which models have these losses, by what they are called."""
     return SimpleNamespace(score=lambda model, what: {"loss": losses[what]})
@@ -400,7 +385,7 @@ def test_pfedlas_step_is_the_jacobian_of_the_mixture_times_the_change(norm: str,
 
 
 def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_core.algorithms import hypernetworks
+    from fl_core.algorithms import pfedla
 
     def learned() -> Tree:
         algorithm = PFedLA(problem())
@@ -409,7 +394,7 @@ def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) 
         return server.trees["hypernetwork/2"]
 
     whole = learned()
-    monkeypatch.setattr(hypernetworks, "CHUNK", 7)
+    monkeypatch.setattr(pfedla, "CHUNK", 7)
     torch.testing.assert_close(learned(), whole, rtol=1e-5, atol=1e-6)
 
 

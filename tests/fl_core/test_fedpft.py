@@ -18,7 +18,9 @@ from fl_core.algorithms.contrastive import Seen
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import ClientRunner, Part, TrainJob
+from fl_core.execution.client_runner import ClientRunner, Part
+from fl_core.execution.requests import TrainRequest
+from fl_core.stored_models import load_models
 from fl_core.training.context import Context
 from fl_core.training.steps import Batch, Steps
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
@@ -36,12 +38,12 @@ def client_runner(algorithm: str = "fedpft", kind: str = "norm", **options: Any)
     return found
 
 
-def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainJob:
+def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainRequest:
     algorithm, initial = where.algorithm, tree.state_dict(where.workspace.model)
     assert algorithm is not None
     rnd = Round(index, "train", (client,))
     message = algorithm.server_message(algorithm.server_state(tree.clone(initial)), client, rnd).clone()
-    return TrainJob(client, rnd, message, algorithm.client_state(initial, client), keep_local=True)
+    return TrainRequest(client, rnd, message, state=algorithm.client_state(initial, client), keep=True)
 
 
 ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
@@ -212,10 +214,8 @@ def test_views_leave_running_statistics_alone_while_adapting() -> None:
     results = []
     for contrast in (True, False):
         where = client_runner(contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16)
-        results.append(where.run(job(where)).tree)
+        results.append(where.run(job(where)).models["local"])
     ours, theirs = results
-    assert ours is not None
-    assert theirs is not None
     shared = [name for name in theirs if name.partition(".")[0] in ("body", "transform", "head")]
     assert any(name.endswith("running_var") for name in shared)
     for name in shared:  # the contrastive task moves its prompts and nothing else
@@ -370,7 +370,7 @@ def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
     scores = frame[(frame.metric == "accuracy") & (frame.model == "personal") & (frame.split == "test")]
     means = scores.groupby("round").value.mean()
     assert means[6] > means[0] + 0.3
-    found, task = runner.load_models(tmp_path / "run", which="personal", data=digits())
+    found, task = load_models(tmp_path / "run", which="personal", data=digits())
     train, test = (
         {c.name: (c.split(name).x, c.split(name).y) for c in task.data.clients} for name in ("train", "test")
     )

@@ -20,6 +20,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.initial import start
 from fl_core.records import store
+from fl_core.stored_models import load_models
 from fl_core.task import assemble
 from fl_core.tokens import SPECIAL, TokenShape
 
@@ -107,7 +108,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
     runner.resume(cut, progress=False)
     whole, again = (store.Run(path).manifest(2)["states"] for path in (tmp_path / "whole", cut))
     assert whole == again
-    loaded, task = runner.load_models(cut, which="local")
+    loaded, task = load_models(cut, which="local")
     assert len(loaded) == 2
     kept = store.Run(cut).start()
     assert kept is not None

@@ -20,6 +20,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.runner import Task
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, network, play
 
 X = models.example(TOY.shape)
@@ -153,7 +154,7 @@ def test_a_run_goes_on_and_its_models_load(tmp_path: Path) -> None:
     config = replace(CONFIG, algorithm="adapted", rounds=3)
     whole = play(config, model="norm")
     runner.run(config, tmp_path / "run", data=TOY, model=network("norm"), progress=False)
-    loaded, again = runner.load_models(tmp_path / "run", which="personal", data=TOY, model=network("norm"))
+    loaded, again = load_models(tmp_path / "run", which="personal", data=TOY, model=network("norm"))
     wanted = {
         name: whole.engine.algorithm.models(whole.checkpoints[-1].server, state, base.Round(3))["personal"]
         for name, state in whole.checkpoints[-1].clients.items()

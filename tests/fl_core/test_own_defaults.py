@@ -10,8 +10,9 @@ import pytest
 
 from fedlayers.cli.main import main
 from fl_core import data, restore, runner
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
 from fl_core.data.roles import is_identifier
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import frame, samples, written

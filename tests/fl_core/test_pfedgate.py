@@ -18,7 +18,7 @@ from fl_core.algorithms import Round, find
 from fl_core.algorithms.options import configured
 from fl_core.algorithms.prompts import Border
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import TrainJob
+from fl_core.execution.requests import TrainRequest
 from fl_core.models.gated import Gate, Gated, SwitchableNorm
 from fl_core.tokens import TokenShape
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
@@ -180,14 +180,13 @@ def first_steps(count: int, **options: Any) -> list[set[str]]:
     for steps in range(1, count + 1):
         phase = replace(algorithm.phases(rnd, 1)[0], steps=steps)
         algorithm.phases = lambda *_, phase=phase: (phase,)  # type: ignore
-        job = TrainJob(
+        job = TrainRequest(
             1,
             rnd,
             algorithm.server_message(algorithm.server_state(start), 1, rnd).clone(),
-            algorithm.client_state(start, 1),
+            state=algorithm.client_state(start, 1),
         )
-        after = client_runner.run(replace(job, keep_local=True)).tree
-        assert after is not None
+        after = client_runner.run(replace(job, keep=True)).models["local"]
         names = [name for name in task.task_info.parameters if not torch.equal(after[name], before[name])]
         found.append({name.partition(".")[0] for name in names})
         before = after

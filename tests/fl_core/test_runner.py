@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import rows, runner, tree
+from fl_core import restore, rows, runner, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
@@ -30,6 +30,7 @@ from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import environment, store
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
 from tests.networks import Wired
 
@@ -338,9 +339,9 @@ def test_how_data_would_have_been_dealt_does_not_keep_an_earlier_run_from_going_
     common: dict[str, Any] = {"data": TOY, "model": network("plain")}
     runner.run(CONFIG, tmp_path / "run", progress=False, **common)
     stored = store.Run(tmp_path / "run").config
-    config, _ = runner.stored_config({**stored, "clients": 9, "label_column": "y"} | {"own": ["data", "model"]})
+    config, _ = restore.stored_config({**stored, "clients": 9, "label_column": "y"} | {"own": ["data", "model"]})
     assert (config.clients, config.label_column) == (None, "label")
-    config, _ = runner.stored_config({**stored, "clients": 9, "own": []})
+    config, _ = restore.stored_config({**stored, "clients": 9, "own": []})
     assert config.clients == 9
 
 
@@ -379,21 +380,21 @@ def deep() -> list[nn.Module]:
 def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed: Callable[[str], Path]) -> None:
     path = undisturbed(case)
     checkpoint = store.Run(path).checkpoint(2)
-    local, task = runner.load_models(path, 2, "local")
+    local, task = load_models(path, 2, "local")
     assert {k: tree.digest(tree.state_dict(m)) for k, m in local.items()} == {
         k: tree.digest(t) for k, t in checkpoint.models["local"].items()
     }
     engine = runner.resume(path, instruments=instruments(), progress=False)  # it is done: this only reads
     algorithm = engine.algorithm
     which = algorithm.evaluates
-    found, _ = runner.load_models(path, 2, which)
+    found, _ = load_models(path, 2, which)
     for name, model in found.items():
         wanted = algorithm.models(checkpoint.server, checkpoint.clients[name], Round(2))[which]
         assert tree.digest(tree.state_dict(model)) == tree.digest(wanted)
     assert list(found) == [client.name for client in task.data.clients]
     assert task.data.digest == engine.data.digest
     if algorithm.finetuning(3, 0):
-        tuned, _ = runner.load_models(path, "last", "personal")
+        tuned, _ = load_models(path, "last", "personal")
         assert {k: tree.digest(tree.state_dict(m)) for k, m in tuned.items()} == {
             k: tree.digest(t) for k, t in store.Run(path).checkpoint().models["personal"].items()
         }
@@ -401,9 +402,9 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed:
 
 def test_models_that_are_not_there_are_refused(undisturbed: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=r"'personal'.*\b3\b.*local, global"):
-        runner.load_models(undisturbed("fedavg"), which="personal")
+        load_models(undisturbed("fedavg"), which="personal")
     with pytest.raises(UsageError, match=r"\b7\b.*1, 2, 3"):
-        runner.load_models(undisturbed("fedavg"), 7)
+        load_models(undisturbed("fedavg"), 7)
 
 
 def test_the_first_epoch_is_the_one_that_playerfl_decides_on(undisturbed: Callable[[str], Path]) -> None:

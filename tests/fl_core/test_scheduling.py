@@ -14,7 +14,8 @@ import torch
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
-from fl_core.costs import TrainingCost, training_cost, training_flops
+from fl_core.costs.flops import training_flops
+from fl_core.costs.rounds import TrainingCost, training_cost
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan

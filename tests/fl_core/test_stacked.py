@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from fl_core import models, runner, tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution import stacked
-from fl_core.execution.client_runner import ClientRunner, FinetuneJob, JobResult, ScoreJob, TrainJob
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, Workers, executor
+from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.execution.stacked import BatchedClients, stacks
 from fl_core.records.store import Checkpoint
 from fl_core.training.context import Context
@@ -60,21 +62,19 @@ def sites(
 
 def jobs(
     task: Any, order: tuple[int, ...] = (0, 1, 2, 3), index: int = 0, states: Mapping[int, State] | None = None
-) -> Iterator[TrainJob]:
+) -> Iterator[TrainRequest]:
     algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
     rnd = Round(index, "train", order)
     for client in order:
         message = algorithm.server_message(State({"model": initial}), client, rnd).clone()
         state = (states or {}).get(client) or algorithm.client_state(initial, client)
-        yield TrainJob(client, rnd, message, state, ("test",), keep_local=True)
+        yield TrainRequest(client, rnd, message, state=state, score=("test",), keep=True)
 
 
-def assert_alike(ours: JobResult, theirs: JobResult) -> None:
+def assert_alike(ours: ClientReply, theirs: ClientReply) -> None:
     assert ours.client == theirs.client
-    assert ours.tree is not None
-    assert theirs.tree is not None
     for found, wanted in (
-        (ours.tree, theirs.tree),
+        (ours.models["local"], theirs.models["local"]),
         *((ours.message.trees[k], theirs.message.trees[k]) for k in theirs.message.trees),
         *((ours.state.trees[k], theirs.state.trees[k]) for k in theirs.state.trees),
     ):
@@ -83,7 +83,7 @@ def assert_alike(ours: JobResult, theirs: JobResult) -> None:
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
     assert ours.work == pytest.approx(theirs.work, rel=1e-6)  # a batch's loss is a float32 where they are added up
     assert ours.work.keys() == theirs.work.keys()
-    assert ours.scores["test"] == pytest.approx(theirs.scores["test"], abs=1e-9)
+    assert ours.scores["local"]["test"] == pytest.approx(theirs.scores["local"]["test"], abs=1e-9)
 
 
 @pytest.fixture
@@ -112,8 +112,7 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
     assert alone == [0, 1, 2, 3], "nobody is trained alone"
     for ours, theirs in zip(found, wanted, strict=True):
         assert_alike(ours, theirs)
-        assert theirs.tree is not None
-        assert tree.distance(theirs.tree, tree.state_dict(task.model)) > 0.01
+        assert tree.distance(theirs.models["local"], tree.state_dict(task.model)) > 0.01
 
 
 @pytest.mark.parametrize("which", TRAININGS)
@@ -155,8 +154,7 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
     ways = []
     for ours, theirs in zip(found, wanted, strict=True):
         assert_alike(ours, theirs)
-        assert ours.tree is not None
-        ways.append(tree.distance(ours.tree, tree.state_dict(task.model)))
+        ways.append(tree.distance(ours.models["local"], tree.state_dict(task.model)))
     assert min(ways[0], ways[2]) > max(ways[1], ways[3]) > 0
 
 
@@ -214,12 +212,16 @@ def test_stacks_of_any_size_give_results_in_order(limit: int, monkeypatch: pytes
 def test_other_jobs_are_done_too() -> None:
     serial, together, task = sites("local_adaptation")
     start = tree.state_dict(task.model)
-    asked = [FinetuneJob(0, 3, start), ScoreJob(1, start, ("train",)), FinetuneJob(2, 3, start)]
+    asked = [
+        FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED),
+        ScoreRequest(1, 0, ModelTemplate({"global": start})),
+        FinetuneRequest(2, 3, ModelTemplate({TUNED: start}), TUNED),
+    ]
     for ours, theirs in zip(together.run(asked), serial.run(asked), strict=True):
         assert ours.scores == theirs.scores
-        if theirs.tree is not None:
-            assert ours.tree is not None
-            assert tree.distance(ours.tree, theirs.tree) < 1e-10
+        assert ours.models.keys() == theirs.models.keys()
+        for name, model in theirs.models.items():
+            assert tree.distance(ours.models[name], model) < 1e-10
 
 
 class Own(FedAvg):
@@ -238,9 +240,7 @@ def test_an_objective_of_its_own_is_not_stacked(alone: list[int]) -> None:
     found = list(together.run(jobs(task)))
     assert alone == [0, 1, 2, 3]
     for ours, theirs in zip(found, serial.run(jobs(task)), strict=True):
-        assert ours.tree is not None
-        assert theirs.tree is not None
-        assert tree.digest(ours.tree) == tree.digest(theirs.tree)
+        assert tree.digest(ours.models["local"]) == tree.digest(theirs.models["local"])
 
 
 @pytest.mark.parametrize("model", ["drop", "unused"])
@@ -254,7 +254,7 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone:
     _, together, task = sites()
     broken = {name: torch.full_like(value, torch.nan) for name, value in tree.state_dict(task.model).items()}
     asked = list(jobs(task))
-    asked[2].message = Message({"model": broken})
+    asked[2] = replace(asked[2], message=Message({"model": broken}))
     results = together.run(asked)
     assert [next(results).client for _ in range(2)] == [0, 1]
     with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc1\.weight'"):

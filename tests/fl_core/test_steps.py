@@ -13,7 +13,8 @@ from fl_core import seeds, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round, State, TaskInfo
 from fl_core.errors import NonFiniteError
-from fl_core.execution.client_runner import ClientRunner, JobResult, TrainJob
+from fl_core.execution.client_runner import ClientRunner
+from fl_core.execution.requests import ClientReply, TrainRequest
 from fl_core.training.context import Context
 from fl_core.training.losses import build
 from fl_core.training.phases import Group, Phase, Training
@@ -56,7 +57,7 @@ class Stepping(FedAvg):
     seen = 0
 
 
-def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> JobResult:
+def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> ClientReply:
     algorithm = Stepping(*phases)
     client_runner = ClientRunner(network("plain"), TOY, training, build("cross_entropy"), LAYERS, {})
     client_runner.algorithm = algorithm
@@ -64,14 +65,12 @@ def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: S
     rnd = Round(0, "train", (client,))
     message = algorithm.server_message(State({"model": initial}), client, rnd)
     return client_runner.run(
-        TrainJob(client, rnd, message, state or algorithm.client_state(initial, client), keep_local=True)
+        TrainRequest(client, rnd, message, state=state or algorithm.client_state(initial, client), keep=True)
     )
 
 
 def model(*phases: Phase, **options: Any) -> tree.Tree:
-    found = trained(*phases, **options).tree
-    assert found is not None
-    return found
+    return trained(*phases, **options).models["local"]
 
 
 def same(one: tree.Tree, other: tree.Tree) -> bool:
@@ -131,19 +130,15 @@ def test_a_phase_stops_after_its_steps(steps: int) -> None:
     assert found.work["train/steps"] == taken
     epochs, rest = divmod(taken, per_epoch)
     assert found.work["train/samples"] == epochs * n + rest * HARD.batch_size
-    assert found.tree is not None
-    assert same(found.tree, tree.state_dict(network("plain"))) == (steps == 0)
+    assert same(found.models["local"], tree.state_dict(network("plain"))) == (steps == 0)
     whole = trained(Phase("train", ALL, 2))
-    assert whole.tree is not None
-    assert same(found.tree, whole.tree) == (steps >= 2 * per_epoch)
+    assert same(found.models["local"], whole.models["local"]) == (steps >= 2 * per_epoch)
 
 
 def test_the_usual_step_written_out_is_the_usual_step() -> None:
     """Bit for bit, with its records."""
     own, usual = trained(Phase("train", ALL, 2, step="usual")), trained(Phase("train", ALL, 2))
-    assert own.tree is not None
-    assert usual.tree is not None
-    assert same(own.tree, usual.tree)
+    assert same(own.models["local"], usual.models["local"])
     assert own.work == usual.work
 
 
@@ -157,8 +152,7 @@ def test_trees_that_steps_keep_become_the_clients() -> None:
     found = trained(Phase("train", ALL, 1, step="counting"))
     key = found.state.trees["key"]
     assert key.keys() == ALL
-    assert found.tree is not None
-    assert not any(torch.equal(key[name], found.tree[name]) for name in ALL)
+    assert not any(torch.equal(key[name], found.models["local"][name]) for name in ALL)
     assert not any(t.requires_grad for t in key.values())
 
 
@@ -177,7 +171,9 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
     client_runner.algorithm = algorithm = Drawing(Phase("train", ALL, 2, step="draws"))
     initial = tree.state_dict(network("plain"))
     rnd, job_state = Round(3, "train", (1,)), State({"model": {}})
-    client_runner.run(TrainJob(1, rnd, algorithm.server_message(State({"model": initial}), 1, rnd), job_state))
+    client_runner.run(
+        TrainRequest(1, rnd, algorithm.server_message(State({"model": initial}), 1, rnd), state=job_state)
+    )
     every = [x for batches in seen.values() for x in batches]
     assert not any(torch.equal(every[i], every[j]) for i in range(len(every)) for j in range(i))
     x = TOY.clients[1].train.x

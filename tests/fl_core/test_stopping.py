@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from diagnostics.measure import instruments
 from fedlayers.remote import federation
-from fedlayers.studies.compare import best_rounds
+from fedlayers.studies.comparison import best_rounds
 from fl_core import exported, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import Split
@@ -25,6 +25,7 @@ from fl_core.errors import CorruptError, DivergedError, UsageError
 from fl_core.records import store
 from fl_core.stopping import BEST_ROUND, STATE, StoppingRule, best_round, weighted_mean
 from fl_core.storage.files import signed
+from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY
 from tests.federation.test_in_memory import comparable, link
 from tests.fl_core.test_runner import contents, cut_back
@@ -122,7 +123,7 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(ca
     assert set(best.values()) < set(run.rounds)
     assert f"{engine.done} of" in "\n".join(run.verify())
     for which, done in best.items():
-        models, task = runner.load_models(path, "best", which, data=TOY)
+        models, task = load_models(path, "best", which, data=TOY)
         for client, model in models.items():
             split = next(each.test for each in task.data.clients if each.name == client)
             with torch.no_grad():
@@ -169,12 +170,12 @@ def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
     runner.run(replace(LONG, patience=None, rounds=1), tmp_path / "run", data=TOY, progress=False)
     assert store.Run(tmp_path / "run").stopping() is None
     with pytest.raises(UsageError, match="--patience"):
-        runner.load_models(tmp_path / "run", "best", "global", data=TOY)
+        load_models(tmp_path / "run", "best", "global", data=TOY)
 
 
 def test_a_model_without_a_best_round_is_named(stopped: Any) -> None:
     with pytest.raises(UsageError, match=r"'personal'.*global, local"):
-        runner.load_models(stopped["fedavg"][0], "best", "personal", data=TOY)
+        load_models(stopped["fedavg"][0], "best", "personal", data=TOY)
 
 
 def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(stopped: Any, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
     assert not run.finished
     run.verify()
     if run.rounds:
-        assert runner.load_models(run.path, "best", "global", data=TOY)[0]
+        assert load_models(run.path, "best", "global", data=TOY)[0]
 
 
 @pytest.mark.parametrize("patience", [0, -1])

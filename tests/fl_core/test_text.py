@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from diagnostics.measure import instruments
 from fl_core import data, models, runner, tree
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig
 from fl_core.data import sources, text
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.records import store
+from fl_core.stored_models import load_models
 from fl_core.task import assemble
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 
@@ -244,6 +246,6 @@ def test_a_run_on_texts_learns_and_is_read_back(tmp_path, algorithm):
     _, rows = store.Run(tmp_path / "run").rows()
     last = rows[(rows["round"] == 4) & (rows.split == "test") & (rows.metric == "accuracy")]
     assert last[last.model != "local"].value.min() > 0.9
-    loaded, task = runner.load_models(tmp_path / "run", which="local")
+    loaded, task = load_models(tmp_path / "run", which="local")
     assert task.data.words == data.load(path).words
     assert list(loaded) == ["north", "south"]

@@ -11,7 +11,8 @@ import torch
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.execution.client_runner import FinetuneJob, JobResult, ScoreJob, TrainJob
+from fl_core.algorithms.model_template import ModelTemplate
+from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.execution.transport import ALLOCATOR, Channel, Slot, allocator_settings
 from fl_core.tree import Tree
 
@@ -31,11 +32,11 @@ def messages() -> list[Any]:
     message = Message({"model": ODD, "more": {"a": torch.full((7,), 2.0)}}, {"n": [1, None]})
     state = State({"model": {}, "personal": ODD}, {"m": "x"})
     return [
-        TrainJob(3, Round(1, "train", (3, 4)), message, state, ("test",), keep_local=True),
-        FinetuneJob(1, 2, ODD),
-        ScoreJob(0, ODD, ("test",), "personal", 4),
-        JobResult(2, message, state, ODD, {"test": {"loss": 0.5}}, {"train/steps": 3}),
-        JobResult(2),
+        TrainRequest(3, Round(1, "train", (3, 4)), message, state=state, score=("test",), keep=True),
+        FinetuneRequest(1, 2, ModelTemplate({TUNED: ODD}), TUNED),
+        ScoreRequest(0, 4, ModelTemplate({"personal": ODD})),
+        ClientReply(2, message, {"local": {"test": {"loss": 0.5}}}, state=state, models={"local": ODD, "more": ODD}),
+        ClientReply(2),
     ]
 
 
@@ -46,8 +47,11 @@ def parts(value: Any) -> dict[str, Any]:
         if isinstance(part, (State, Message)):
             found |= {f"{name}/{key}": tree.digest(each) for key, each in part.trees.items()}
             found[f"{name}/meta"] = part.meta
+        elif name in ("template", "models"):
+            models = part if name == "models" else part.models
+            found |= {f"{name}/{key}": tree.digest(each) for key, each in models.items()}
         else:
-            found[name] = tree.digest(part) if name == "tree" and part is not None else part
+            found[name] = part
     return found
 
 
@@ -65,17 +69,17 @@ def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
 
 
 def test_what_fits_is_not_carried_as_bytes() -> None:
-    value = FinetuneJob(0, 0, ODD)
-    kinds = [type(Slot.of(room).put(value).tree).__name__ for room in (NEEDED - 64, NEEDED)]
+    value = FinetuneRequest(0, 0, ModelTemplate({TUNED: ODD}), TUNED)
+    kinds = [type(Slot.of(room).put(value).template.models[TUNED]).__name__ for room in (NEEDED - 64, NEEDED)]
     assert kinds == ["_Bytes", "_Placed"]
 
 
 def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
     slot = Slot.of(1 << 12)
     first, second = ({"x": torch.full((4,), value)} for value in (1.0, 2.0))
-    packed = slot.put(FinetuneJob(0, 0, first))
-    kept, seen = (slot.take(packed, copy=copy).tree["x"] for copy in (True, False))
-    slot.put(FinetuneJob(0, 0, second))
+    packed = slot.put(FinetuneRequest(0, 0, ModelTemplate({TUNED: first}), TUNED))
+    kept, seen = (slot.take(packed, copy=copy).template.models[TUNED]["x"] for copy in (True, False))
+    slot.put(FinetuneRequest(0, 0, ModelTemplate({TUNED: second}), TUNED))
     assert kept.tolist() == first["x"].tolist()
     assert seen.tolist() == second["x"].tolist()
 
@@ -87,7 +91,7 @@ def test_a_tensor_that_is_still_there_is_copied_once(repeats: bool) -> None:
 
     def put(*trees: tuple[str, Tree]) -> int:
         before = slot.copied
-        job = TrainJob(0, Round(0), Message(dict(trees)), State())
+        job = TrainRequest(0, Round(0), Message(dict(trees)), state=State())
         assert parts(slot.take(slot.put(job), copy=True)) == parts(job)
         return slot.copied - before
 

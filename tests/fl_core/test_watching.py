@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import LocalAdaptation
+from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError
-from fl_core.execution.client_runner import ClientRunner, FinetuneJob, ScoreJob, TrainJob
+from fl_core.execution.client_runner import ClientRunner
+from fl_core.execution.requests import TUNED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.execution.stacked import BatchedClients
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
@@ -149,7 +151,10 @@ class Own(LocalAdaptation):
 
 def client_runner_for(cause: Cause, step: str | None = "") -> tuple[ClientRunner, Tree]:
     """Where the cause's clients run, and the start that they receive; with the plain algorithm if ``step`` is None."""
-    clients = tuple(replace(c, train=replace(c.train, x=cause.x(c.train.x))) for c in TOY.clients)
+    clients = tuple(
+        replace(c, **{name: replace(c.split(name), x=cause.x(c.split(name).x)) for name in ("train", "validation")})
+        for c in TOY.clients
+    )
     config = replace(CONFIG, algorithm="local_adaptation", **cause.changes)
     task = runner.assemble(config, data=replace(TOY, clients=clients), model=network(cause.between))
     made = {"objective": staticmethod(cause.loss) if cause.loss else None, "step": step}
@@ -160,8 +165,8 @@ def client_runner_for(cause: Cause, step: str | None = "") -> tuple[ClientRunner
     return client_runner, start
 
 
-def job(start: Tree, client: int = 2) -> TrainJob:
-    return TrainJob(client, Round(4), Message({"model": start}), State({"model": {}}))
+def job(start: Tree, client: int = 2) -> TrainRequest:
+    return TrainRequest(client, Round(4), Message({"model": start}), state=State({"model": {}}))
 
 
 @pytest.mark.parametrize("step", ["", "usual"])
@@ -196,7 +201,7 @@ def test_it_does_so_of_fine_tuning() -> None:
     cause = CAUSES["a layer amid"]
     client_runner, start = client_runner_for(cause)
     with pytest.raises(NonFiniteError, match=r"^own, .*round 3, client 'b', phase 'finetune': .*step 1") as caught:
-        client_runner.run(FinetuneJob(1, 3, start))
+        client_runner.run(FinetuneRequest(1, 3, ModelTemplate({TUNED: start}), TUNED))
     assert cause.said in str(caught.value)
 
 
@@ -211,8 +216,8 @@ def test_it_does_so_of_fine_tuning() -> None:
 def test_it_does_so_of_scores(change: Any, x: Any, what: str) -> None:
     client_runner, start = client_runner_for(Cause("", change or (lambda start: None), x or (lambda x: 10 * x)))
     with pytest.raises(NonFiniteError) as caught:
-        client_runner.run(ScoreJob(2, start, ("train",), "personal", 7))
-    whose = "own, round 7, client 'c', scoring the personal model on train: "
+        client_runner.run(ScoreRequest(2, 7, ModelTemplate({"personal": start})))
+    whose = "own, round 7, client 'c', scoring the personal model on validation: "
     assert str(caught.value).startswith(whose)
     assert str(caught.value).endswith(
         f"have logits that are NaN or infinite; first not finite in the forward pass is {what}"
@@ -225,7 +230,7 @@ def test_what_goes_well_when_it_is_run_again_is_reported_as_it_was_met(monkeypat
     broken = client_runner.data
     monkeypatch.setattr(client_runner, "cause", lambda job, error: runs_well(job, error))
 
-    def runs_well(again: TrainJob, error: NonFiniteError) -> NonFiniteError:
+    def runs_well(again: TrainRequest, error: NonFiniteError) -> NonFiniteError:
         client_runner.data = TOY
         return ClientRunner.cause(client_runner, again, error)
 

@@ -12,8 +12,9 @@ from fl_core.algorithms import Round, State, TaskInfo, Update, base, find
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.algorithms.options import configured
-from fl_core.execution.client_runner import ClientRunner, TrainJob
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial
+from fl_core.execution.requests import TrainRequest
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import layers_of
 from fl_core.training.losses import build
@@ -65,7 +66,7 @@ def servers(algorithm: str, options: dict[str, Any], kind: str, training: Traini
     for index in range(3):
         rnd = Round(index, "train", tuple(range(len(states))))
         updates = []
-        jobs = [TrainJob(c, rnd, made.server_message(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
+        jobs = [TrainRequest(c, rnd, made.server_message(server, c, rnd).clone(), state=states[c]) for c in rnd.sampled]
         for result in serial.run(jobs):
             states[result.client] = result.state
             updates.append(Update(result.client, DATA.weights[result.client], result.message))

@@ -9,8 +9,9 @@ import torch
 
 from fl_core import models, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, find
-from fl_core.execution.client_runner import ClientRunner, TrainJob
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial
+from fl_core.execution.requests import TrainRequest
 from fl_core.layers import layers_of
 from fl_core.training.losses import build
 from fl_core.training.phases import Training
@@ -40,7 +41,9 @@ def rounds(
     after = []
     for index in range(count):
         rnd = Round(index, "train", tuple(range(len(states))))
-        jobs = [TrainJob(c, rnd, chosen.server_message(server, c, rnd).clone(), states[c]) for c in rnd.sampled]
+        jobs = [
+            TrainRequest(c, rnd, chosen.server_message(server, c, rnd).clone(), state=states[c]) for c in rnd.sampled
+        ]
         updates = []
         for result in serial.run(jobs):
             states[result.client] = result.state
@@ -127,7 +130,7 @@ def test_fedamps_pull_is_to_the_clients_own_mixture(name: str) -> None:
     serial.use(chosen)
     rnd = Round(0, "train", tuple(range(len(uploads))))
     jobs = [
-        TrainJob(c, rnd, chosen.server_message(server, c, rnd).clone(), State({"model": uploads[c]}))
+        TrainRequest(c, rnd, chosen.server_message(server, c, rnd).clone(), state=State({"model": uploads[c]}))
         for c in rnd.sampled
     ]
     for result in serial.run(jobs):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_core import models
 from fl_core.algorithms import TaskInfo, find
-from fl_core.algorithms.hypernetworks import PFedLA
+from fl_core.algorithms.pfedla import PFedLA
 from fl_core.layers import layers_of
 from fl_core.training.phases import Training
 from tests.conftest import TOY, network

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from fl_core import models, seeds, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, find
 from fl_core.data import ClientData, FederatedData, Split
-from fl_core.execution.client_runner import ClientRunner, TrainJob
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial
+from fl_core.execution.requests import TrainRequest
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training.losses import build
@@ -55,7 +56,7 @@ def one_round(
     server = State({"model": tree.clone(initial)})
     clients = [chosen.client_state(tree.clone(initial), c) for c in range(len(DATA.clients))]
     rnd = Round(0, "train", tuple(range(len(clients))))
-    jobs = (TrainJob(c, rnd, chosen.server_message(server, c, rnd), clients[c]) for c in rnd.sampled)
+    jobs = (TrainRequest(c, rnd, chosen.server_message(server, c, rnd), state=clients[c]) for c in rnd.sampled)
     updates = []
     for result in serial.run(jobs):
         clients[result.client] = result.state

@@ -17,8 +17,9 @@ from fl_core.algorithms import Round, State, TaskInfo, Update, find
 from fl_core.data import FederatedData
 from fl_core.engine import sampled_clients
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import ClientRunner, TrainJob
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial
+from fl_core.execution.requests import TrainRequest
 from fl_core.layers import layers_of
 from fl_core.training.losses import build
 from fl_core.training.phases import Training
@@ -54,15 +55,14 @@ class Run:
         for index in range(rounds):
             rnd = Round(index, "train", self.sampled(index))
             jobs = (
-                TrainJob(c, rnd, chosen.server_message(server, c, rnd), clients[c], keep_local=True)
+                TrainRequest(c, rnd, chosen.server_message(server, c, rnd), state=clients[c], keep=True)
                 for c in rnd.sampled
             )
             updates = []
             self.local.append({})
             for result in serial.run(jobs):
                 clients[result.client] = result.state
-                assert result.tree is not None
-                self.local[-1][result.client] = result.tree
+                self.local[-1][result.client] = result.models["local"]
                 updates.append(Update(result.client, data.weights[result.client], result.message))
             chosen.aggregate(server, updates, rnd)
             self.servers.append(_copy(server))

@@ -1,73 +1,22 @@
-"""The costs of a round: FLOPs of local training, counted on executed operations, and bytes sent."""
+"""Costs of the rounds of a run before it is trained: FLOPs of local training, and bytes sent."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
+import pandas as pd
 
-from fl_core import models, tree
+from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round
-from fl_core.errors import UsageError, check_known
+from fl_core.costs.flops import training_flops
+from fl_core.errors import UsageError
+from fl_core.task import Task
 from fl_core.training.phases import batch_slices
 from fl_core.training.workspace import Workspace
-
-
-class _Everything(ModuleTracker):
-    """A tracker that counts all operations together, without hooks on modules."""
-
-    def __enter__(self) -> _Everything:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-class FlopCounter(FlopCounterMode):
-    """PyTorch's counter of FLOPs without its sums by module.
-
-    Its hooks fail for modules that take a parameter. Such modules compute parametrised weights
-    (``torch.nn.utils.parametrizations``).
-    """
-
-    def __init__(self) -> None:
-        super().__init__(display=False)
-        self.mod_tracker = _Everything()
-
-
-def training_flops(
-    workspace: Workspace, shape: tuple[int, ...], trained: frozenset[str], held: frozenset[str] | None = None
-) -> float:
-    """Return the floating-point operations for one training sample, forward and backward.
-
-    Only the tensors in ``trained`` are trained.
-
-    PyTorch's own counter runs on a batch of two, and the result is halved. It counts matrix products, convolutions and
-    attention. A multiply-add is two operations. Freezing early layers saves their weight gradients and the backward
-    pass below them. Freezing late layers saves their weight gradients only. Blocks that are not ``held`` cost nothing.
-    An algorithm's computations outside the model's own pass are not counted, such as views and keys of a second task or
-    a teacher.
-    """
-    workspace.hold(held)
-    x = models.example(shape).to(workspace.device)
-    if x.is_floating_point():
-        x = x.to(next(iter(workspace.params.values())).dtype)
-    buffers = [(buffer, buffer.clone()) for buffer in workspace.model.buffers()]
-    counter = FlopCounter()
-    with torch.random.fork_rng(), workspace.trains(trained) as names, counter:
-        logits = workspace.forward(workspace.params, x)
-        if logits.requires_grad:
-            torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    return counter.get_total_flops() / 2
 
 
 @dataclass(frozen=True)
@@ -78,7 +27,7 @@ class TrainingCost:
         naive: trained scalars, summed over batches. Table 4 of the layer-scheduling paper calls this FLOPs (Jang and
             Choi 2024). It ignores batch size, forward pass and errors passed back through frozen layers. A kernel's
             weight counts once although it is used at every position. It is proportional to the traffic.
-        flops: floating-point operations, forward and backward, of every sample (see :func:`training_flops`).
+        flops: floating-point operations, forward and backward, of every sample. See :mod:`fl_core.costs.flops`.
         moved: bytes of the model's tensors that the clients receive and send. Other traffic (a variate, a mask, a
             number for each layer) is in a run's rows ``bytes_down`` and ``bytes_up`` only. Models sent for evaluation
             are in the rows ``bytes_evaluation``.
@@ -160,25 +109,25 @@ def round_costs(
     return tuple(cost(Round(index)) for index in range(problem.rounds))
 
 
-PFEDLA_BYTES = 3000
-"""Bytes for a parameter sent one way in pFedLA's Table 3, for its run of 600 rounds with 10 clients.
+def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
+    """Compute the cost of each round of several runs before anything is trained.
 
-A float for each of them would be 24,000 bytes. The table is an eighth of that.
-"""
-
-
-def retention_ledger(parameters: Mapping[str, int], retained: Iterable[str] = ()) -> float:
-    """Return the MiB sent in a run of HeurpFedLA, counted as in pFedLA's Table 3 (Ma et al. 2022).
-
-    This is u (2 P - sum of ``|l|`` over the retained layers) with u = :data:`PFEDLA_BYTES` / 2^20. Retained layers are
-    always the same and not downloaded. The actual traffic of a run is in its rows ``bytes_down`` and ``bytes_up``.
+    The columns are run and round (from 1), then the sums over all clients: naive [scalars x batches], flops [FLOP] and
+    moved [bytes]. See :class:`TrainingCost`. Every client takes part in every round, as in the
+    layer-scheduling paper's Table 4 and Fig. 7.
 
     Args:
-        parameters: scalars of each layer.
-        retained: names of the layers that the clients keep.
+        tasks: name of the run -> its task from :func:`fl_core.task.assemble`.
 
     Raises:
-        UsageError: a retained layer is not among them.
+        UsageError: an algorithm chooses its plan while it trains, or as :func:`round_costs`.
     """
-    kept = sum(parameters[check_known("layer", name, parameters)] for name in retained)
-    return PFEDLA_BYTES * (2 * sum(parameters.values()) - kept) / 2**20
+    lines = []
+    for name, task in tasks.items():
+        algorithm = task.algorithm(task.plan)
+        if algorithm.decides:
+            raise UsageError(f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan.")
+        workspace = task.client_runner().workspace
+        each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch_size or 1))
+        lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]
+    return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])

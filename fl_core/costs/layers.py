@@ -1,4 +1,4 @@
-"""The work of a training step by layer: FLOPs, and memory kept for the backward pass."""
+"""Costs of each layer: bytes, FLOPs of a training step, and memory kept for its backward pass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fl_core.costs import FlopCounter
+from fl_core import tree
+from fl_core.autograd import nodes
+from fl_core.costs.flops import FlopCounter
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.seeds import seed_of, torch_seeded
-
-from .capture import first_tensor, set_mode
-from .curvature.linear import nodes
+from fl_core.untouched import first_tensor, set_mode
 
 SIZES = ("parameters", "bytes")
 WORK = ("forward_flops", "backward_flops", "activation_bytes")
+
+
+def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
+    """Return layer -> bytes of all its tensors, buffers included."""
+    live = tree.named_tensors(model)
+    return {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
 
 
 @dataclass

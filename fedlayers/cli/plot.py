@@ -45,8 +45,8 @@ class Plot(Command):
             raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}")
 
         from diagnostics import plots
-        from diagnostics.pictures.collect import album, figure_of
-        from fedlayers.studies.pictures import save, to_files
+        from diagnostics.plots.collect import album, figure_of
+        from fedlayers.studies.study_plots import save, to_files
         from fl_core.plan import LayerPlan
         from fl_core.rows import read
 

@@ -1,172 +1,25 @@
-"""Personal models from a network on the server, which generates weights or mixes the clients' models.
-
-No autograd graph is kept between sending and receiving. Gradients are computed again from the state after the replies
-have arrived. A run directory therefore stores all that is needed.
-"""
+"""Personal models that a network on the server mixes from the clients' models, layer by layer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
+from fl_core.algorithms.base import Message, Observation, Round, State, TaskInfo, Update, register
 from fl_core.algorithms.fedamp import Mixing
+from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
-PURPOSE = "hypernetwork"  # the purpose of its seeded streams and the name of its tree
 CHUNK = 1 << 16  # entries of a tensor in one batch of inner products
-
-
-def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tree:
-    """Return J^T c, the gradient of sum_k <function(at)_k, c_k> with respect to the entries of ``at``."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
-    with torch.enable_grad():
-        outputs = function(leaves)
-        names = sorted(outputs)
-        gradients = torch.autograd.grad(
-            [outputs[name] for name in names], list(leaves.values()), [cotangent[name] for name in names]
-        )
-    return dict(zip(leaves, gradients, strict=True))
-
-
-def _linear(n_in: int, n_out: int, name: str, draw: torch.Generator) -> Tree:
-    """Draw a fully connected layer with PyTorch's initialisation: weight and bias uniform within 1 / sqrt(n_in)."""
-    bound = 1 / math.sqrt(n_in)
-    shapes: dict[str, tuple[int, ...]] = {"weight": (n_out, n_in), "bias": (n_out,)}
-    return {f"{name}.{kind}": bound * (2 * torch.rand(shape, generator=draw) - 1) for kind, shape in shapes.items()}
-
-
-def _apply(net: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    return linear(x, net[f"{name}.weight"], net[f"{name}.bias"])
-
-
-# --- a hypernetwork that gives the weights ---------------------------------------------------------------------
-
-
-@register
-class PFedHN(Algorithm):
-    """A hypernetwork on the server that maps each client's embedding to its whole model (Shamsian et al. 2021).
-
-    An embedding has 1 + N // 4 numbers for N clients. It passes through Linear and then three times (ReLU, Linear). All
-    these layers have width ``hidden``. One linear head follows for each parameter tensor.
-
-    The client trains the received model and replies with its change, delta = before - after. For each reply in turn the
-    server takes one SGD step on the embeddings and the hypernetwork. The gradient is J^T delta with its norm clipped at
-    ``clip``. From the second client on, J is taken at the hypernetwork that the clients before have updated.
-
-    Buffers never travel, whatever ``bn`` says. The hypernetwork generates only the parameters that train. Running
-    statistics and frozen parameters stay with their client.
-
-    - ``lr``, ``momentum``, ``weight_decay``: of the server's optimiser. The clients use the run's options (the authors:
-      0.005, 0.9 and 5e-5).
-    - ``local_clip``: the norm at which the clients' gradients are clipped, in place of the run's ``clip``.
-    - ``begins``: ``drawn`` (default, the original) starts from random heads, so from a model of its own. With
-      ``common`` the heads give every client the common initial model.
-
-    Raises:
-        UsageError: hidden, lr or a clip is 0, or an unknown ``begins``.
-    """
-
-    name = "pfedhn"
-    paper = "Shamsian et al. 2021"
-    travels = "a generated model down, its change up"
-    evaluates = "personal"
-
-    @dataclass(frozen=True)
-    class Config:
-        lr: float = 0.01
-        momentum: float = 0.9
-        weight_decay: float = 1e-3
-        clip: float = 50.0
-        local_clip: float = 50.0
-        hidden: int = 100
-        begins: str = "drawn"
-
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        check_known(f"start of {self.name}", self.config.begins, ("drawn", "common"))
-        for key in ("lr", "clip", "local_clip", "hidden"):
-            if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
-        self.parameters = task_info.parameters - task_info.frozen
-
-    def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.parameters
-
-    def server_state(self, initial: Tree) -> State:
-        clients, width = len(self.task_info.n_train), self.config.hidden
-        size = 1 + clients // 4
-        draw = seeds.torch_generator(self.task_info.seed, PURPOSE)
-        net: Tree = {"embeddings": torch.randn(clients, size, generator=draw)}
-        for k in range(4):
-            net |= _linear(width if k else size, width, f"trunk.{k}", draw)
-        for name in sorted(self.parameters):
-            head = _linear(width, initial[name].numel(), f"heads.{name}", draw)
-            if self.config.begins == "common":
-                head = {f"heads.{name}.weight": torch.zeros_like(head[f"heads.{name}.weight"])}
-                head[f"heads.{name}.bias"] = initial[name].detach().flatten()
-            net |= head
-        dtype = next(initial[name].dtype for name in sorted(self.parameters))
-        net = tree.clone({name: tensor.to(dtype) for name, tensor in net.items()})
-        return State({"model": initial, PURPOSE: net, "momentum": {n: torch.zeros_like(t) for n, t in net.items()}})
-
-    def generated(self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int) -> Tree:
-        """Return the parameters that the hypernetwork generates for a client, with the shapes of ``like``."""
-        hidden = net["embeddings"][client]
-        for k in range(4):
-            hidden = _apply(net, f"trunk.{k}", hidden.relu() if k else hidden)
-        return {name: _apply(net, f"heads.{name}", hidden).view_as(like[name]) for name in sorted(self.parameters)}
-
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        with tree.one_thread(), torch.no_grad():
-            return Message({"model": self.generated(server.trees[PURPOSE], server.trees["model"], client)})
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.task_info.tensors, self.task_info.epochs, max_grad_norm=self.config.local_clip),)
-
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        message = super().client_update(state, trained, ctx, rnd, client)
-        began = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
-        return Message({"delta": tree.subtract(began, message.trees["model"])}, message.meta)
-
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        state.meta["client"] = client
-        return state
-
-    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        like = server.trees["model"]
-        replies = list(updates)  # all clients have been served before the first step
-        net, speed = tree.clone(server.trees[PURPOSE]), tree.clone(server.trees["momentum"])
-        for update in replies:  # in place: the network has a hundred times as many parameters as the model
-            generated = partial(self.generated, like=like, client=update.client)
-            grads = pull_back(generated, net, update.message.trees["delta"])
-            scale = min(1.0, self.config.clip / (tree.dot(grads, grads) ** 0.5 + 1e-6))
-            for name, tensor in net.items():
-                speed[name].mul_(self.config.momentum).add_(grads[name], alpha=scale)
-                speed[name].add_(tensor, alpha=self.config.weight_decay)
-                tensor.sub_(speed[name], alpha=self.config.lr)
-        server.trees |= {PURPOSE: net, "momentum": speed}
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        generated = self.server_message(server, client.meta["client"], rnd).trees["model"]
-        return {self.evaluates: {**client.trees["model"], **generated}}
-
-
-# --- hypernetworks that mix --------------------------------------------------------------------------------------
 
 
 @register
@@ -246,9 +99,9 @@ class PFedLA(Mixing):
         """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""
         hidden = net["embedding"]
         for k in range(3):
-            hidden = _apply(net, f"trunk.{k}", hidden).relu()
+            hidden = apply_linear(net, f"trunk.{k}", hidden).relu()
         shape = (len(self.units), len(self.task_info.n_train))
-        scores = _apply(net, "heads", hidden).view(shape)
+        scores = apply_linear(net, "heads", hidden).view(shape)
         if self.config.norm == "softmax":
             return scores.softmax(1)
         scores = scores.relu()
@@ -329,8 +182,10 @@ class PFedLA(Mixing):
         outputs = len(self.units) * len(self.task_info.n_train)
         net: Tree = {"embedding": torch.randn(self.config.embedding, generator=draw)}
         for k in range(3):
-            net |= _linear(self.config.hidden if k else self.config.embedding, self.config.hidden, f"trunk.{k}", draw)
-        heads = _linear(self.config.hidden, outputs, "heads", draw)
+            net |= draw_linear(
+                self.config.hidden if k else self.config.embedding, self.config.hidden, f"trunk.{k}", draw
+            )
+        heads = draw_linear(self.config.hidden, outputs, "heads", draw)
         if self.config.zero_heads:
             heads = {name: torch.zeros_like(tensor) for name, tensor in heads.items()}
         elif self.config.norm == "relu_sum":

@@ -5,15 +5,15 @@ Axes, a new figure has the package's own style. A given Axes keeps its caller's 
 a note beneath the picture gives the reason.
 """
 
-from .pictures.algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
-from .pictures.costs import cost_steps, costs
-from .pictures.drawing import style
-from .pictures.features import mismatch, tsne, tsne_panels
-from .pictures.layers import cka_matrices, metric
-from .pictures.plan import plan
-from .pictures.regret import regret
-from .pictures.runs import clients, comparison, learning, partition
-from .pictures.spectrum import has_density, spectral_density
+from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
+from .costs import cost_steps, costs
+from .drawing import style
+from .features import mismatch, tsne, tsne_panels
+from .layers import cka_matrices, metric
+from .plan import plan
+from .regret import regret
+from .runs import clients, comparison, learning, partition
+from .spectrum import has_density, spectral_density
 
 __all__ = [
     "aggregation_history",

@@ -1,20 +1,14 @@
-"""Costs of a plan in each round, and costs of the rounds of runs."""
+"""The cost of a plan in each round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import pandas as pd
 
-from fl_core import runner
-from fl_core.costs import round_costs
+from fl_core.costs.layers import SIZES
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
-
-from .layer_flops import SIZES
-
-# --- plans -----------------------------------------------------------------------------------------------------
 
 
 def plan_cost(plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -80,30 +74,3 @@ def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[s
     for layer, variant, value in zip(rows["layer"], rows["variant"], rows["value"], strict=True):
         table.setdefault(layer, {})[variant] = float(value)
     return table
-
-
-# --- rounds ----------------------------------------------------------------------------------------------------
-
-
-def cost_steps(tasks: Mapping[str, runner.Task]) -> pd.DataFrame:
-    """Compute the cost of each round of several runs before anything is trained.
-
-    The columns are run and round (from 1), then the sums over all clients: naive [scalars x batches], flops [FLOP] and
-    moved [bytes]. See :class:`fl_core.costs.TrainingCost`. Every client takes part in every round, as in the
-    layer-scheduling paper's Table 4 and Fig. 7.
-
-    Args:
-        tasks: name of the run -> its task from :func:`fl_core.runner.assemble`.
-
-    Raises:
-        UsageError: an algorithm chooses its plan while it trains, or as :func:`fl_core.costs.round_costs`.
-    """
-    lines = []
-    for name, task in tasks.items():
-        algorithm = task.algorithm(task.plan)
-        if algorithm.decides:
-            raise UsageError(f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan.")
-        workspace = runner.client_runner_of(task, {}).workspace
-        each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch_size or 1))
-        lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]
-    return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])

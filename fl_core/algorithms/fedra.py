@@ -9,19 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known
 from fl_core.models.adapters import LAST, adapt
-from fl_core.models.blocks import inside, paths_of_blocks, with_optional_blocks
-from fl_core.models.exits import Exits
+from fl_core.models.blocks import inside, with_optional_blocks
 from fl_core.plan import LayerPlan
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
@@ -29,7 +26,6 @@ from fl_core.tree import Tree
 
 HELD = "held"  # the metric of rows that record which layers a client had
 LATEST = "latest"
-CHANGE = "change/"
 
 
 class Blockwise(Algorithm):
@@ -247,195 +243,3 @@ class FedRA(Limited):
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
         depths = tuple((each, self.depth(rnd, each)) for each in everyone)
         return allocation.covering(depths, total, seed, rnd.index)[client]
-
-
-@register
-class InclusiveFL(Limited):
-    """The first blocks for each client, whose last block also learns from deeper clients (Liu et al. 2022).
-
-    Clients of one depth form a group and are averaged first. Then each tensor is averaged over the groups that have it,
-    weighted as their clients.
-
-    - ``momentum``: move a group's last block by the formula below. D_s is the change that group s gives the server's
-      model. D'_r is the change that the next deeper group r gave in the round before.
-
-        (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included
-
-    Without momentum, or without a deeper group in the round before, the group's plain mean is used. Running statistics
-    always take the plain mean.
-
-    - ``own_heads``: give every depth its own last layer, averaged over its clients alone (the paper). By default the
-      last layer is common to all groups, as in FedRA's comparison. The global model has the deepest group's own head.
-      With ``random_depths`` it has the head of all blocks. The other heads stay on the server.
-
-    Raises:
-        UsageError: momentum between blocks that are not alike; own heads of a model that ends in a block.
-    """
-
-    name = "inclusivefl"
-    paper = "Liu et al. 2022 (InclusiveFL)"
-
-    @dataclass(frozen=True)
-    class Config(Limited.Config):
-        momentum: bool = True
-        beta: float = 0.2
-        own_heads: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.beta > 1:
-                raise UsageError(f"inclusivefl: beta must be at most 1; got {self.beta}.")
-
-    @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
-        built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
-        if config.momentum:
-            first, *others = paths_of_blocks(built)
-            for other in others:
-                here, there = (tree.state_dict(built.get_submodule(path)) for path in (first, other))
-                tree.check_same(here, there, first, other)
-        return built
-
-    def __init__(
-        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(task_info, plan, config)
-        last = LayerPlan.last(task_info.layers)
-        last_layer = last.body_tensors - task_info.frozen - task_info.never_sent
-        self.heads = last_layer if self.config.own_heads else frozenset[str]()
-        if not self.heads <= self.always:
-            raise UsageError(
-                f"inclusivefl: the last layer must follow all blocks with own_heads; "
-                f"got {listing(last.shared)} inside one."
-            )
-        depths = range(1, len(task_info.blocks) + 1) if self.config.random_depths else self.fixed
-        self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
-
-    def server_state(self, initial: Tree) -> State:
-        server = super().server_state(initial)
-        if self.heads:
-            server.trees |= {_head(depth): tree.clone(tree.select(initial, self.heads)) for depth in self.shallower}
-        return server
-
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        head = server.trees.get(_head(self.depth(rnd, client)), {})
-        return Message({"model": {**super().server_message(server, client, rnd).trees["model"], **head}})
-
-    def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        if not (self.config.momentum or self.heads):
-            super().mix(server, updates, rnd)
-            return
-        groups: dict[int, tree.Mean] = {}
-        weights: dict[int, int] = {}
-        for update in updates:
-            depth = self.depth(rnd, update.client)
-            groups.setdefault(depth, tree.Mean()).add(update.message.trees["model"], update.weight)
-            weights[depth] = weights.get(depth, 0) + update.weight
-        mean = tree.Mean()
-        trees = {name: each for name, each in server.trees.items() if not name.startswith(CHANGE)}
-        for depth in sorted(groups):
-            group_mean = groups[depth].result()
-            common = {name: tensor for name, tensor in group_mean.items() if name not in self.heads}
-            if self.heads:
-                trees["model" if depth == self.deepest else _head(depth)].update(tree.select(group_mean, self.heads))
-            if self.config.momentum:
-                change = tree.subtract(common, tree.select(server.trees["model"], common))
-                trees[_slot(depth)] = change
-                common |= self._distilled(server, depth, common, change)
-            mean.add(common, weights[depth])
-        trees["model"].update(mean.result())
-        server.trees = trees
-
-    def _distilled(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
-        """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before."""
-        deeper = [r for r in range(depth + 1, len(self.task_info.blocks) + 1) if _slot(r) in server.trees]
-        if not deeper:
-            return {}
-        before, above = server.trees[_slot(deeper[0])], self.task_info.blocks[depth - 1 : deeper[0]]
-        moved = {}
-        for name in sorted(inside(group_mean, above[0]) & self.task_info.parameters):
-            rest = name.removeprefix(above[0])
-            momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
-            moved[name] = (group_mean[name].double() + self.config.beta * (momentum - change[name].double())).to(
-                group_mean[name].dtype
-            )
-        return moved
-
-
-def _slot(depth: int) -> str:
-    return f"{CHANGE}{depth}"
-
-
-def _head(depth: int) -> str:
-    return f"head/{depth}"
-
-
-@register
-class DepthFL(Limited):
-    """The first blocks for each client, with classifiers after some of them that teach each other (Kim et al. 2023).
-
-    A client has m classifiers with logits z_k. Its loss is
-
-        sum_k CE(z_k) + w_t / (m - 1) sum_k sum_{j != k} KL(softmax z_j || softmax z_k)
-
-    where z_j has no gradient. The weight is w_t = exp(-5 (1 - min(t, R) / R)^2) with the 0-based round t.
-
-    As in FedRA's comparison, the model's own classifier follows the client's last block, whatever its depth. The client
-    also has the exits after its earlier blocks. Every tensor is averaged over its holders with equal weights. FedDyn's
-    terms in the authors' experiments are not included.
-
-    - ``ramp``: R, by default 300. FedRA's code has 500.
-    - ``distillation``: a factor of w_t. With 0 the classifiers do not teach each other.
-    - ``exits``: the blocks that a classifier follows. The default is each quarter of the model. FedRA's text has 3,6,9
-      of 12, and its code 4,7,10.
-    - ``ensemble``: predict by the mean of all classifiers' logits (the paper) or by the last (FedRA's code).
-    """
-
-    name = "depthfl"
-    needs_logits = True
-    paper = "Kim et al. 2023 (DepthFL)"
-    trains = "adapters and classifiers"
-    added_modules: ClassVar = {"exits": "shared"}
-
-    @dataclass(frozen=True)
-    class Config(Limited.Config):
-        weighted: bool = False
-        exits: tuple[int, ...] | None = None
-        ensemble: bool = True
-        distillation: float = 1.0
-        ramp: int = 300
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.ramp < 1:
-                raise UsageError(f"depthfl: ramp must be at least 1 round; got {self.ramp}.")
-
-    @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
-        built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
-        total = len(paths_of_blocks(built))
-        quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
-        after = sorted(quarters) if config.exits is None else config.exits
-        return Exits(built, after, ensemble=config.ensemble, seed=seed, example=models.example(shape))
-
-    def submodel(self, rnd: Round, client: int) -> frozenset[str]:
-        everything, depth = super().submodel(rnd, client), self.depth(rnd, client)
-        numbers = {name: name.split(".")[1] for name in inside(everything, "exits")}
-        return everything - {name for name, number in numbers.items() if int(number) >= depth}
-
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        x, y = batch
-        logits = ctx.forward(params, x, every=True)
-        total = torch.stack([ctx.criterion(each, y) for each in logits]).sum()
-        if len(logits) < 2 or not self.config.distillation:
-            return total
-        learning = F.log_softmax(logits, dim=-1)
-        teaching = learning.detach()
-        # KL(j || k) of every pair; it is 0 without a gradient for j = k
-        pairs = (teaching.exp() * teaching).sum(-1)[:, None] - torch.einsum("jnc,knc->jkn", teaching.exp(), learning)
-        weight = self.config.distillation * math.exp(-5 * (1 - min(ctx.round / self.config.ramp, 1)) ** 2)
-        return total + weight * pairs.mean(-1).sum() / (len(logits) - 1)

@@ -11,11 +11,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics import plots
-from diagnostics.pictures.collect import figure_of
+from diagnostics.plots.collect import figure_of
 from fl_core import rows
 
 if TYPE_CHECKING:
-    from fedlayers.studies.compare import Comparison
+    from fedlayers.studies.comparison import Comparison
 
 
 def to_files() -> None:

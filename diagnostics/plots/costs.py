@@ -86,7 +86,7 @@ def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None)
     2024). Next to each name stands the sum over the rounds relative to the first run's.
 
     Args:
-        table: from :func:`diagnostics.plan_costs.cost_steps`.
+        table: from :func:`fl_core.costs.rounds.cost_steps`.
         axes: a figure to fill, or at least three Axes.
 
     Raises:

@@ -20,12 +20,13 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.algorithms.allocation import covering, drawn, fixed_depths, random_depth
 from fl_core.algorithms.base import Message, TaskInfo, Update
-from fl_core.algorithms.depth import Limited
+from fl_core.algorithms.fedra import Limited
 from fl_core.errors import UsageError
 from fl_core.models.blocks import hold, inside, paths_of_blocks, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
+from fl_core.stored_models import load_models
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import BLOCKS, CONFIG, TOY, network, play
@@ -339,10 +340,10 @@ def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(t
     config = replace(CONFIG, algorithm="fedra", rounds=1, options={"depths": (2,)})
     model = network("vit")
     engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
-    found, _ = runner.load_models(tmp_path / "run", which="global", data=TOY, model=model)
+    found, _ = load_models(tmp_path / "run", which="global", data=TOY, model=model)
     assert all(tree.digest(tree.state_dict(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
     with pytest.raises(UsageError, match=r"'a'.*'local'"):
-        runner.load_models(tmp_path / "run", which="local", data=TOY, model=model)
+        load_models(tmp_path / "run", which="local", data=TOY, model=model)
 
 
 def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) -> list[Update]:
@@ -475,7 +476,7 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
 def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, depth: int) -> None:
     found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
     algorithm = found.algorithm(None)
-    client_runner = runner.client_runner_of(found, {})
+    client_runner = found.client_runner()
     held = algorithm.submodel(Round(index), 0)
     client_runner.workspace.load(tree.select(tree.state_dict(found.model), held), held)
     ctx = client_runner._context(algorithm, 0, index, {})

@@ -1,1 +1,0 @@
-"""The pictures behind ``diagnostics.plots``, and their common style."""

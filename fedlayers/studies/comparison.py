@@ -1,0 +1,226 @@
+"""The result of a comparison of algorithms: scores, ranks and differences over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedlayers.studies.baselines import BASELINES as NAIVE
+from fl_core import statistics
+from fl_core.errors import UsageError, check_known
+from fl_core.scores import SCORES, SHOWN, TABLE, label_of, main_score, positive_in
+from fl_core.stopping import WINDOW, best_round, weighted_mean
+
+BASELINES = ("local", "fedavg")
+_GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
+BEST = "@best_val"
+"""The suffix of a model's name if it is scored at its best round on validation."""
+MOMENTS = {
+    False: "after the last round",
+    True: f"at each model's best round on validation (main score, mean over clients and {WINDOW} evaluations)",
+}
+LEGEND = (
+    "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over seeds.\n"
+    "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
+    "both local's and fedavg's. rank: by {score}, mean over seeds, 1 is best."
+)
+
+
+@dataclass
+class Comparison:
+    """The result of a comparison.
+
+    Attributes:
+        frame: the rows of all runs.
+        best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
+        training: the local training in words, per algorithm if they differ.
+        score: the score by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, for a
+            regression R2.
+        scores: one value per run and metric: the headline model on the test split, combined over clients by training
+            samples (columns algorithm, seed, model, metric, value).
+        table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
+            mean rank (by the score). Baselines (:mod:`fedlayers.studies.baselines`) have no rank.
+        unranked: why there are no ranks; "" if there are.
+        clients: the mean over seeds for each algorithm, client and metric.
+        positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
+        friedman: Friedman's test that the algorithms' scores differ, with seeds as blocks.
+
+    Raises:
+        UsageError: no finished run, or rows without the score.
+    """
+
+    frame: pd.DataFrame
+    best: bool = False
+    training: str = ""
+    score: str = field(default="", kw_only=True)
+    scores: pd.DataFrame = field(init=False)
+    table: pd.DataFrame = field(init=False)
+    clients: pd.DataFrame = field(init=False)
+    friedman: statistics.FriedmanTest = field(init=False)
+    unranked: str = field(default="", init=False)
+    positive: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        final = headline(self.frame, best=self.best)
+        if final.empty:
+            raise UsageError("no test scores of a finished run in these rows")
+        there = list(final["metric"].unique())
+        self.score = check_known("score in these rows", self.score or main_score(there), there)
+        self.positive = positive_in(final)
+        means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean()
+        self.clients = means.reset_index()
+        keys = ["algorithm", "seed", "model", "metric"]
+        self.scores = pd.DataFrame(
+            [
+                {**dict(zip(keys, key, strict=True)), "value": statistics.combine(part["value"], part["n_train"])}
+                for key, part in final.groupby(keys, sort=False)
+            ]
+        )
+        blocks = self._blocks(self.score).drop(index=list(NAIVE), errors="ignore")
+        self.friedman = statistics.friedman(blocks)
+        try:
+            ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
+        except UsageError as error:  # the other columns are still valid
+            ranks, self.unranked = pd.Series(dtype=float), str(error)
+        self.table = self._table(ranks)
+
+    def _blocks(self, metric: str) -> pd.DataFrame:
+        """Return a metric's scores as a table algorithms x seeds."""
+        chosen = self.scores[self.scores["metric"] == metric]
+        return chosen.pivot(index="algorithm", columns="seed", values="value").loc[chosen["algorithm"].unique()]
+
+    def _table(self, ranks: pd.Series) -> pd.DataFrame:
+        lines = []
+        there = self.scores["metric"].unique()
+        metrics = [name for name in dict.fromkeys((*_shown(there), *SCORES)) if name in there]
+        for name, part in self.scores.groupby("algorithm", sort=False):
+            line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
+            for metric in metrics:
+                values = part.loc[part["metric"] == metric, "value"]  # none in the runs of an earlier version
+                mean, low, high = statistics.mean_interval(values) if len(values) else (np.nan,) * 3
+                line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
+            line["fairness"] = statistics.fairness(self._of(str(name), self.score))
+            line["incentive"] = self._incentive(str(name))
+            line["rank"] = ranks.get(name, np.nan)
+            line |= {"positive": self.positive} if self.positive else {}
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _of(self, algorithm: str, metric: str) -> pd.Series:
+        chosen = (self.clients["algorithm"] == algorithm) & (self.clients["metric"] == metric)
+        return self.clients[chosen].set_index("client")["value"]
+
+    def _incentive(self, name: str) -> float:
+        if name in BASELINES or not set(BASELINES) <= set(self.clients["algorithm"]):
+            return float("nan")
+        local, fedavg = (self._of(base, self.score) for base in BASELINES)
+        return statistics.incentive(self._of(name, self.score), local, fedavg, SCORES[self.score])
+
+    def differences(self, reference: str, metric: str = "") -> pd.DataFrame:
+        """Return each other algorithm's score minus the reference's, paired by seed.
+
+        The table has the mean, its 95 % interval and the number of seeds. The score is the comparison's own, or another
+        ``metric``.
+
+        Raises:
+            UsageError: the reference is not in this comparison.
+        """
+        blocks = self._blocks(metric or self.score)
+        check_known("algorithm of this comparison", reference, blocks.index)
+        lines = []
+        for name in blocks.index.drop(reference):
+            paired = (blocks.loc[name] - blocks.loc[reference]).dropna()
+            mean, low, high = statistics.mean_interval(paired)
+            lines.append({"algorithm": name, "value": mean, "low": low, "high": high, "n": len(paired)})
+        return pd.DataFrame(lines, columns=["algorithm", "value", "low", "high", "n"])
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
+        better = "above" if SCORES[self.score] else "below"
+        columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score, self.positive), better=better)
+        trained = [f"local training: {self.training}."] if self.training else []
+        naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
+        unranked = [f"{self.unranked}."] if self.unranked else []
+        return "\n".join([columns, *unranked, *trained, *naive])
+
+    def text(self) -> str:
+        """Return the table for a terminal, with the meaning of its columns."""
+        return f"{display_name(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
+
+
+def _shown(there: Iterable[str]) -> tuple[str, ...]:
+    """Return the scores to show, out of the available ones."""
+    return SHOWN[TABLE[main_score(list(there))].task]
+
+
+def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
+    """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
+    shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
+    usual, positive = _shown(table.columns), str(next(iter(table.get("positive", ())), ""))
+    for metric in usual if score in ("", *usual) else (score, *usual):
+        scale, digits = (100, 1) if TABLE[metric].share else (1, 3)
+        title = label_of(metric, positive) + f"{_GAP}%" * (scale == 100)
+        spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
+        means = ["–" if np.isnan(m) else f"{m * scale:.{digits}f}" for m in table[metric]]
+        shown[title] = [
+            mean + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
+            for mean, s in zip(means, spread, strict=True)
+        ]
+    shown["fairness"] = ["–" if np.isnan(v) else f"{v:.1e}" for v in table["fairness"]]
+    shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
+    shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
+    return shown
+
+
+def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
+    """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
+
+    With ``best`` the scores are those of the model's best round, one for all clients. The model's name then ends in
+    ``@best_val``. A personal model that is made at the end has no other round.
+
+    Raises:
+        UsageError: a run without a validation score, and so without a best round.
+    """
+    run = ["algorithm", "seed"]
+    scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
+    test = scored[scored["split"] == split]
+    final = test[test["round"] == test.groupby(run)["round"].transform("max")]
+    has_personal = final.groupby(run)["model"].transform(lambda m: (m == "personal").any())
+    final = final[final["model"] == np.where(has_personal, "personal", "global")]
+    if not best:
+        return final
+    of_model = [*run, "model"]
+    found = best_rounds(scored)
+    wanted = final[of_model].drop_duplicates().merge(found, how="left")
+    if wanted["round"].isna().any():
+        name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
+        raise UsageError(f"the run of {name} with seed {seed} has no {model} model with a score on validation samples")
+    at_best = test.merge(wanted)
+    return at_best.assign(model=at_best["model"] + BEST)
+
+
+def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the best round of each run's models, as a stopping rule finds it (:mod:`fl_core.stopping`).
+
+    Args:
+        frame: Rows of runs.
+
+    Returns:
+        A line for each model that has one: algorithm, seed, model, round.
+    """
+    main = main_score(frame["metric"].unique())
+    judged = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["round"] > 0)]
+    lines = []
+    for (algorithm, seed, model), part in judged.groupby(["algorithm", "seed", "model"], sort=False):
+        scores = {
+            int(str(done)): weighted_mean(zip(of_round["value"].astype(float), of_round["n_train"], strict=True))
+            for done, of_round in part.groupby("round")
+        }
+        lines.append((algorithm, seed, model, best_round(scores, SCORES[main])))
+    found = pd.DataFrame(lines, columns=["algorithm", "seed", "model", "round"])
+    return found.dropna(subset="round").astype({"seed": frame["seed"].dtype, "round": frame["round"].dtype})

@@ -1,0 +1,119 @@
+"""The defaults of a configuration: from its dataset's recipe, and the absolute paths of its files."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fl_core import choices, data
+from fl_core.config import DEALING, READING, RunConfig, check
+from fl_core.data import columns as tables
+from fl_core.data.columns import BETWEEN
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
+from fl_core.errors import UsageError
+from fl_core.registry import is_outside
+
+FILES = ("dataset", "data_root", "init", "dropout_trace")
+"""Keys that name files and folders, as far as they name no registered dataset."""
+
+
+def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
+    """Return the configuration with the dataset's defaults, after a check of names and numbers.
+
+    Args:
+        given: data in place of the configuration's dataset. They give their name, and their recipe or the general one.
+
+    Raises:
+        UsageError: a value is invalid, or with ``given`` a key is set that is about reading or partitioning data.
+    """
+    check(config)
+    if given is not None:
+        config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
+        _check_undealt(config, given.name)
+        natural = given.partition.kind == "natural"
+        recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
+    else:
+        keys = {name: getattr(config.reading, name) for name in tables.READING}
+        recipe = data.recipe(config.dataset, data_root=config.data_root, download=config.download, **keys)
+        config = replace(config, scale=config.scale or data.default_scale(config.dataset, **keys))
+    optimizer = config.optimizer or recipe.optimizer
+    own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
+    own_model = recipe.model_options if config.model in (None, recipe.model) else {}
+    loss = config.loss or recipe.loss
+    own_loss = recipe.loss_options if loss == recipe.loss else {}
+    rounds = recipe.rounds if config.rounds is None else config.rounds
+    default = max(1, rounds // 20)
+    epochs = recipe.epochs if config.epochs is None else config.epochs
+    root = config.data_root or os.environ.get(ROOT_VARIABLE)
+
+    def or_else(value: Any, otherwise: Any) -> Any:
+        return otherwise if value is None else value
+
+    filled = replace(
+        config,
+        model=or_else(config.model, recipe.model),
+        model_options={**own_model, **config.model_options},
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=or_else(config.batch_size, recipe.batch_size),
+        lr=or_else(config.lr, recipe.lr),
+        optimizer=optimizer,
+        momentum=or_else(config.momentum, own.get("momentum", 0.0)),
+        weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
+        amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
+        keep_optimizer=or_else(config.keep_optimizer, optimizer in choices.KEPT_OPTIMIZERS),
+        loss=loss,
+        loss_options={**own_loss, **(config.loss_options or {})},
+        eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),
+        checkpoint_every=or_else(config.checkpoint_every, default),
+        **{**located(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
+    )
+    _ = filled.training  # checks its numbers
+    return filled
+
+
+def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
+    """Return the default number of rounds between evaluations.
+
+    It is a twentieth of the run, or more if evaluation is expensive.
+
+    Evaluation should take at most a tenth of the time. Scoring all validation and test samples costs about a quarter of
+    a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits have half as
+    many samples as training. The round's locally trained models are scored as well. The interval is at most a third of
+    the rounds, rounded up.
+    """
+    cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
+    count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
+    return math.ceil(rounds / count)
+
+
+def is_file(dataset: str) -> bool:
+    """Return whether a dataset is a file or folder, or several files, and no name."""
+    return dataset not in DATASETS and not is_outside(dataset)
+
+
+def absolute(key: str, path: Path | str) -> str:
+    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
+    several = key == "dataset" and not Path(path).exists()
+    parts = str(path).split(BETWEEN) if several else [path]
+    return BETWEEN.join(str(Path(part).absolute()) for part in parts)
+
+
+def located(config: RunConfig) -> dict[str, Any]:
+    """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
+    found = {key: getattr(config, key) for key in FILES}
+    paths = {key for key, value in found.items() if value is not None and (key != "dataset" or is_file(value))}
+    return {key: absolute(key, value) if key in paths else value for key, value in found.items()}
+
+
+def _check_undealt(config: RunConfig, name: str) -> None:
+    """Check that options on reading and partitioning are unset for data that are given from Python."""
+    for key in (*READING, *DEALING):
+        if getattr(config, key) != getattr(RunConfig, key):
+            raise UsageError(
+                f"{key} must be left out for data from Python; got {key}={getattr(config, key)!r} with {name!r}, "
+                "whose samples and clients are fixed."
+            )

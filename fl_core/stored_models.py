@@ -1,0 +1,99 @@
+"""Load the models of a run directory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from pathlib import Path
+
+from torch import nn
+
+from fl_core import restore, tree
+from fl_core.algorithms.base import Round
+from fl_core.data import FederatedData
+from fl_core.errors import UsageError, listing
+from fl_core.records import store
+from fl_core.restore import task_of
+from fl_core.task import Task
+
+MODELS = ("local", "personal", "global")
+
+
+def load_models(
+    path: Path | str,
+    round: int | str = "last",
+    which: str = "local",
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    allow_code: str | Collection[str] = (),
+) -> tuple[dict[str, nn.Module], Task]:
+    """Return the models of a checkpoint, one for each client, with their task.
+
+    >>> from fl_core.config import RunConfig
+    >>> from fl_core.runner import run
+    >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
+    >>> models, task = load_models("runs/first", which="global")
+    >>> sorted(models)
+    ['cleveland', 'hungarian', 'switzerland', 'va']
+    >>> test = task.data.clients[0].test
+    >>> models["cleveland"](test.x).shape == (len(test), len(task.data.classes))
+    True
+
+    Args:
+        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
+        which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
+            (fine-tuned if the algorithm does this), or ``global``.
+        data, model, allow_code: as in :func:`resume`.
+
+    Raises:
+        UsageError: the round or model does not exist (the message lists others), or data or model differ from the
+            run's.
+        CorruptError: stored files are damaged.
+    """
+    return load_kind(path, round, which, data=data, model=model, allow_code=allow_code)[1:]
+
+
+def load_kind(
+    path: Path | str,
+    round: int | str,
+    which: str | None,
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    allow_code: str | Collection[str] = (),
+) -> tuple[str, dict[str, nn.Module], Task]:
+    """Return the name of the models, and then what :func:`load_models` returns.
+
+    For ``which`` None these are the personal models, or the global one if no model is personal.
+    """
+    found = store.Run(path)
+    checkpoint = found.checkpoint(found.best_round(which) if round == "best" else round)
+    stored, said = found.task_config(), restore.allowed_code(allow_code)
+    restore.check_at_home(found.path, stored, False)
+    restore.check_own(found.path, stored, said, True, data=data, model=model)
+    task = task_of(found, trained=True, data=data, model=model)
+    restore.check_same_start(task, found.path, weights=False)
+    algorithm = restore.check(found, checkpoint, task)
+    rnd = Round(checkpoint.round)
+    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
+    for name, state in checkpoint.clients.items():
+        for kind, each in algorithm.models(checkpoint.server, state, rnd).items():
+            trees.setdefault(kind, {}).setdefault(name, each)
+    which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
+    if which not in trees:
+        raise UsageError(f"{path} has no {which!r} models after round {checkpoint.round}; it has: {listing(trees)}")
+    built = {}
+    for client in (c.name for c in task.data.clients):
+        if client in trees[which]:
+            if trees[which][client].keys() < tree.named_tensors(task.model).keys():
+                raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
+            built[client] = copy_with(task.model, trees[which][client])
+    return which, built, task
+
+
+def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
+    """Return a copy of a model with the tensors of a tree."""
+    module = copy.deepcopy(model)
+    tree.load(module, source)
+    return module

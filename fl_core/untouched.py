@@ -1,0 +1,134 @@
+"""Set a model's mode or hooks for the time of a block, and leave the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import check_known
+
+Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+@contextmanager
+def untouched(*models: nn.Module) -> Iterator[None]:
+    """Restore models and random state when the block ends, also after an error.
+
+    These are restored:
+
+    * every module's training flag and hooks
+    * every parameter's ``requires_grad`` and ``grad``: the same tensor object with the same values
+    * buffers, also non-persistent ones: the same objects with the same values
+    * torch's CPU generator, and the CUDA generators if CUDA is in use
+
+    Parameter values are not restored, because nothing here writes them. Only buffers and existing gradients are copied.
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        for model in models:
+            stack.callback(_remember(model))
+        yield
+
+
+def _remember(model: nn.Module) -> Callable[[], None]:
+    modules = list(model.modules())
+    training = [module.training for module in modules]
+    hooks = [{name: dict(getattr(module, name)) for name in _HOOKS} for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    parameters = list(model.parameters())
+    flags = [parameter.requires_grad for parameter in parameters]
+    grads = [parameter.grad for parameter in parameters]
+    tensors = [t for t in (*grads, *(b for held in buffers for b in held.values())) if t is not None]
+    values = [tensor.detach().clone() for tensor in tensors]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, mode, held, tables in zip(modules, training, buffers, hooks, strict=True):
+            module.training = mode
+            module._buffers.clear()
+            module._buffers.update(held)
+            for name, table in tables.items():  # in place: handles refer to the dictionary itself
+                current = getattr(module, name)
+                current.clear()
+                current.update(table)
+        for parameter, flag, grad in zip(parameters, flags, grads, strict=True):
+            parameter.requires_grad_(flag)
+            parameter.grad = grad
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+    return restore
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Set training or evaluation mode inside the block, and restore each module's own mode after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, before in modes:
+            module.training = before
+
+
+@contextmanager
+def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Put the whole model in ``"eval"`` or ``"train"`` mode inside the block.
+
+    Everything is restored afterwards as by :func:`untouched`.
+
+    Raises:
+        UsageError: the mode is another one.
+    """
+    check_known("mode", mode, ("eval", "train"))
+    with untouched(model):
+        model.train(mode == "train")
+        yield
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
+    """Call ``hooks[path](module, inputs, output)`` after each call of the module at ``path``.
+
+    The path "" is the model itself. The hooks are removed when the block ends, also after an error.
+
+    Raises:
+        UsageError: the model does not have the path. The message names the nearest one.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for path in hooks:
+        check_known("module", path, modules)
+    with ExitStack() as stack:
+        for path, hook in hooks.items():
+            stack.callback(modules[path].register_forward_hook(hook).remove)
+        yield
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """Return a module's output tensor: the output itself, or the first tensor in it.
+
+    An LSTM or an attention module returns several tensors, for example.
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = output.values()
+    elif not isinstance(output, (tuple, list)):
+        return None
+    return next((tensor for tensor in map(first_tensor, output) if tensor is not None), None)

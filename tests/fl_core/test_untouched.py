@@ -1,0 +1,65 @@
+"""A block leaves no trace on a model: mode, gradients, buffers, hooks and random state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fl_core.errors import UsageError
+from fl_core.untouched import set_mode, untouched
+from tests.networks import Wired, snapshot, wired
+
+X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def net() -> Wired:
+    torch.manual_seed(0)
+    return wired()
+
+
+def disturb(model: Wired) -> None:
+    model.eval()
+    model.drop.train()
+    model.norm.train()
+    model.conv.weight.requires_grad_(False)
+    model.head.register_forward_hook(lambda m, i, o: None)
+    model.head.register_forward_pre_hook(lambda m, i: None)
+    model(X).sum().backward()
+    model.norm.running_mean = torch.full((3,), 7.0)
+    torch.randn(3)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("with_grads", [False, True])
+def test_untouched_restores_everything(net: Wired, raises: bool, with_grads: bool) -> None:
+    net.conv.eval()
+    net.head.bias.requires_grad_(False)
+    kept = net.relu.register_forward_hook(lambda m, i, o: None)
+    if with_grads:
+        net(X).sum().backward()
+    before = snapshot(net)
+    try:
+        with untouched(net):
+            disturb(net)
+            assert snapshot(net) != before
+            if raises:
+                raise ArithmeticError
+    except ArithmeticError:
+        assert raises
+    assert snapshot(net) == before
+    kept.remove()
+    assert not net.relu._forward_hooks
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_set_mode(net: Wired, mode: str) -> None:
+    net.train(mode == "eval")
+    net.drop.eval()
+    before = snapshot(net)
+    with set_mode(net, mode):
+        assert all(module.training == (mode == "train") for module in net.modules())
+        net(X)
+    assert snapshot(net) == before
+    with pytest.raises(UsageError, match="did you mean 'eval'"), set_mode(net, "evl"):
+        pass
