@@ -83,7 +83,7 @@ def test_new_rows_may_have_their_columns_in_another_order(terminal, suffix: str)
 def test_what_was_tuned_is_compared(terminal) -> None:
     search = "--search lr=0.001,0.1 mu=0.01..1:log --trials 2 --rounds 2"
     said = terminal(f"tune --algorithms fedavg fedprox {search} --out tuned")
-    assert said.startswith("4 runs, 8 rounds in all")
+    assert said.startswith("4 runs, 8 rounds ")
     assert "fedlayers compare --tuned tuned/tuned.json" in said
     assert fl.Tuned.load("tuned/tuned.json").seeds == (1000,)
     terminal("compare --algorithms fedavg fedprox --tuned tuned/tuned.json --seeds 1 --rounds 2 --out compared")
