@@ -100,7 +100,7 @@ class TimeoutPolicy:
 
     def __post_init__(self) -> None:
         if self.min_replies < 1:
-            raise UsageError(f"at least 1 client must reply, not {self.min_replies}")
+            raise UsageError(f"min_replies must be at least 1; got {self.min_replies}.")
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise UsageError(f"timeout must be a number of seconds above 0; got {self.timeout}.")
 

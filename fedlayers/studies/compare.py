@@ -85,7 +85,7 @@ class Comparison:
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
         if final.empty:
-            raise UsageError("no test scores of a finished run in these rows")
+            raise UsageError("These rows hold no test scores of a finished run.")
         there = list(final["metric"].unique())
         self.score = check_known("score in these rows", self.score or main_score(there), there)
         self.positive = positive_in(final)
@@ -217,7 +217,7 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     wanted = final[of_model].drop_duplicates().merge(found, how="left")
     if wanted["round"].isna().any():
         name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
-        raise UsageError(f"the run of {name} with seed {seed} has no {model} model with a score on validation samples")
+        raise UsageError(f"The run of {name} with seed {seed} has no {model} model with a score on validation samples.")
     at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
 
@@ -276,7 +276,7 @@ def jobs_of(
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
     obey = {name for name in algorithms if find(name).uses_plan}
     if (plan is not None or config.plan is not None) and not obey:
-        raise UsageError(f"none of {listing(algorithms)} takes a plan")
+        raise UsageError(f"algorithms must have one that takes a plan; got {listing(algorithms)}.")
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
@@ -350,7 +350,7 @@ def compare(
     if score:
         check_score(score, kind)
     if baselines and kind == REGRESSION:
-        raise UsageError("the baselines are classifiers; leave them out for a regression")
+        raise UsageError("The baselines are classifiers. Leave them out for a regression.")
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
@@ -385,7 +385,9 @@ def check_folder(out: Path) -> None:
         UsageError: names it.
     """
     if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-        raise UsageError(f"{out} is {'a run' if out.is_dir() else 'a file'}; choose another folder")
+        raise UsageError(
+            f"out must be a folder of runs; {out} is {'a run' if out.is_dir() else 'a file'}. Choose another folder."
+        )
 
 
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
@@ -438,12 +440,12 @@ def check_stored(path: Path, task: runner.Task) -> None:
                 "choose another directory"
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):
-        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}): choose another directory")
+        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}). Choose another directory.")
     if run.begun:
         began, now = run.rows()[0], task.header("")
         for key, what in {"data": "other data", "checkpoint": "another initial model"}.items():
             if began[key] != now[key]:
-                raise UsageError(f"{path} was run with {what}: choose another directory")
+                raise UsageError(f"{path} was run with {what}. Choose another directory.")
         if began["version"] != now["version"]:
             warnings.warn(f"{path} was run by fedlayers {began['version']}, this is {now['version']}", stacklevel=4)
     return None

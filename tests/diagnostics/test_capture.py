@@ -171,8 +171,8 @@ NAN = torch.full_like(X, float("nan"))
     [
         ((X[:0], Y[:0]), "no samples"),
         ((X, Y[:3]), "6 .*3"),
-        ((NAN, Y), "data.*the samples.*NaN"),
-        ((X, NAN[:, 0, 0]), "data.*the labels.*NaN"),
+        ((NAN, Y), "data: the samples.*NaN"),
+        ((X, NAN[:, 0, 0]), "data: the labels.*NaN"),
         ((X, [0, 1]), "pair"),
         ([(X, Y), (NAN, Y)], "batch 1 .*NaN"),
         ([(X, Y), (X[:0], Y[:0])], "batch 1 .*no samples"),

@@ -236,7 +236,7 @@ def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureF
     before = sorted(here.iterdir())
     assert "nothing.jsonl" in refused(capsys, "plot", "nothing.jsonl")
     assert "mean 'held'" in refused(capsys, "plot", "rows.jsonl", "--metrics", "hel")
-    assert "is a file" in refused(capsys, "plot", "rows.jsonl", "--out", "rows.jsonl")
+    assert "which is a file" in refused(capsys, "plot", "rows.jsonl", "--out", "rows.jsonl")
     assert "20 to 1200" in refused(capsys, "plot", "rows.jsonl", "--dpi", "3")
     spectrum = ("diagnose", "--dataset", "heart", "--metrics", "hessian_spectrum", "--option")
     assert "mean 'density'" in refused(capsys, *spectrum, "hessian_spectrum.densiti=5")

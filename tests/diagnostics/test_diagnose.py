@@ -311,7 +311,7 @@ def wider() -> nn.Module:
         ({"context": {"metric": "x"}}, "context"),
         ({"models": []}, "models"),
         ({"data": []}, "data"),
-        ({"models": [net(), "net"]}, "is str"),
+        ({"models": [net(), "net"]}, "str"),
         ({"models": [net()] * 3, "data": [pair()] * 2}, "3 models .*2"),
         ({"models": {"a": net()}, "data": {"b": pair()}}, "data 'a'"),
         ({"models": [net(), wider()]}, "'client_0'"),

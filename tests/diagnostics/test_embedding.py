@@ -101,7 +101,7 @@ def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
 def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:
     assert embed(parted(13), iterations=250).attrs["perplexity"] == 4
     assert embed(parted(120), iterations=250, perplexity=7).attrs["perplexity"] == 7
-    with pytest.raises(UsageError, match=r"3 .*4"):
+    with pytest.raises(UsageError, match=r"4.* 3"):
         embed(parted(3))
     flat = parted(12)
     with pytest.raises(UsageError, match="vary"):
@@ -178,7 +178,7 @@ def test_many_classes_and_clients_are_still_told_or_said_to_be_alike() -> None:
     ax = plots.tsne(frame)
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert "and 5 more" in names
-    assert "14," in names
+    assert any(name.startswith("14,") for name in names)
     assert len(set(drawn(ax).values())) == 25
     assert names[1:4] == ["0", "1", "2"]
     ax.figure.canvas.draw()

@@ -179,7 +179,7 @@ def test_bad_arguments_are_named(change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
-        (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, C])), "label 3 .*3"),
+        (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, C])), "to 2.*label 3"),
         (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, -1])), "label -1"),
         (nn.Linear(4, C), (torch.randn(3, 4), torch.rand(3)), "class indices"),
         (nn.Conv1d(1, 1, 1), (torch.randn(3, 1, 4), torch.tensor([0, 1, 1])), r"\(3, 1, 4\)"),

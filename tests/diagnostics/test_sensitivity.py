@@ -322,7 +322,7 @@ def test_one_broken_client_leaves_the_others_values() -> None:
         ({"when": "training"}, "recorded"),
         ({"recorded": {}}, "recorded"),
         ({"when": "training", "recorded": {"a": {}}, "single_batch": 4}, "single_batch"),
-        ({"single_batch": 0}, "single_batch=0"),
+        ({"single_batch": 0}, "single_batch.*0"),
         ({"reduce": "mean"}, "mean_of_tensors"),
     ],
 )

@@ -191,8 +191,8 @@ def test_the_report_keeps_both_kinds_apart() -> None:
         ("cka", {"positions": "released"}, "flatten, samples, mean"),
         ("cka", {"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
         ("cka", {"against": "7"}, "layer .*'7'"),
-        ("procrustes", {"against": "4", "positions": "released"}, "with 'released'"),
-        ("cca", {"against": "4", "positions": "samples"}, "with 'samples'"),
+        ("procrustes", {"against": "4", "positions": "released"}, "against.*'released'"),
+        ("cca", {"against": "4", "positions": "samples"}, "against.*'samples'"),
         ("cka", {"backend": "torchcka"}, "mean 'torch_cka'"),
         ("cka", {"backend": "torch_cka", "estimator": "full"}, "estimator 'minibatch'"),
         ("cka", {"backend": "torch_cka", "mode": "train"}, "mode 'eval'"),
@@ -200,9 +200,9 @@ def test_the_report_keeps_both_kinds_apart() -> None:
         ("rbf_cka", {"bandwidth": 0}, "above 0"),
         ("rbf_cka", {"estimator": "mini"}, "estimator"),
         ("svcca", {"variance": 2.0}, "at most 1"),
-        ("cka", {"samples": -5}, "cka.*samples=-5"),
-        ("rbf_cka", {"batch": 0}, "rbf_cka.*batch=0"),
-        ("procrustes", {"batch": -1}, "batch=-1"),
+        ("cka", {"samples": -5}, "cka.*samples.*-5"),
+        ("rbf_cka", {"batch": 0}, "batch.*0"),
+        ("procrustes", {"batch": -1}, "batch.*-1"),
     ],
 )
 def test_bad_requests_are_named(metric: str, how: dict[str, Any], words: str) -> None:

@@ -396,8 +396,8 @@ def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
 @pytest.mark.parametrize(
     ("seeds", "evidence", "said"),
     [
-        ((0, 1, 2), {}, "training data of seed 0 that hold test samples of seeds 1, 2;"),
-        ((1,), {}, "of seed 0 that hold test samples of seed 1;"),
+        ((0, 1, 2), {}, "of seeds 1, 2;"),
+        ((1,), {}, "of seed 1;"),
         ((0,), {}, None),
         ((0, 1), {"seed": None}, None),
         ((0, 1), {"data": "of something else"}, None),

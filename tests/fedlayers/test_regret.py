@@ -131,7 +131,7 @@ def test_a_score_that_is_missing_is_named():
 
 
 def test_every_cut_is_needed():
-    with pytest.raises(UsageError, match=r"cuts .* 0 to 3"):
+    with pytest.raises(UsageError, match=r"cuts .*0 to 3"):
         made(held_out={0: [0.1, 0.2, 0.3]})
 
 

@@ -48,7 +48,7 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({}, "nothing"),
+        ({}, "nothing to"),
         ({"lr": "1..0.1"}, "larger"),
         ({"lr": "0..1:log"}, "above 0"),
         ({"lr": "0..1:lgo"}, "'lgo'.*'log'"),
@@ -217,7 +217,7 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
     ("asked", "message"),
     [
         ({"seeds": [7, 1000]}, "1000.*--seed 1002"),
-        ({"algorithms": ["local", "ditto"]}, "local, ditto .*fedavg, fedprox"),
+        ({"algorithms": ["local", "ditto"]}, "fedavg, fedprox.*local, ditto"),
         ({"config": RunConfig(dataset="heart", lr=0.1)}, "lr of fedavg"),
         ({"options": {"fedprox": {"mu": 1.0}}}, "mu of fedprox"),
     ],

@@ -145,7 +145,7 @@ def register(state: Any, sites: dict[str, bytes]) -> None:
 
 def _bound(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise UsageError(f"--port {port}: from 1 to 65535, or 0 for one that is free")
+        raise UsageError(f"--port must be from 1 to 65535, or 0 for a free one; got {port}.")
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family)
