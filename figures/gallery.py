@@ -1,7 +1,7 @@
 """One picture of each diagnostic, from real data, with the command that makes it: the page ``gallery.md``.
 
-As with the papers' figures, measuring and drawing never meet: :func:`measured` stores rows and tables,
-:func:`redraw` makes the pictures and the page from them alone.
+Measuring and drawing never meet. :func:`measured` stores rows and tables. :func:`redraw` makes the pictures and the
+page from them alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Items: a figure or table of a paper with its runs, what is measured on them, and how it is drawn.
 
-Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
-of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
+Training and drawing never meet. :func:`train` makes rows from an item's runs. :func:`redraw` makes a picture, a table
+and a page from stored rows alone. The table has published and measured values. An item whose runs are long keeps a
 file of rows for each of them (:mod:`figures.recipe`). Where several figures rest on the same runs, these are a study,
 and each figure is a :class:`View` of it. An item may also have the papers' own setting beside its quick one.
 """
@@ -48,7 +48,7 @@ RECODED = "its images are re-coded as JPEG: levels are not comparable with publi
 
 
 def at_paper(header: Mapping[str, Any]) -> bool:
-    """Whether rows were made at the papers' scale, by their header."""
+    """Return whether rows were made at the papers' scale, by their header."""
     return str(header.get("item", "")).endswith("@paper")
 
 
@@ -368,7 +368,7 @@ def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
 
 
 def _notes(item: Drawn) -> list[str]:
-    """What to know of the data that an item was trained on."""
+    """Return notes on the data that an item was trained on."""
     study, runs = runs_behind(item)
     settings = isinstance(item, View) and item.settings
     trained = not settings and "nothing is trained" not in study.budget

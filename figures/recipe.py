@@ -1,9 +1,9 @@
 """Recipes of data, methods and seeds, whose runs are trained one after another and stored for good.
 
-A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed, so that
-it can be made in parts: interrupted, within a budget, or by several processes that were given different runs. A run
-whose training diverged is finished too: its one row says why it has no value. Drawing takes what is there and says
-what is missing. A figure's module adds what is its own: the configurations, what is measured on a run, the picture.
+A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed. So it
+can be interrupted, made within a budget, or made by several processes. A run whose training diverged is finished too:
+its one row says why it has no value. Drawing takes what is there and says what is missing. A figure's module adds
+what is its own: the configurations, what is measured on a run, the picture.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Recipe(items.Item):
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         """Read the stored runs, with a header like any item's.
 
-        The header also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that
-        did not, and ``missing``.
+        The header also has the seeds of each run that ended (``had``) and those that are ``missing``. It has the
+        reasons of those that ``failed``.
         """
         files = sorted(path.glob("*.jsonl"))
         if not files:
