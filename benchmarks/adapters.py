@@ -341,7 +341,7 @@ def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 
 def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any]]:
-    """A chain of modules as JAX code for images in JAX's order, [n, H, W, C]: parameters and forward pass."""
+    """Return a chain of modules as JAX code: parameters and forward pass. Images are in JAX's order [n, H, W, C]."""
     import jax
     from jax import lax
 

@@ -1,4 +1,4 @@
-"""Where the time of whole commands goes: ``python -m benchmarks.commands choose --dataset heart``."""
+"""Profile the time of whole commands: ``python -m benchmarks.commands choose --dataset heart``."""
 
 from __future__ import annotations
 

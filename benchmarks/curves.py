@@ -1,4 +1,4 @@
-"""What ``scale`` measures: jobs of growing size, each with the exponent of its growth that theory gives."""
+"""The jobs that ``scale`` measures: growing sizes, each with the exponent of growth by theory."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ GRADIENTS = "the pass over the gradients"
 
 
 def clients() -> tuple[dict[str, nn.Module], dict[str, tuple[Tensor, Tensor]], nn.Module]:
-    """Models of 2 conv + 2 fc layers after some steps from a common start, samples of 8 x 8 pixels, and the start."""
+    """Return models of 2 conv + 2 fc layers after some steps, their common start, and samples of 8 x 8 pixels."""
 
     def network() -> nn.Module:
         torch.manual_seed(0)
@@ -56,9 +56,9 @@ def clients() -> tuple[dict[str, nn.Module], dict[str, tuple[Tensor, Tensor]], n
 def all_metrics(pairs: int = PAIRS) -> list[Measured]:
     """J4: a diagnosis by all metrics against its distinct passes, and against the metrics one by one; CPU time.
 
-    The passes are timed one by one, too: the one over the gradients, those of each metric that has its own, and of
-    metrics that read the same features the forward passes once and what each does with them. The diagnosis itself
-    (checks, digests, the layers' trace) counts once.
+    The passes are timed one by one, too. There is one over the gradients, and one for each metric that has its own.
+    Metrics that read the same features share their forward passes; the rest of each is timed alone. The diagnosis
+    itself (checks, digests, the layers' trace) counts once.
     """
     torch.set_num_threads(1)
     frame = alternate(_sides(), pairs)
@@ -87,7 +87,7 @@ def _row(ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | Non
 
 
 def _sides() -> dict[str, Callable[[], float]]:
-    """What is timed: all metrics, those of gradients, those of features, each alone, and bare forward passes."""
+    """Return the timed groups: all metrics, those of gradients or features, each alone, and bare forward passes."""
     models, data, start = clients()
     subjects = [ClientModel(name, model, data[name], EACH) for name, model in models.items()]
     layers = layers_of(subjects[0].model, subjects[0].data[0][:2])

@@ -36,7 +36,7 @@ AT_A_TIME = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A federation: how many sites, samples of how many features, and the hidden widths, which say the model's size."""
+    """The size of a federation: its sites, its features and the model's hidden widths."""
 
     sites: int
     features: int
@@ -63,7 +63,7 @@ CASES = {
 
 
 class Run(NamedTuple):
-    """What a run over Flower took.
+    """The time and traffic of a run over Flower.
 
     Attributes:
         seconds: a round by the clock; ``parts``: of that, by where they went.

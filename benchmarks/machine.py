@@ -130,7 +130,7 @@ class Cores:
         self.links = links
 
     def seconds(self, name: str) -> float:
-        """How long all of it takes if each goes on at its own rate until all is done: n / sum of the rates."""
+        """Return the time if all continue at their own rates until everything is done: n / sum of the rates."""
         for link in self.links:
             link.send(name)
         return len(self.links) / sum(1 / link.recv() for link in self.links)
@@ -162,7 +162,7 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
 
 
 def _steps(job: Callable[[], tuple[Any, ...]], made: tuple[Any, ...], make: Callable[[Any], Any], layer: str) -> Steps:
-    """What falls to each core of a round of what a job made: an even part of its samples."""
+    """Return each core's part of the samples that a job makes in a round."""
     config, data, *model = made
     clients = max(1, int(config.participation * len(data.clients)))
     samples = clients * len(data.clients[0].train) // CORES

@@ -1,4 +1,4 @@
-"""Benchmarks J1, J2 and J3: Hessian trace, CKA and gradient metrics, against the packages in use for them."""
+"""Benchmarks J1 (Hessian trace), J2 (CKA) and J3 (gradient metrics) against the packages in use for them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
 
 
 def ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[ClientModel]]:
-    """Ten clients' models, the samples that all are measured on, the layers, and the clients as metrics take them."""
+    """Return ten clients' models, their common samples, the layers and the clients as metrics take them."""
     models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
     x, y = held_out()
     subjects = [ClientModel(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
@@ -274,7 +274,7 @@ def smooth(pairs: int = PAIRS) -> list[Measured]:
 
 
 def coverage(repeats: int = 1000) -> list[Measured]:
-    """How often the fast trace's interval, value +- 1.96 standard errors, holds the exact one, by layer."""
+    """Return the share of intervals of the fast trace (value +- 1.96 standard errors) with the exact one, by layer."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network()), held_out()
     layers = layers_of(model, x[:2])

@@ -62,8 +62,8 @@ def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
 def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
     """The least operations of a step that trains one layer alone, as a share of those of a step that trains all.
 
-    The way forward from that layer on (what comes before it is frozen and known), the way back to it, and its own
-    weights' gradients.
+    Count the forward pass from that layer on, the backward pass to it and its weights' gradients. Earlier layers are
+    frozen and known.
 
     >>> two = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     >>> x, y = torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)

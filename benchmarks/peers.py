@@ -69,7 +69,7 @@ class Peer:
     reach: Mapping[str, float] = field(default_factory=dict)
 
     def missing(self, checkout: Path | None) -> str:
-        """Why the package cannot be measured here; empty if it can."""
+        """Return the reason why the package cannot be measured here, or an empty text."""
         if self.checkout and checkout is None:
             return "no path to its sources was given"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
@@ -152,7 +152,7 @@ def _rested(turn: Callable[[], float], pause: float) -> float:
 
 
 def harness(pairs: int = PAIRS) -> list[Measured]:
-    """What comparing itself costs: S1 beside the bare loop alone, as in `s1` and as in `peers`, and after a rest."""
+    """Measure the cost of the comparison itself: S1 next to the bare loop, as in `s1` and `peers`, and after a rest."""
     training.tuned()
     only = {"bare loop": PEERS["bare loop"]}
     apart = [row for pause in (0.0, REST) for row in measure(JOBS[0], only, pairs, pause=pause)]

@@ -1,4 +1,4 @@
-"""How time and memory grow with clients, parameters, depth, samples, layers and rounds, beside what theory says."""
+"""Measure the growth of time and memory with the size of a job, next to theory."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LEAST = {"seconds": 0.0, "megabytes": 1.0}
 def scale(repeats: int = REPEATS) -> list[Measured]:
     """Slopes of time and memory against size on logarithmic axes, beside their exponents in theory; with a picture.
 
-    Every point is measured in a process of its own, by one thread, after the work has run once at the least size; the
-    points that are there already, in results/scale-points.jsonl, are not measured again.
+    Every point is measured in a process of its own with one thread. The work has run once at the least size before.
+    Points in results/scale-points.jsonl are not measured again.
     """
     missing = wanted(repeats)
     for number, (name, size, repeat) in enumerate(missing, 1):

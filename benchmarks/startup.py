@@ -1,4 +1,4 @@
-"""How fast the command line answers what trains nothing: CPU time and peak memory against an empty program."""
+"""Time the commands that train nothing: CPU time and peak memory against an empty program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def usage(*words: str) -> tuple[float, float]:
 
 
 def startup(pairs: int = PAIRS) -> list[Measured]:
-    """CPU time of help, lists, the check of a small run and mistakes, in times an empty program's, and peak memory."""
+    """Measure CPU time and peak memory of help, lists, a small check and mistakes, relative to an empty program."""
     rows = []
     for what, words in ASKED.items():
         peaks: list[float] = []

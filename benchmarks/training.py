@@ -228,7 +228,7 @@ def _cross_device(held: int = 0) -> tuple[RunConfig, FederatedData]:
 
 
 def cross_device(pairs: int = PAIRS) -> list[Measured]:
-    """S1: 100 clients, 10 a round, batch 10, 500 samples each, SGD 0.005, the CNN with 582,026 parameters."""
+    """S1: 100 clients of 500 samples, 10 a round, SGD 0.005 with batch 10. The CNN has 582,026 parameters."""
     tuned()
     config, data = _cross_device()
     text = f"bare loop, tensor slices, {THREADS} threads"
@@ -249,7 +249,10 @@ def _cross_silo(held: int = 0) -> tuple[RunConfig, FederatedData, nn.Module]:
 
 
 def cross_silo(pairs: int = PAIRS) -> list[Measured]:
-    """S2: 5 clients, all, batch 64, 2,000 samples each, AdamW, a 3Conv-2FC CNN of 122,570 parameters on 3 x 32 x 32."""
+    """S2: 5 clients of 2,000 samples, all in every round, AdamW with batch 64.
+
+    A 3Conv-2FC CNN on 3 x 32 x 32 has 122,570 parameters.
+    """
     tuned()
     config, data, model = _cross_silo()
     text = f"bare loop, fused AdamW, {THREADS} threads, allocator tuned on both sides"
@@ -258,7 +261,7 @@ def cross_silo(pairs: int = PAIRS) -> list[Measured]:
 
 
 def tiny(pairs: int = PAIRS) -> list[Measured]:
-    """S3: 4 clients, the 4-FC heart MLP (2,095 parameters), 200 samples each, batch 32."""
+    """S3: 4 clients of 200 samples, batch 32. The 4-FC heart MLP has 2,095 parameters."""
     tuned()
     data = federation(4, 200, (10,), classes=5)
     text = f"bare loop, {THREADS} threads"
@@ -268,9 +271,9 @@ def tiny(pairs: int = PAIRS) -> list[Measured]:
 def scheduling(pairs: int = PAIRS) -> list[Measured]:
     """S4: S1 with one layer trainable, each in turn, against rounds that train all layers.
 
-    Once from the start, when clients are sampled for the first time, and once after so many rounds that what frozen
-    layers give of their data is at hand as far as it is kept; the targets are the latter's. Means are over the three
-    base layers, and over all four; the former is also held against the operations that cannot be saved.
+    Once from the start, when clients are sampled for the first time. Once after enough rounds to fill the cache of
+    frozen layers; the targets are for these. Means are over the three base layers, and over all four; the former is
+    also held against the operations that cannot be saved.
     """
     tuned()
     torch.set_num_threads(THREADS)

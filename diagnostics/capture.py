@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.tree import is_finite
 from fl_core.untouched import Hook, first_tensor, hooked
 
@@ -39,10 +39,12 @@ def activations(
     def hook_for(path: str) -> Hook:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             if path in recorded and not allow_repeats:
-                raise UsageError(f"module {path!r} is called more than once in a forward pass; its output is ambiguous")
+                raise UsageError(
+                    f"module {path!r} must be called once in a forward pass; got more calls. Its output is ambiguous."
+                )
             tensor = first_tensor(output)
             if tensor is None:
-                raise UsageError(f"module {path!r} puts out no tensor but {type(output).__name__}")
+                raise UsageError(f"module {path!r} must return a tensor; got {type(output).__name__}.")
             recorded[path] = tensor.detach().clone()
 
         return hook
@@ -66,7 +68,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
             read only once.
     """
     if batch is not None and batch < 1:
-        raise UsageError(f"a batch of {batch} samples; at least 1 is needed")
+        raise UsageError(f"batch must be at least 1; got {batch}.")
     pair = whole(data)
     if pair is not None:
         x, y = pair
@@ -75,7 +77,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     if not isinstance(data, Iterable):
         raise UsageError(f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}.")
     if isinstance(data, Iterator):
-        raise UsageError("data is an iterator, which can be read only once; give the pair or the loader itself")
+        raise UsageError("data must be readable more than once; got an iterator. Pass the pair or the loader itself.")
     return _loaded(data)
 
 
@@ -97,18 +99,19 @@ def _loaded(loader: Iterable[Any]) -> Iterator[Batch]:
     for number, pair in enumerate(loader):
         yield _checked(pair, f"batch {number} of the loader")
     if number < 0:
-        raise UsageError("the loader gives no batches")
+        raise UsageError("The loader gave no batches.")
 
 
 def _checked(pair: Any, where: str) -> Batch:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-        raise UsageError(f"{where}: not a pair (x, y) of tensors")
+        parts = f" of {listing(type(part).__name__ for part in pair)}" if isinstance(pair, (tuple, list)) else ""
+        raise UsageError(f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}.")
     x, y = pair
     if x.ndim == 0 or y.ndim == 0 or len(x) == 0:
         raise UsageError(f"{where}: no samples")
     if len(x) != len(y):
-        raise UsageError(f"{where}: {len(x)} samples and {len(y)} labels")
+        raise UsageError(f"{where} must have a label for each sample; got {len(x)} samples and {len(y)} labels.")
     for name, tensor in (("samples", x), ("labels", y)):
         if not is_finite(tensor):
-            raise UsageError(f"{where}: the {name} hold NaN or infinity")
+            raise UsageError(f"{where}: the {name} must be finite; got NaN or infinity.")
     return x, y if y.is_floating_point() or y.is_complex() else y.long()  # losses take no other integers

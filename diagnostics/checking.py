@@ -39,13 +39,17 @@ def check_modules(models: Any) -> None:
         several = [models]
     for model in several:
         if isinstance(model, type) and issubclass(model, nn.Module):
-            raise UsageError(f"models must be torch modules; {model.__name__} is a class: give {model.__name__}(...)")
+            raise UsageError(
+                f"models must be torch modules; got the class {model.__name__}. Pass {model.__name__}(...)."
+            )
         if not isinstance(model, nn.Module):
             name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
-            raise UsageError(f"models must be torch modules; one of them is {name}{type(model).__name__}")
+            raise UsageError(f"models must be torch modules; got {name}{type(model).__name__}.")
         lazy = next((name for name, tensor in model.named_parameters() if is_lazy(tensor)), None)
         if lazy is not None:
-            raise UsageError(f"parameter {lazy!r} of {type(model).__name__} has no shape yet: call the model once")
+            raise UsageError(
+                f"parameter {lazy!r} of {type(model).__name__} must have a shape; got none yet. Call the model once."
+            )
 
 
 def check_arrays(data: Any, whose: str) -> None:
@@ -60,7 +64,7 @@ def check_arrays(data: Any, whose: str) -> None:
     array = next((name for name, part in parts.items() if isinstance(part, np.ndarray)), None)
     if array is not None:
         pair = "(torch.as_tensor(x), torch.as_tensor(y))"
-        raise UsageError(f"{array} of {whose} is a NumPy array; a pair of tensors is needed: {pair}")
+        raise UsageError(f"{array} of {whose} must be a tensor; got a NumPy array. Pass {pair}.")
 
 
 def check_inputs(subjects: Sequence[ClientModel], seed: int, differentiates: bool) -> None:

@@ -121,18 +121,18 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
     z = model(x)
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
         output = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise UsageError(f"{type(model).__name__} gives {output} for {len(x)} samples; logits [n, C] are needed")
+        raise UsageError(f"{type(model).__name__} must return logits [n, C]; got {output} for {len(x)} samples.")
     if loss is not None and loss.task == REGRESSION:
         check_numbers(z, y)
         return z
     if loss is None and z.shape[1] == 1 and y.ndim == 1:
         return z
     if y.ndim != 1 or y.is_floating_point():
-        raise UsageError(f"labels must be class indices [n]; these are {y.dtype} {tuple(y.shape)}")
+        raise UsageError(f"labels must be class indices [n]; got {y.dtype} {tuple(y.shape)}.")
     classes = (z if loss is None else loss.logits(z)).shape[1]
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
-        raise UsageError(f"label {low if low < 0 else high} does not fit a model of {classes} classes")
+        raise UsageError(f"labels must be from 0 to {classes - 1}; got label {low if low < 0 else high}.")
     return z
 
 
@@ -146,4 +146,4 @@ def check_numbers(outputs: Tensor, y: Tensor) -> None:
     """
     if outputs.shape[1] != 1 or y.ndim != 1:
         shapes = f"{list(outputs.shape)} and {list(y.shape)}"
-        raise UsageError(f"a loss of numbers needs outputs [n, 1] and targets [n]; these are {shapes}")
+        raise UsageError(f"outputs must be [n, 1] and targets [n] for a loss of numbers; got {shapes}.")

@@ -280,7 +280,7 @@ class DiagnosisRequest:
         """
         lacking = [metric.name for metric in self.metrics if metric.classes and task == REGRESSION]
         if lacking:
-            raise UsageError(f"a {task} has no classes, which are needed by {listing(lacking)}: leave that out")
+            raise UsageError(f"A {task} has no classes. They are needed by {listing(lacking)}: leave that out.")
 
     def check(self, every: Sequence[Layer]) -> None:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.
@@ -304,7 +304,9 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
     for name in dict.fromkeys((names,) if isinstance(names, str) else names):
         metric = METRICS[name]
         if metrics.setdefault(metric.name, metric) is not metric:
-            raise UsageError(f"{name!r} is a second metric of the name {metric.name!r}; rename one of them")
+            raise UsageError(
+                f"metrics must have different names; got {metric.name!r} twice, once as {name!r}. Rename one of them."
+            )
     return tuple(metrics.values())
 
 
@@ -320,7 +322,9 @@ def _options(
         if probe is not None and "probe" in metric.options and given.get("probe") is None:
             given["probe"] = probe
         if given.get("probe") is not None and "samples" in given:
-            raise UsageError(f"{metric.name}: a probe and samples={given['samples']!r}; give one of the two")
+            raise UsageError(
+                f"{metric.name} must have a probe or samples, not both; got a probe and samples={given['samples']!r}."
+            )
     return by_name
 
 
@@ -342,7 +346,7 @@ def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[Cli
     data_names, own_data = _listed("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
-        raise UsageError(f"{m} models and {d} sets of data; give as many of each, or one of either")
+        raise UsageError(f"models and sets of data must be equally many, or one of either; got {m} models and {d}.")
     if model_names and data_names and m != d:
         raise UsageError(
             f"models and data by name must be of the same clients; got {listing(model_names)} and "
@@ -379,7 +383,7 @@ def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
         return [], [given]
     items = list(given.values()) if isinstance(given, Mapping) else list(given)
     if not items:
-        raise UsageError(f"no {what} given")
+        raise UsageError(f"{what} must have at least one entry; got no {what}.")
     return [str(name) for name in given] if isinstance(given, Mapping) else [], items
 
 
@@ -395,7 +399,7 @@ def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -
         return int(given[check_known("client in n_train", name, given)])
     if isinstance(given, Sequence):
         if len(given) != count:
-            raise UsageError(f"n_train has {len(given)} numbers for {count} clients")
+            raise UsageError(f"n_train must have one number a client; got {len(given)} numbers for {count} clients.")
         return int(given[k])
     if given is not None:
         return int(given)

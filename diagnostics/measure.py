@@ -234,7 +234,7 @@ def _diagnosed(
 ) -> Report:
     absent = [client.name for client in task.data.clients if client.name not in models]
     if not models:
-        raise UsageError(f"no models to diagnose; clients without one: {listing(absent)}")
+        raise UsageError(f"There are no models to diagnose. Clients without one: {listing(absent)}.")
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     options["layering"] = _layering(task, options)
     options.setdefault("by", task.config.layer_granularity)

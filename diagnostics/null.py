@@ -117,7 +117,7 @@ def null_samples(
     sizes = {name: len(y) for name, (_, y, _) in read.items()}
     shapes = {tuple(x.shape[1:]) for x, _, _ in read.values()}
     if len(shapes) > 1:
-        raise UsageError(f"samples of different shapes cannot be shuffled: {', '.join(map(str, sorted(shapes)))}")
+        raise UsageError(f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}.")
     x, y = torch.cat([each[0] for each in read.values()]), torch.cat([each[1] for each in read.values()])
     inputs, of_labels = shuffle(sizes, split, seed, draw)
     shuffled: dict[str, Data] = {}
@@ -138,7 +138,7 @@ def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] 
         parts = list(batches(data, None))
     shapes = {tuple(x.shape[1:]) for x, _ in parts}
     if len(shapes) > 1:
-        raise UsageError(f"samples of different shapes cannot be shuffled: {', '.join(map(str, sorted(shapes)))}")
+        raise UsageError(f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}.")
     x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
     return x, y, [len(part[1]) for part in parts]
 
@@ -216,7 +216,7 @@ def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
         UsageError: a null is unknown, or there is less than one draw.
     """
     if draws < 1:
-        raise UsageError(f"null_draws={draws}; a number of at least 1 is needed")
+        raise UsageError(f"null_draws must be at least 1; got {draws}.")
     names = (nulls,) if isinstance(nulls, str) else nulls
     return tuple(dict.fromkeys(check_known("null", name, NULLS) for name in names))
 

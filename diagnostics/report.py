@@ -116,7 +116,7 @@ class Report:
         self._rows(metric)
         if metric in OWN:
             if ax is not None:
-                raise UsageError(f"{metric} is drawn on a figure of its own; leave the Axes out")
+                raise UsageError(f"{metric} is drawn on a figure of its own. Leave the Axes out.")
             drawn = next(iter(OWN[metric].values()))(self.frame)
             return drawn[0] if isinstance(drawn, list) else drawn
         table = pd.concat([self.frame, self.nulls], ignore_index=True) if len(self.nulls) else self.frame
@@ -138,7 +138,7 @@ class Report:
         """
         header, frame = rows.read(Path(path))
         if "layers" not in header:
-            raise UsageError(f"{path} is not a diagnosis: its header names no layers")
+            raise UsageError(f"{path} must be a diagnosis; got a header with no layers.")
         own, again = parted(frame)
         nulls = frame[of_null(frame)]
         return cls(own.reset_index(drop=True), header, again.reset_index(drop=True), nulls.reset_index(drop=True))

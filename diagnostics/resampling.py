@@ -31,7 +31,7 @@ def check_resamples(resamples: int) -> int:
         UsageError: the number is negative.
     """
     if resamples < 0:
-        raise UsageError(f"resamples={resamples}; a number of at least 0 is needed")
+        raise UsageError(f"resamples must be at least 0; got {resamples}.")
     return resamples
 
 

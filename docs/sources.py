@@ -1,7 +1,7 @@
 """Gathers the site's pages in a folder: the repository's own at their own places, and what is made from its lists.
 
-Nothing of the packages' heavy parts is imported: what is registered is read from the sources, what came out of the
-papers from the pages that ``figures`` wrote.
+No heavy part of the packages is imported. Registered members are read from the sources. Results of the papers come
+from the pages that ``figures`` wrote.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _text(value: object) -> str:
 
 
 def algorithms() -> str:
-    """The algorithms family by family: what is trained, what travels, what is kept, and the cost."""
+    """Return the algorithms family by family: what they train, send and keep, and the cost."""
     parts = ["# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"]
     for family, entries in catalogue.families(list(catalogue.own_entries("algorithm").values())).items():
         parts.append(f"## {_text(family).rstrip('.:')}\n")

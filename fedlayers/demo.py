@@ -80,7 +80,9 @@ class Demo:
     def _clear(self) -> None:
         there = {path.name for path in self.out.iterdir()} if self.out.is_dir() else set()
         if there and not {"keys", "sites"} <= there:
-            raise UsageError(f"{self.out} has other contents: name another folder")
+            raise UsageError(
+                f"out must be an empty folder or an earlier demo; got {self.out} with other files. Name another folder."
+            )
         for part in PARTS:
             shutil.rmtree(self.out / part, ignore_errors=True)
         (self.out / "sites").mkdir(parents=True)

@@ -84,7 +84,7 @@ def updated(text: str) -> str:
         UsageError: an unknown kind of list, or a page without lists.
     """
     if not BLOCK.search(text):
-        raise UsageError("there is no <!-- list:KIND --> ... <!-- end --> in this page")
+        raise UsageError("The page has no <!-- list:KIND --> ... <!-- end -->.")
     return BLOCK.sub(lambda found: found[1] + LISTS[check_known("list", found[2], LISTS)]() + found[3], text)
 
 

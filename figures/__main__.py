@@ -76,7 +76,7 @@ class Figures:
 
     def main(self, command: str) -> None:
         if self.paper and self.name != "list":
-            raise UsageError(f"{self.paper}: one name at a time; a paper's name goes with list")
+            raise UsageError(f"one name must be given at a time; got {self.paper} too. A paper's name goes with list.")
         if self.name == "list":
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
             print("\n".join(catalogue.wrapped(catalogue.lines(self.paper, self.scale), width)))
@@ -102,11 +102,11 @@ class Figures:
         item = catalogue.drawn(self.name).at(self.scale)
         study = item.study
         if self.seeds is not None and not self.train:
-            raise UsageError("--seeds goes with --train: stored rows have the seeds that they have")
+            raise UsageError("--seeds goes with --train. Stored rows keep their seeds.")
         if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
-            raise UsageError("--only and --budget go with --train, of an item that is kept run by run")
+            raise UsageError("--only and --budget go with --train, of an item that is kept run by run.")
         if self.backend and not self.train:
-            raise UsageError("--backend goes with --train: stored rows are drawn here")
+            raise UsageError("--backend goes with --train. Stored rows are drawn here.")
         if self.backend:
             check_backend(self.backend)
         if self.out is not None:
@@ -145,7 +145,7 @@ class Figures:
     def _all(self) -> None:
         if self.train or self.seeds is not None or self.only or self.budget is not None or self.backend:
             raise UsageError(
-                "all only draws what has rows, at each scale: no --train, --seeds, --only, --budget, --backend"
+                "all draws only what has rows. Leave --train, --seeds, --only, --budget and --backend out."
             )
         if self.out is not None:
             _make_folder(self.out)
@@ -153,11 +153,11 @@ class Figures:
 
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
-            raise UsageError("the gallery has its own seeds")
+            raise UsageError("The gallery has its own seeds. Leave --seeds out.")
         if self.only or self.budget is not None or self.backend:
-            raise UsageError("the gallery is made as a whole: no --only, no --budget, no --backend")
+            raise UsageError("The gallery is made as a whole. Leave --only, --budget and --backend out.")
         if self.scale != items.QUICK:
-            raise UsageError("the gallery has one scale")
+            raise UsageError("The gallery has one scale. Leave --scale out.")
         if self.out is not None:
             _make_folder(self.out)
         stored = gallery.folder(self.out if self.train else None)
@@ -171,7 +171,7 @@ class Figures:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 2 for a usage error, 1 for a failure, 130 after Ctrl-C, with one line that says why."""
+    """Run a command. Exit with 2 for a usage error, 1 for a failure and 130 after Ctrl-C. One line says why."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)

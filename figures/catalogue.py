@@ -72,7 +72,9 @@ class Entry:
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:
-        """Rounds, in part of the paper's, and seeds, or that these are settings alone; empty of what has no runs.
+        """Return the rounds with the paper's, and the seeds.
+
+        A table of settings has a word; an item without runs is empty.
 
         A pretraining, the run of a single client, counts where there is nothing else.
         """
@@ -159,7 +161,10 @@ def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
 
 
 def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
-    """The list as text, one per line: name, state, data, scale and title, and why something cannot be had."""
+    """Return the list as text, one item a line.
+
+    A line has name, state and data, then scale and title. The last word names what is lacking.
+    """
     cells = [(e.name, e.state(scale), e.data or "-", e.scale(scale) or "-", e) for e in entries(paper)]
     wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
     for *texts, entry in cells:

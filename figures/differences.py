@@ -1,7 +1,7 @@
 """Compares the scores of two runs: their differences paired by seed, what those decide, and how they are drawn.
 
-A run's score is the mean of its last three evaluations (:func:`settled`). A study that stores the last evaluation of
-every run, and no other, is judged by that one: there is no round to choose.
+A run's score is the mean of its last three evaluations (:func:`settled`). Some studies store only the last evaluation
+of a run. They are judged by that one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Difference(NamedTuple):
 
     @property
     def few(self) -> str:
-        """Why no order is claimed; empty where one may be."""
+        """Return the reason why no order is claimed, or an empty text."""
         return FEWEST if self.pairs < LEAST else TOO_FEW if self.evaluations < EVALUATIONS else ""
 
     @property
@@ -59,7 +59,7 @@ class Difference(NamedTuple):
 
     @property
     def above(self) -> bool | None:
-        """Whether the run lies above the other; None where that is undecided or has too few pairs."""
+        """Return whether the run lies above the other; None where that is undecided or has too few pairs."""
         return {"above": True, "below": False}.get(self.how)
 
     @property
@@ -68,7 +68,7 @@ class Difference(NamedTuple):
         return f"{percent(*self.interval, sign='+')} ({self.how or self.few})" if self.pairs else "no pair of runs"
 
     def level(self, margin: float) -> bool | None:
-        """Whether the two are level: both one-sided tests at 5 % put the difference within the margin.
+        """Return whether the two are level: both one-sided tests at 5 % put the difference within the margin.
 
         False where a one-sided test puts it outside; None where neither is shown, or below three pairs.
         """
@@ -76,13 +76,13 @@ class Difference(NamedTuple):
         return False if False in sides else None if None in sides else True
 
     def no_lower(self, margin: float) -> bool | None:
-        """Whether the run lies no more than the margin below the other, by a one-sided test at 5 %."""
+        """Return whether the run lies no more than the margin below the other, by a one-sided test at 5 %."""
         if self.few:
             return None
         return True if self.bounds.low > -margin else False if self.bounds.high < -margin else None
 
     def no_higher(self, margin: float) -> bool | None:
-        """Whether the run lies no more than the margin above the other, by a one-sided test at 5 %."""
+        """Return whether the run lies no more than the margin above the other, by a one-sided test at 5 %."""
         if self.few:
             return None
         return True if self.bounds.high < margin else False if self.bounds.low > margin else None

@@ -1,4 +1,4 @@
-"""What drawing gives: a picture with its table and caption, and findings; how captions and pictures are written."""
+"""The results of drawing: a picture with its table, caption and findings. Functions write captions and pictures."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def one_range(panels: Sequence[Axes], axis: Literal["x", "y"], least: float, mos
 
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
-    """Write a picture with a palette of 256 colours, a third of the size that it has without, if it looks the same.
+    """Write a picture with a palette of 256 colours if it looks the same. That needs a third of the bytes.
 
     Args:
         options: further ones of ``savefig``.

@@ -1,7 +1,7 @@
 """One picture of each diagnostic, from real data, with the command that makes it: the page ``gallery.md``.
 
-As with the papers' figures, measuring and drawing never meet: :func:`measured` stores rows and tables,
-:func:`redraw` makes the pictures and the page from them alone.
+Measuring and drawing never meet. :func:`measured` stores rows and tables. :func:`redraw` makes the pictures and the
+page from them alone.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         UsageError: data that are not there; RunError: a run failed.
     """
     if not to.parent.is_dir():
-        raise UsageError(f"there is no folder {to.parent}")
+        raise UsageError(f"There is no folder {to.parent}.")
     began = time.perf_counter()
     tasks = {
         name: runner.assemble(replace(config, data_root=data_root if config.dataset != TABLES.dataset else None))
@@ -232,11 +232,12 @@ def _says(metric: str, stored: Stored) -> str:
     variants = {str(unit): names for unit, names in part.groupby("unit", sort=False)["variant"].unique().items()}
     units = [f"{unit.replace('^2', '²') or 'none'} ({listing(names)})" for unit, names in variants.items()]
     if len(variants) == 1:
-        units = [unit.replace("^2", "²") or "none, a pure number" for unit in variants]
-    drawn = " Drawn is each client's mean over the others" if about.pairs else ""
-    drawn += (". " if about.distance else " of 1 − value, so that higher = less similar.") if about.pairs else ""
-    what = about.description[0].upper() + about.description[1:]
-    return f"{what}; {about.direction}; unit: {', '.join(units)}.{drawn}".strip()
+        units = [unit.replace("^2", "²") or "none" for unit in variants]
+    drawn = []
+    if about.pairs:
+        drawn = [f"The curve is each client's mean{'' if about.distance else ' of 1 − value'} over the others"]
+    parts = (about.description, *about.direction.split("; "), f"unit: {', '.join(units)}", *drawn)
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
 
 
 def entries(stored: Stored) -> list[Entry]:
@@ -255,15 +256,15 @@ def entries(stored: Stored) -> list[Entry]:
     pictures += [
         Entry(
             "cka_matrices",
-            "The same CKA pair by pair, a matrix of clients a layer; 1 (bright) = same representation, 0 = unrelated.",
+            "The same CKA pair by pair: a matrix of clients for each layer. 1 (bright) = same, 0 = unrelated.",
             f"{_diagnose('cka')}\nfedlayers plot rows.jsonl --metrics cka",
             _plotted("cka", "cka_matrices"),
             "cka",
         ),
         Entry(
             "spectral_density",
-            "How all eigenvalues of each layer's Hessian block are distributed, in loss/weight²; weight far to the "
-            "right = a few sharp directions, left of 0 = downward curvature.",
+            "The distribution of all eigenvalues of each layer's Hessian block, in loss/weight². Far right = a few "
+            "sharp directions. Left of 0 = downward curvature.",
             f"{_diagnose('hessian_spectrum')} --option hessian_spectrum.density={DENSITY}\n"
             f"fedlayers plot rows.jsonl --metrics hessian_spectrum --where client={CLIENT}",
             lambda s: figure_of(plots.spectral_density(s.frame, CLIENT)),
@@ -271,52 +272,52 @@ def entries(stored: Stored) -> list[Entry]:
         ),
         Entry(
             "costs",
-            "Each layer's share of the bytes that are sent, the FLOPs and the memory; a plan that shares the first "
-            "layers sends what lies left of its border.",
+            "Each layer's share of the bytes that are sent, the FLOPs and the memory. A plan that shares the first "
+            "layers sends the part left of its border.",
             f"{_diagnose('layer_cost')}\nfedlayers plot rows.jsonl --metrics layer_cost",
             _plotted("layer_cost", "costs"),
             "layer_cost",
         ),
         Entry(
             "partition",
-            "Who holds what: training samples of each client by class.",
+            "Training samples of each client by class.",
             "task = runner.assemble(config)\nplots.partition(task.data.class_counts())",
             lambda s: figure_of(plots.partition(tables["partition"].set_index("client"))),
         ),
         Entry(
             "tsne",
-            "What the classifier takes in, of all clients' test samples, in a plane; classes apart and clients mixed "
-            "is good, and axes have no unit.",
+            "The input of the classifier for all clients' test samples, in a plane. Good = classes apart and clients "
+            "mixed. The axes have no unit.",
             "models, _ = runner.train_first_round(task, measure.instruments().observers)\n"
             "plots.tsne(embedding.tsne(models, test, samples=400))",
             lambda s: figure_of(plots.tsne(tables["tsne"])),
         ),
         Entry(
             "mismatch",
-            "FedPFT's Origin, Probe and Match accuracy on each client's test samples, from 0 to 1, higher = better; "
-            "the way from Origin to the others is what the classifier loses.",
+            "FedPFT's Origin, Probe and Match accuracy on each client's test samples. From 0 to 1, higher = better. "
+            "The gap between Origin and the others is the classifier's loss.",
             "plots.mismatch(mismatch(models, train, test, epochs=30))",
             lambda s: figure_of(plots.mismatch(s.frame)),
         ),
         Entry(
             "plan",
-            "The decision that federation sensitivity S leads to: federated layers up to the first ratio of "
-            "neighbours above the threshold (bold), and how far each client alone would go; pure numbers.",
+            "The decision by federation sensitivity S. Layers are federated up to the first ratio of neighbours "
+            "above the threshold (bold). Votes show each client's own choice. No unit.",
             f"{_diagnose('federation_sensitivity')}\n"
             "fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
             lambda s: figure_of(plots.plan(s.plan)),
         ),
         Entry(
             "regret",
-            "The validation score of every cut, from 0 to 1, higher = better, and the cuts that rules choose; the "
-            "way down from the star is a rule's regret.",
+            "The validation score of every cut, and the cuts that rules choose. From 0 to 1, higher = better. The "
+            "gap between star and choice is a rule's regret.",
             f"fedlayers regret {start} --rules {' '.join(RULES)} --seeds {REGRET_SEEDS} --rounds {REGRET_ROUNDS}",
             lambda s: figure_of(plots.regret(tables["cuts"], tables["decisions"])),
         ),
         Entry(
             "comparison",
-            "Test macro-F1 of algorithms after the last round, from 0 to 1, higher = better; mean and 95 % interval "
-            "over the seeds.",
+            "Test macro-F1 of algorithms after the last round. From 0 to 1, higher = better. Bars show the mean and "
+            "95 % interval over the seeds.",
             f"fedlayers compare {start} --algorithms {' '.join(ALGORITHMS)} --seeds {SEEDS}",
             lambda s: figure_of(plots.comparison(tables["comparison"], "macro_f1")),
         ),
@@ -331,10 +332,10 @@ def load(at: Path) -> Stored:
         UsageError: it is not there, or the rows are another item's; CorruptError: the rows are damaged.
     """
     if not (at / "rows.jsonl").is_file():
-        raise UsageError(f"the gallery has no rows at {at}; --train makes them ({BUDGET})")
+        raise UsageError(f"The gallery has no rows at {at}. Make them with --train ({BUDGET}).")
     header, frame = rows.read(at / "rows.jsonl")
     if header.get("item") != NAME:
-        raise UsageError(f"{at} holds rows of {header.get('item')!r}, not of the gallery")
+        raise UsageError(f"rows at {at} must be of the gallery; got rows of {header.get('item')!r}.")
     tables = {path.stem: pd.read_csv(path, keep_default_na=True) for path in sorted(at.glob("*.csv"))}
     tables["tsne"]["class"] = tables["tsne"]["class"].astype(str)
     tables["tsne"].attrs["perplexity"] = header["perplexity"]
@@ -363,11 +364,12 @@ def redraw(at: Path, out: Path | None = None) -> Path:
 
 def _page(shown: list[Entry], stored: Stored, where: str) -> str:
     lead = (
-        "# Gallery\n\nOne picture of each diagnostic, from real data: Fashion-MNIST dealt to four clients, their "
-        "models after the first local training. The spectrum, regret and comparison are of the four hospitals of the "
-        "heart-disease data, the scales of normalisations of a ResNet-18. Beneath each picture stands what it shows "
-        "and what makes it. `python -m figures gallery` draws all of them anew from the committed rows; with "
-        f"`--train` it measures first ({BUDGET}; needs Fashion-MNIST below `FEDLAYERS_DATA_ROOT`)."
+        "# Gallery\n\nOne picture of each diagnostic, from real data. Most show Fashion-MNIST with four clients and "
+        "their models after the first local training. The spectrum, regret and comparison use the four hospitals of "
+        "the heart-disease data. The scales of normalisations are those in a ResNet-18. Text and command below each "
+        "picture tell its meaning and how to make it. `python -m figures gallery` draws all pictures again from the "
+        f"stored rows. With `--train` it measures first ({BUDGET}). That needs Fashion-MNIST below "
+        "`FEDLAYERS_DATA_ROOT`."
     )
     parts = [lead]
     for entry in shown:

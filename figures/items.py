@@ -1,7 +1,7 @@
 """Items: a figure or table of a paper with its runs, what is measured on them, and how it is drawn.
 
-Training and drawing never meet. :func:`train` makes rows from an item's runs, :func:`redraw` makes a picture, a table
-of published and measured values and a page of findings from stored rows alone. An item whose runs are long keeps a
+Training and drawing never meet. :func:`train` makes rows from an item's runs. :func:`redraw` makes a picture, a table
+and a page from stored rows alone. The table has published and measured values. An item whose runs are long keeps a
 file of rows for each of them (:mod:`figures.recipe`). Where several figures rest on the same runs, these are a study,
 and each figure is a :class:`View` of it. An item may also have the papers' own setting beside its quick one.
 """
@@ -48,7 +48,7 @@ RECODED = "its images are re-coded as JPEG: levels are not comparable with publi
 
 
 def at_paper(header: Mapping[str, Any]) -> bool:
-    """Whether rows were made at the papers' scale, by their header."""
+    """Return whether rows were made at the papers' scale, by their header."""
     return str(header.get("item", "")).endswith("@paper")
 
 
@@ -114,7 +114,7 @@ class Item:
         if check_known("scale", scale, SCALES) == QUICK:
             return self
         if not self.paper:
-            raise UsageError(f"{self.name} has no scale {scale!r}: its runs are known at the scale {QUICK!r} only")
+            raise UsageError(f"scale of {self.name} must be {QUICK!r}; got {scale!r}.")
         return replace(
             self,
             name=_scaled(self.name, scale),
@@ -140,10 +140,10 @@ class Item:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
         """
         if not path.is_file():
-            raise UsageError(f"{self.name} has no rows at {path}; --train makes them ({self.budget})")
+            raise UsageError(f"{self.name} has no rows at {path}. Make them with --train ({self.budget}).")
         header, frame = rows.read(path)
         if header.get("item") != self.name:
-            raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {self.name!r}")
+            raise UsageError(f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}.")
         return header, frame
 
 
@@ -263,9 +263,9 @@ def train(
     """
     count = item.seeds if seeds is None else seeds
     if count < 1:
-        raise UsageError(f"{item.name} over {count} seeds: at least 1 is needed")
+        raise UsageError(f"seeds of {item.name} must be at least 1; got {count}.")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}")
+        raise UsageError(f"There is no folder {path.parent}.")
     began = time.perf_counter()
     wanted = [
         Making(item, name, seed, path.parent / item.name, data_root) for name in item.runs for seed in range(count)
@@ -330,10 +330,10 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     """
     if item.draw is None:
         views = [each.name for each in drawings(item)]
-        raise UsageError(f"{item.name} is a study, drawn by {listing(views) or 'nothing yet'}")
+        raise UsageError(f"{item.name} is a study. It is drawn by {listing(views) or 'nothing yet'}.")
     header, frame = item.read(path)
     if not out.is_dir():
-        raise UsageError(f"there is no folder {out}")
+        raise UsageError(f"There is no folder {out}.")
     drawing = item.draw(header, frame)
     caption = f"{drawing.caption} {origin(header)}"
     # wrapped, so that the caption is no wider than the picture and moves no panel of it
@@ -368,7 +368,7 @@ def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
 
 
 def _notes(item: Drawn) -> list[str]:
-    """What to know of the data that an item was trained on."""
+    """Return notes on the data that an item was trained on."""
     study, runs = runs_behind(item)
     settings = isinstance(item, View) and item.settings
     trained = not settings and "nothing is trained" not in study.budget

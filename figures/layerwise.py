@@ -1,4 +1,4 @@
-"""Helpers of figures that measure layers: measuring after one epoch, curves, reference values, drawing."""
+"""Helpers of figures that measure layers. They measure after one epoch, compare and draw."""
 
 from __future__ import annotations
 
@@ -137,7 +137,10 @@ def curves(frame: pd.DataFrame, metric: str, variant: str, relative_to: str = ""
 
 
 def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
-    """Mean distance of each client to the others, layers x (seed, client): 1 - CKA, or ``"procrustes"`` angles."""
+    """Return the mean distance of each client to the others by 1 - CKA or ``"procrustes"`` angles.
+
+    The table is layers x (seed, client).
+    """
     pairs = frame[frame["metric"] == metric]
     parts = {seed: both_ways(rows.assign(value=rows["value"].astype(float))) for seed, rows in pairs.groupby("seed")}
     tables = {
@@ -245,7 +248,7 @@ def ranges(reference: pd.DataFrame) -> str:
 
 
 def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float) -> Finding:
-    """Whether ``layer`` is the last shared one in more than the share ``least`` of seeds, by that share's interval."""
+    """Return whether ``layer`` is the last shared one in more than the share ``least`` of seeds, by its interval."""
     n, own = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
     found = ", ".join(f"{name} in {count}" for name, count in counts.loc[threshold].items() if count)
     share = share_interval(own, n)
@@ -258,7 +261,7 @@ def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str,
 
 
 def settings(header: Mapping[str, Any], run: str) -> str:
-    """How a run was trained, in words."""
+    """Describe in words how a run was trained."""
     config = header["runs"][run]["config"]
     optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
     return (

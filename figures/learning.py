@@ -1,4 +1,4 @@
-"""Whether every algorithm learns: all of them on the same real data, beside Local and FedAvg."""
+"""Check that every algorithm learns: all on the same real data, next to Local and FedAvg."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def claim(value: float, spread: float, reference: float) -> str:
 
 
 def came_out(expected: str, measured: str) -> str:
-    """Whether a paper's claim ``above`` was confirmed: yes, no or open; empty without such a claim."""
+    """Return whether a paper's claim ``above`` was confirmed: yes, no or open; empty without such a claim."""
     if expected != "above":
         return ""
     return {"above": "yes", "below": "no"}.get(measured, "open")
@@ -272,12 +272,12 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
 
 
 def _all_above(table: pd.DataFrame) -> bool | None:
-    """Whether every run lies above FedAvg: False if one lies below, None if one is undecided."""
+    """Return whether every run lies above FedAvg: False if one lies below, None if one is undecided."""
     return joint([how == "above" or (None if how == UNDECIDED else False) for how in table["found_fedavg"]])
 
 
 def _no_lower(line: Any) -> bool | None:
-    """Whether a run lies no more than :data:`FAR` below Local, by the 95 % interval of the difference."""
+    """Return whether a run lies no more than :data:`FAR` below Local, by the 95 % interval of the difference."""
     if not line.found_local:
         return None
     return True if line.local_low > -FAR else False if line.local_high < -FAR else None

@@ -1,4 +1,4 @@
-"""One run and seed of an item, as the work of a place: here, in processes, or on the nodes of a cluster."""
+"""One run and seed of an item as a job of a backend: in this process, in others or on a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Makes(Protocol):
 
 @dataclass(frozen=True)
 class Making:
-    """What makes the rows of one run and seed; their file is written where they are asked for.
+    """A function that makes the rows of one run and seed. Their file is written where they are asked for.
 
     Attributes:
         path: the item's folder, where runs find what they start from and leave it for others.
@@ -47,7 +47,7 @@ class Making:
         return int(self.item.runs[self.run].device != "cpu")
 
     def carry_out(self) -> Any:
-        """What :meth:`figures.items.Item.make` returns."""
+        """The result of :meth:`figures.items.Item.make`."""
         with remote_errors(self.away):
             return self.item.make(self.run, self.seed, self.path, self.data_root)
 

@@ -75,7 +75,7 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
 
 
 def of_figure(name: str, title: str, drawing: Drawing, settings: Mapping[str, str], notes: Iterable[str]) -> str:
-    """Return the page of a figure: its finding, the picture, every expectation, the numbers, and the settings last."""
+    """Return the page of a figure: finding, picture, expectations and numbers. The settings come last."""
     parts = [
         f"# {title}",
         drawing.lead or opening(drawing.findings),

@@ -23,6 +23,8 @@ def published(paper: str) -> pd.DataFrame:
     paper prints in brackets beside its values are left out.
 
     ========  =======================================================================================================
+    column    meaning
+    ========  =======================================================================================================
     place     ``Table 1``, ``Fig. 4G`` (with its panel), ``Sec. 5.3``; ``recomputed``: no number of the paper, but the
               same quantity computed elsewhere; ``authors' code, May 2025``: what their code lists at that time
     how       ``printed``; ``printed in the authors' repository``, which repeats the paper's appendix; ``read off,

@@ -1,8 +1,8 @@
 """Runs PFLlib's own servers and clients, from a checkout, on the samples and the first model of a task here.
 
 PFLlib (github.com/TsingZ0/PFLlib) is on no package index. The environment variable ``PFLLIB`` is the path to a
-checkout of it; nothing of it is copied. Its servers' ``train`` runs as it is, with three things given: clients read
-their samples from memory, nothing is written, and what a server would evaluate is recorded client by client.
+checkout of it; nothing of it is copied. Its servers' ``train`` runs as it is, with three changes. Clients read their
+samples from memory. Nothing is written. Evaluations are recorded client by client.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Split(nn.Module):
 
 
 def scores(task: runner.Task, folder: Path, repaired: bool = False) -> Iterator[tuple[int, str, float]]:
-    """Train with PFLlib; yields (rounds done, client, test accuracy), for each round and client.
+    """Train with PFLlib. Yield (rounds done, client, test accuracy) for each round and client.
 
     Args:
         task: whose algorithm has a server in :data:`SERVERS`; every client has as many training samples.
@@ -244,7 +244,7 @@ def _from_memory(load: Callable[[str], ModuleType], task: runner.Task) -> None:
 
 @contextmanager
 def _imported(folder: Path) -> Iterator[Callable[[str], ModuleType]]:
-    """A function that imports PFLlib's modules, which are forgotten afterwards; h5py, which writes, may be absent."""
+    """Return a function that imports PFLlib's modules and forgets them afterwards. The package h5py may be missing."""
     before = set(sys.modules)
     if importlib.util.find_spec("h5py") is None:
         sys.modules["h5py"] = ModuleType("h5py")

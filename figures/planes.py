@@ -49,9 +49,9 @@ def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.R
 def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
     """A run's samples in the plane, as :func:`diagnostics.representation.embedding.embed` returns them.
 
-    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``; its client stands in the column ``client``, where
-    the feature was taken in ``layer`` (of FedPFT the prompts it passed; empty: none), and in ``variant`` its place
-    among the client's test samples and its class, ``sample 12>cat``.
+    A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``. The column ``layer`` names the place of the
+    feature, or FedPFT's prompts. ``variant`` has its place among the client's test samples and its class: ``sample
+    12>cat``.
 
     Args:
         layer: default the first that was stored.

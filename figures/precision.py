@@ -1,4 +1,4 @@
-"""Whether rounding to bfloat16 in local training costs accuracy: the learning check's runs with either precision."""
+"""Compare accuracy with and without bfloat16 in local training, on the runs of the learning check."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def gaps(frame: pd.DataFrame) -> dict[str, Difference]:
-    """By method, what bfloat16 has more of test accuracy, paired by seed; means over clients."""
+    """Return the gain in test accuracy by bfloat16 for each method, paired by seed, as means over clients."""
     means = frame.groupby(["run", "seed"])["value"].mean().unstack("seed")
     both = [each for each in METHODS if {f"{each}.{PLAIN}", f"{each}.{HALF}"} <= set(means.index)]
     return {each: difference(means, f"{each}.{HALF}", f"{each}.{PLAIN}") for each in both}

@@ -1,9 +1,9 @@
 """Recipes of data, methods and seeds, whose runs are trained one after another and stored for good.
 
-A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed, so that
-it can be made in parts: interrupted, within a budget, or by several processes that were given different runs. A run
-whose training diverged is finished too: its one row says why it has no value. Drawing takes what is there and says
-what is missing. A figure's module adds what is its own: the configurations, what is measured on a run, the picture.
+A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed. So it
+can be interrupted, made within a budget, or made by several processes. A run whose training diverged is finished too:
+its one row says why it has no value. Drawing takes what is there and says what is missing. A figure's module adds
+what is its own: the configurations, what is measured on a run, the picture.
 """
 
 from __future__ import annotations
@@ -162,19 +162,19 @@ class Recipe(items.Item):
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         """Read the stored runs, with a header like any item's.
 
-        The header also has ``had``, the seeds of each run that came to its end, ``failed``, the reasons of those that
-        did not, and ``missing``.
+        The header also has the seeds of each run that ended (``had``) and those that are ``missing``. It has the
+        reasons of those that ``failed``.
         """
         files = sorted(path.glob("*.jsonl"))
         if not files:
-            raise UsageError(f"{self.name} has no rows in {path}; --train makes them ({self.budget})")
+            raise UsageError(f"{self.name} has no rows in {path}. Make them with --train ({self.budget}).")
         frames: dict[tuple[str, int], pd.DataFrame] = {}
         runs: dict[str, dict[str, Any]] = {}
         seconds = 0.0
         for file in files:
             header, frame = rows.read(file)
             if header.get("item") != self.name:
-                raise UsageError(f"{file} holds rows of {header.get('item')!r}, not of {self.name!r}")
+                raise UsageError(f"rows at {file} must be of {self.name!r}; got rows of {header.get('item')!r}.")
             run, seed = check_known("run", header["run"], self.runs), int(header["seed"])
             described = runs.setdefault(run, header["about"])
             described["data"] |= header["about"]["data"]
@@ -244,11 +244,11 @@ def train(
     for name in only:
         check_known(f"run of {item.name}", name, item.runs)
     if seeds is not None and seeds < 1:
-        raise UsageError(f"{item.name} over {seeds} seeds: at least 1 is needed")
+        raise UsageError(f"seeds of {item.name} must be at least 1; got {seeds}.")
     if budget is not None and not budget > 0:
-        raise UsageError(f"a budget of {budget:g} minutes leaves no time for a run")
+        raise UsageError(f"--budget must leave time for a run; got {budget:g} minutes, which is no time.")
     if not folder.parent.is_dir():
-        raise UsageError(f"there is no folder {folder.parent}")
+        raise UsageError(f"There is no folder {folder.parent}.")
     took: dict[str, float] = {}
     planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]
     for run, seed in item.planned(seeds):
@@ -299,10 +299,10 @@ def _check_same(item: Recipe, folder: Path, run: str, seed: int) -> float:
     path = rows_file(folder, run, seed)
     header, now = rows.read_header(path), _asked(item, run)
     if header.get("item") != item.name:
-        raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {item.name!r}")
+        raise UsageError(f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}.")
     differ = [
         name for name, value in header["asked"].items() if name in now and value != json.loads(json.dumps(now[name]))
     ]
     if differ:
-        raise UsageError(f"{path} was made with another {listing(differ)}: remove it, or choose another folder")
+        raise UsageError(f"{path} was made with another {listing(differ)}. Remove it, or choose another folder.")
     return float(header["seconds"])

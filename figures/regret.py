@@ -236,7 +236,7 @@ def _findings(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Findin
 
 
 def part_against_whole(regret: Regret) -> float:
-    """What sharing a part of the layers gains over none and all: the best of each kind over the other seeds.
+    """Return the gain of sharing a part of the layers over none and all, by the best of each kind over the other seeds.
 
     The mean over seeds of the held-out score of the cut 1 .. L-1 that is best over the other seeds, minus that of the
     better one of the cuts 0 and L over these. Nothing is chosen by the score that counts, so that the gain is not that

@@ -1,8 +1,8 @@
-"""The scorecard: what each paper claims, whether it came out here, and our number; made from claims and stored pages.
+"""The scorecard: each paper's claims with verdict and number, made from claims and stored pages.
 
-``claims.csv`` has a line for each claim: the figure that decides it, how the expectation on its page begins, and a
-regular expression of what to show of the measurement (empty: all of it). The verdict and the number are read off that
-page; a claim without an expectation is not measured yet.
+``claims.csv`` has a line for each claim. It names the figure that decides it and the beginning of the expectation on
+its page. A regular expression picks the part of the measurement to show; an empty one shows all. The verdict and the
+number are read off that page; a claim without an expectation is not measured yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper claims, and where it is decided.
+    """A claim of a paper, with the figure that decides it.
 
     Attributes:
         line: its name, by which a change of its verdict is recorded (:mod:`figures.changes`).

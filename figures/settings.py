@@ -1,7 +1,7 @@
 """Tables of settings and symbols, of which nothing is measured: what the papers print beside what runs here have.
 
-What stands for here is read off the configurations in the headers of stored rows, or off recipes; the papers' numbers
-are those of :mod:`figures.papers` or of a recipe's paper scale.
+This project's values come from the configurations in headers of stored rows, or from recipes. The papers' numbers are
+those of :mod:`figures.papers` or of a recipe's paper scale.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def same(self) -> bool:
-        """Whether the paper's values are those here, in any order."""
+        """Return whether the paper's values are those here, in any order."""
         return len(self.paper) == len(self.here) and all(
             _equal(theirs, own) for theirs, own in zip(_sorted(self.paper), _sorted(self.here), strict=True)
         )

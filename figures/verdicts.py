@@ -30,7 +30,7 @@ LEARNED = 0.5
 
 
 def beyond(share: Interval, least: float = HALF) -> bool | None:
-    """Whether a share is above ``least``: by its whole interval, or by none of it."""
+    """Return whether a share is above ``least``: by its whole interval, or by none of it."""
     return True if share.low > least else False if share.high < least else None
 
 
@@ -74,7 +74,7 @@ def median_ends(values: pd.Series) -> Interval:
 
 
 def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[str, bool | None]:
-    """Whether the medians over seeds lie within ranges, by the medians' intervals.
+    """Return whether the medians over seeds lie within ranges, by the medians' intervals.
 
     Held if every interval is inside its range, not if one is disjoint from it. The text names where it is not inside.
 
@@ -119,7 +119,7 @@ def of_share(successes: int, trials: int) -> Odds:
 
 
 class Check(NamedTuple):
-    """What every part of a claim says of its difference.
+    """Describe the difference of every part of a claim.
 
     Attributes:
         odds: p-values of a difference.

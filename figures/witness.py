@@ -1,7 +1,7 @@
 """A second witness: PFLlib on the same split and initial weights, its scores beside ours round by round.
 
-Every batch is all of a client's samples, so that the order of samples, which each draws in its own way, changes
-nothing: two computations of the same algorithm agree in every score of every client.
+Every batch is all of a client's samples, so their order changes nothing. Two computations of the same algorithm then
+agree in every score of every client.
 """
 
 from __future__ import annotations

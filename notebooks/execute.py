@@ -76,7 +76,7 @@ def paths_in(notebook: NotebookNode) -> list[str]:
 
 
 def warnings_in(notebook: NotebookNode) -> list[str]:
-    """What cells wrote to standard error; there should be nothing."""
+    """Return the text that cells wrote to standard error. There should be none."""
     return [
         output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"
     ]

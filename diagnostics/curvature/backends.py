@@ -81,9 +81,9 @@ def check(backend: str, estimator: str, mode: str) -> None:
     if backend == "fedlayers":
         return
     if estimator not in ("auto", "hutchinson"):
-        raise UsageError(f"backend {backend!r} has weight-space probes only; estimator {estimator!r} is fedlayers' own")
+        raise UsageError(f"estimator must be one of weight-space probes with backend {backend!r}; got {estimator!r}.")
     if mode != "eval":
-        raise UsageError(f"backend {backend!r} measures in eval mode only; mode {mode!r} needs backend 'fedlayers'")
+        raise UsageError(f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'.")
 
 
 def trace(
@@ -110,7 +110,7 @@ def _pyhessian(run: Differentiable, block: _Block, source: Any, layer: str, prob
 
     device = next(block.parameters()).device.type
     if device not in ("cpu", "cuda"):
-        raise UsageError(f"backend 'pyhessian' runs on cpu and cuda, not on {device}")
+        raise UsageError(f"device must be cpu or cuda with backend 'pyhessian'; got {device}.")
     torch.manual_seed(seed_of(run.seed, "pyhessian probes", layer))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Using backward\\(\\) with create_graph=True", UserWarning)

@@ -150,7 +150,9 @@ def check_probes(probes: int | None, least: int) -> None:
     None stands for the estimator's default.
     """
     if probes is not None and probes < least:
-        raise UsageError(f"probes={probes}; at least {least} needed{'' if least == 1 else ' for a standard error'}")
+        raise UsageError(
+            f"probes must be at least {least}{'' if least == 1 else ' for a standard error'}; got {probes}."
+        )
 
 
 def released_norm(

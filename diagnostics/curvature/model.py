@@ -78,7 +78,7 @@ class Differentiable:
         logits = self(x, index)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise UsageError(f"the model must put out logits [n, C]; for {len(y)} samples it gave {got}")
+            raise UsageError(f"the model must return logits [n, C]; got {got} for {len(y)} samples.")
         if self.loss.task == REGRESSION:
             check_numbers(logits, y)
         else:

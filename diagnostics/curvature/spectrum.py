@@ -143,9 +143,9 @@ class BlockHessian:
 def check_wanted(k: int, tol: float) -> None:
     """Refuse a number of eigenvalues or a tolerance that is out of range (see :func:`hessian_spectrum`)."""
     if k < 1:
-        raise UsageError(f"k={k} eigenvalues; at least 1 is needed")
+        raise UsageError(f"k must be at least 1; got {k}.")
     if not tol > 0:
-        raise UsageError(f"tol={tol}; a tolerance must be above 0")
+        raise UsageError(f"tol must be above 0; got {tol}.")
 
 
 def hessian_spectrum(
@@ -253,7 +253,7 @@ def spectral_density(
     """
     for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1), ("points", points, 2)):
         if number < least:
-            raise UsageError(f"{number} {name}; at least {least} needed")
+            raise UsageError(f"{name} must be at least {least}; got {number}.")
     run = _run(model, [layer], loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         try:

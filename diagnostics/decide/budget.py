@@ -42,7 +42,7 @@ class Costs:
         unknown = [layer.name for layer in layers if layer.name not in self.values]
         if unknown:
             way = "" if self.unit == "flops" else ", or pass the model"
-            raise UsageError(f"the {self.unit} of {listing(unknown)} are not known: measure {COST} first{way}")
+            raise UsageError(f"The {self.unit} of {listing(unknown)} are not known. Measure {COST} first{way}.")
         return [self.values[layer.name] for layer in layers]
 
     def detail(self, layers: Sequence[Layer], shared: Sequence[str]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def bytes_of(
         live = tree.named_tensors(model)
         absent = [name for layer in layers for name in layer.tensors if name not in live]
         if absent:
-            raise UsageError(f"the model is not that of the rows: it has no {listing(absent, 4)}")
+            raise UsageError(f"the model must be that of the rows; got one without {listing(absent, 4)}.")
         return Costs("bytes", "tensors of the model", layer_bytes(layers, model))
     measured = _measured(layers, table, ("bytes",))
     if measured:

@@ -127,9 +127,9 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
         UsageError: the header has no layers, or they are damaged.
     """
     if not header.get("layers"):
-        raise UsageError("the rows' header names no layers; a plan cannot be made from them")
+        raise UsageError("The rows' header has no layers. A plan cannot be made from it.")
     if not isinstance(header["layers"], list):
-        raise UsageError(f"the rows' header is damaged: its layers are {type(header['layers']).__name__}, not a list")
+        raise UsageError(f"layers of the rows' header must be a list; got {type(header['layers']).__name__}.")
     return tuple(layer_from_json(item) for item in header["layers"])
 
 
@@ -158,7 +158,7 @@ def curve_of(
     """
     table, again = parted(table[table["layer"] != ""])
     if table.empty:
-        raise UsageError("the rows hold no values of layers; diagnose the models first")
+        raise UsageError("The rows hold no values of layers. Diagnose the models first.")
     table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
     variant = _variant(table, metric, variant)
     table = table[table["variant"] == variant]
@@ -170,7 +170,7 @@ def curve_of(
     apart = _apart(metric, pairs or {})
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
-        raise UsageError(f"{len(used)} layer in use that trains; a rule needs at least two to decide between")
+        raise UsageError(f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer.")
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
     for row in both_ways(of_clients).to_dict("records"):
         rows.setdefault((row["client"], row["layer"]), []).append(row)
@@ -226,7 +226,7 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     preferred = known(metric).preferred
     chosen = next((name for name in preferred if name in measured), measured[0])
     if chosen not in preferred and len(measured) > 1:
-        raise UsageError(f"the rows hold several variants of {metric}: {listing(measured)}; name one")
+        raise UsageError(f"The rows hold several variants of {metric}: {listing(measured)}. Name one.")
     return chosen
 
 
@@ -241,14 +241,14 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
         contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
         if not all(content.equals(contents[0]) for content in contents):
             differing = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
-            raise UsageError(f"the rows hold more than one {', '.join(differing)}; keep the rows of one of them")
+            raise UsageError(f"The rows hold more than one {', '.join(differing)}. Keep the rows of one of them.")
         table = parts[0]
     table = table.drop_duplicates([*_KEY, *_RESULT])
     twice = table[table.duplicated(_KEY)]
     if not twice.empty:
         client, other, layer = twice.iloc[0][_KEY]
         who = f"clients {client!r} and {other!r}" if other else f"client {client!r}"
-        raise UsageError(f"the rows hold two different values of layer {layer!r} at {who}; keep one of them")
+        raise UsageError(f"The rows hold two different values of layer {layer!r} at {who}. Keep one of them.")
     return table
 
 
@@ -265,7 +265,7 @@ def _value(
             message = f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
             if set(layer.weights) - set(layer.frozen):
                 raise RunError(message)
-            raise UsageError(f"{message}; group it with another layer, or name the shared layers (rule 'manual')")
+            raise UsageError(f"{message}. Group it with another layer, or name the shared layers (rule 'manual').")
         values.append(apart(row["value"]) if row["client_b"] else row["value"])
     return math.fsum(values) / len(values)
 
@@ -279,5 +279,5 @@ def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
 def _weight(rows: pd.DataFrame, client: str) -> float:
     sizes = rows["n_train"].unique()
     if len(sizes) > 1 or bool(pd.isna(sizes[0])):
-        raise UsageError(f"the rows of client {client!r} do not say how many training samples it has (n_train)")
+        raise UsageError(f"The rows of client {client!r} lack its number of training samples (n_train).")
     return float(sizes[0])

@@ -154,21 +154,21 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
     """
     chosen = RULES[rule]
     if not (math.isfinite(threshold) and threshold > 0):
-        raise UsageError(f"a threshold of {threshold}; it must be above 0")
+        raise UsageError(f"threshold must be above 0; got {threshold}.")
     if chosen.reads == "names" and given["layers"] is None:
-        raise UsageError(f"rule {rule!r} needs the names of the layers to share")
+        raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none.")
     if chosen.reads != "names" and given["layers"] is not None:
-        raise UsageError(f"rule {rule!r} chooses the layers itself; only rule 'manual' takes their names")
+        raise UsageError(f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names.")
     if chosen.reads != "curves" and given["metrics"] is not None:
-        raise UsageError(f"rule {rule!r} reads one metric; only rule 'vote' takes several")
+        raise UsageError(f"Rule {rule!r} reads one metric. Only rule 'vote' takes several.")
     if chosen.reads == "curves" and (given["metric"] is not None or given["variant"] is not None):
-        raise UsageError(f"rule {rule!r} reads several metrics; name them with metrics")
+        raise UsageError(f"Rule {rule!r} reads several metrics. Name them with metrics.")
     if not chosen.budgeted and given["budget"] is not None:
-        raise UsageError(f"rule {rule!r} has no budget; budget_bytes and budget_flops have")
+        raise UsageError(f"Rule {rule!r} has no budget. Use budget_bytes or budget_flops.")
     if chosen.budgeted and given["budget"] is None:
-        raise UsageError(f"rule {rule!r} needs a budget, in {chosen.reads}")
+        raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none.")
     if chosen.budgeted and not (math.isfinite(given["budget"]) and given["budget"] > 0):
-        raise UsageError(f"a budget of {given['budget']}; it must be above 0")
+        raise UsageError(f"budget must be above 0; got {given['budget']}.")
 
 
 # --- the kinds of rules ----------------------------------------------------------------------------------------
@@ -262,11 +262,13 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
     for name, by in pairs:
         check_known("metric among the rows", name, measured)
         if name in voters:
-            raise UsageError(f"the metric {name!r} votes twice")
+            raise UsageError(f"metrics must differ; got {name!r} twice.")
         voters[name] = by or known(name).rule
         deciding(voters[name])
     if not voters:
-        raise UsageError(f"no metric to vote; the rows hold {listing(measured) or 'no values of layers'}")
+        raise UsageError(
+            f"metrics must have one to vote; got no metric. Known: {listing(measured) or 'no values of layers'}."
+        )
     return voters
 
 
@@ -328,17 +330,17 @@ def decide(
     for item in measured:
         index = item["client"]
         if not 0 <= index < len(names):
-            raise UsageError(f"sensitivities of client {index}, but there are {len(names)} clients")
+            raise UsageError(f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}.")
         name = names[index]
         if name in results:
             raise UsageError(f"sensitivities of client {name!r} were given twice")
         for layer in item["layers"]:
             check_known("layer", layer, [each.name for each in layers])
-        if len(item["layers"]) != len(item["importance"]):
-            raise UsageError(f"client {name!r}: {len(item['layers'])} layers, {len(item['importance'])} importances")
+        if (given := len(item["importance"])) != (count := len(item["layers"])):
+            raise UsageError(f"importances of client {name!r} must be one a layer; got {given} for {count} layers.")
         results[name], weights[name] = item, item["weight"]
     if not results:
-        raise UsageError("no client has sent its sensitivities")
+        raise UsageError("No client has sent its sensitivities.")
     header = {"layers": [asdict(layer) for layer in layers], "data": data, "seed": seed, "version": __version__}
     rows = frame(recorded_rows(results, layers, n_train=weights))
     return select((header, rows), rule, metric=SENSITIVITY, variant="training", threshold=threshold)

@@ -49,9 +49,9 @@ def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     """
     values, w = np.asarray(s, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     if values.ndim != 2 or w.shape != values.shape[:1]:
-        raise UsageError(f"sensitivities {values.shape} and weights {w.shape}; [C, L] and [C] are needed")
+        raise UsageError(f"sensitivities must be [C, L] and weights [C]; got {values.shape} and {w.shape}.")
     if not np.all(w > 0):
-        raise UsageError("clients' weights must all be above 0")
+        raise UsageError(f"clients' weights must all be above 0; got {w.min():g}.")
     with np.errstate(over="ignore", invalid="ignore"):
         return (w / w.sum()) @ values
 
@@ -206,7 +206,7 @@ def recorded_rows(
         UsageError: a choice is unknown, or training cannot serve it.
     """
     if embeddings == "released":
-        raise UsageError("embeddings='released' reads the samples' tokens, which training does not record")
+        raise UsageError("Training does not record the samples' tokens, which embeddings='released' reads.")
     metric = Sensitivity("training", tensors, reduce, "epoch", embeddings)
     clients = [_Client(name, n_train[name], n_train[name], result) for name, result in results.items()]
     rows = metric.table(layers, clients, sizes or {})

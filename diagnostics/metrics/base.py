@@ -184,10 +184,14 @@ class Metric:
         """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
         rows = self.compute(measurement) if self.options_type is NoOptions else self.compute(measurement, settings)
         if not isinstance(rows, list) or any(not isinstance(row, dict) or "metric" not in row for row in rows):
-            raise UsageError(f"metric {self.name!r} must return a list of rows, as fl.row makes them, not {rows!r:.80}")
+            raise UsageError(
+                f"metric {self.name!r} must return a list of rows, as fl.row makes them; got {rows!r:.80}."
+            )
         for row in rows:
             if row["metric"] != self.name:
-                raise UsageError(f"metric {self.name!r} gave a row of metric {row['metric']!r}; name it as itself")
+                raise UsageError(
+                    f"rows of metric {self.name!r} must be named after it; got a row of metric {row['metric']!r}."
+                )
         return rows
 
     def __call__(self, measurement: Measurement, **options: Any) -> list[Row]:
@@ -308,7 +312,7 @@ def _made(function: Callable[..., list[Row]], description: str, direction: str =
     """Make a metric of a function: its name, and the type of its options if it takes any."""
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
     if len(parameters) not in (1, 2):
-        raise UsageError(f"metric {name!r} takes {len(parameters)} arguments; a measurement and options are given")
+        raise UsageError(f"metric {name!r} must take a measurement and options; got {len(parameters)} arguments.")
     options_type: Any = NoOptions
     if len(parameters) == 2:
         options_type = get_type_hints(function).get(parameters[1])

@@ -40,7 +40,9 @@ class Cka(SimilarityOptions):
             self._needs("estimator", self.way, "minibatch")
             self._needs("positions", self.positions, "flatten")
         elif self.unbiased and self.positions == "samples":
-            raise UsageError("positions 'samples' go with estimator 'full'; a Gram matrix over positions is too large")
+            raise UsageError(
+                "positions='samples' must have estimator 'full'; got 'minibatch'. Its Gram matrices are too large."
+            )
 
     @property
     def way(self) -> str:
@@ -58,7 +60,7 @@ class Cka(SimilarityOptions):
 
     def _needs(self, what: str, value: str, only: str) -> None:
         if value != only:
-            raise UsageError(f"torch_cka computes with {what} {only!r} only, not {value!r}")
+            raise UsageError(f"torch_cka must have {what} {only!r}; got {value!r}.")
 
 
 @metric(

@@ -61,11 +61,11 @@ class FederationSensitivity:
                 f"{'without' if self.recorded is None else 'with'} it. Pass both or neither."
             )
         if self.single_batch is not None and self.single_batch < 1:
-            raise UsageError(f"single_batch={self.single_batch}; at least 1 sample is needed")
+            raise UsageError(f"single_batch must be at least 1; got {self.single_batch}.")
         if self.recorded is not None and self.single_batch is not None:
             raise UsageError("single_batch does not apply to what was recorded while training")
         if self.recorded is not None and self.embeddings == "released":
-            raise UsageError("embeddings='released' reads the samples' tokens, which training does not record")
+            raise UsageError("Training does not record the samples' tokens, which embeddings='released' reads.")
 
     @property
     def batch(self) -> int | None:

@@ -36,7 +36,7 @@ class HessianSpectrum:
 
     def __post_init__(self) -> None:
         if self.density < 0 or self.density == 1:
-            raise UsageError(f"density={self.density} steps; at least 2 are needed, or 0 for none")
+            raise UsageError(f"density must be at least 2 steps, or 0 for none; got {self.density}.")
         check_wanted(self.k, self.tol)
 
     @property

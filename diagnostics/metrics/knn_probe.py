@@ -35,7 +35,7 @@ class KnnProbe(ProbeOptions):
         super().__post_init__()
         check_known("distance", self.distance, DISTANCES)
         if self.neighbours < 1:
-            raise UsageError(f"neighbours={self.neighbours}; at least 1 is needed")
+            raise UsageError(f"neighbours must be at least 1; got {self.neighbours}.")
 
 
 @metric(

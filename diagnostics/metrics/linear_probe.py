@@ -28,7 +28,7 @@ class LinearProbe(ProbeOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.C > 0:
-            raise UsageError(f"C={self.C}; it must be above 0")
+            raise UsageError(f"C must be above 0; got {self.C}.")
 
 
 @metric(

@@ -34,7 +34,7 @@ class Separability:
 
     def __post_init__(self) -> None:
         if self.samples < 2:
-            raise UsageError(f"samples={self.samples}; at least 2 are needed")
+            raise UsageError(f"samples must be at least 2; got {self.samples}.")
 
 
 @metric(

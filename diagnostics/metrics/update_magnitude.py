@@ -74,5 +74,5 @@ def _check_start(start: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> N
         check_known("tensor of the start", name, start)
         if start[name].shape != tensor.shape:
             raise UsageError(
-                f"the start's {name!r} is {tuple(start[name].shape)}; the model's is {tuple(tensor.shape)}"
+                f"{name!r} of the start must be {tuple(tensor.shape)}, as in the model; got {tuple(start[name].shape)}."
             )

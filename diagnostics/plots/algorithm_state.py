@@ -186,7 +186,9 @@ def prompt_attention(
         if chosen is not None:
             rows = rows[rows[column] == check_known(column, chosen, rows[column].unique())]
         elif rows[column].nunique() > 1:
-            raise UsageError(f"attention of the {column}s {listing(rows[column].unique())}: name the one to show")
+            raise UsageError(
+                f"The rows hold attention of the {column}s {listing(rows[column].unique())}. Name one of them."
+            )
     rows, at = _at(rows, round)
     named = rows["variant"].str.rpartition(">")
     rows = rows.assign(query=named[0].where(named[1] == ">", "feature"), key=named[2])
@@ -302,7 +304,7 @@ def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     outside = rows[(rows["value"] < 0) | (rows["value"] > 1)]
     if len(outside):
         first = outside.iloc[0]
-        raise UsageError(f"{metric} of {first['value']:g} at {first['layer']!r}: it must be between 0 and 1")
+        raise UsageError(f"{metric} at {first['layer']!r} must be between 0 and 1; got {first['value']:g}.")
     return rows
 
 
@@ -314,7 +316,7 @@ def _at(rows: pd.DataFrame, round: int | None) -> tuple[pd.DataFrame, str]:
     chosen = present[-1] if round is None else round
     if chosen not in present:
         metric = rows["metric"].iloc[0]
-        raise UsageError(f"no {metric} of round {chosen}; recorded: {listing(map(str, present))}")
+        raise UsageError(f"round must be one with {metric}: {listing(map(str, present))}; got round {chosen}.")
     return rows[rows["round"] == chosen], f", round {chosen}"
 
 

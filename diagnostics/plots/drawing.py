@@ -131,7 +131,7 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
         UsageError: the frame has none. The message lists its metrics.
     """
     if frame.empty:
-        raise UsageError(f"there are no rows, and so no {metric} to draw")
+        raise UsageError(f"There are no rows of {metric} to draw.")
     check_known("metric", metric, frame["metric"].unique())
     rows = frame[frame["metric"] == metric]
     return rows[~of_null(rows)]
@@ -165,7 +165,7 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
         where = ", ".join(f"{name} {value!r}" for name, value in first.items())
         ways = "; ".join(f"{name} ({listing(values, 6)})" for name, values in differ.items())
         raise UsageError(
-            f"{len(same)} values of {same.iloc[0]['metric']} for {where}: filter the rows by {ways or 'run'}"
+            f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. Filter the rows by {ways or 'run'}."
         )
 
 
@@ -258,7 +258,7 @@ def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
     if scale == "log":
         if (finite <= 0).any():
             layer, client = next(iter(values.stack()[lambda column: column <= 0].index))
-            raise UsageError(f"a log axis cannot show the value of client {client!r} at {layer!r}; use symlog")
+            raise UsageError(f"A log axis cannot show the value of client {client!r} at {layer!r}. Use symlog.")
         decades = np.log10(size.max() / size.min()) if len(size) else 1.0
         ax.set_yscale("log")
         if decades < 3:

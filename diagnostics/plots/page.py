@@ -192,4 +192,4 @@ def _cell(value: Any, form: str | None, column: str) -> str:
     try:
         return in_html(format(value, form))
     except (ValueError, TypeError) as error:
-        raise UsageError(f"the format {form!r} does not fit {value!r} in column {column!r}") from error
+        raise UsageError(f"format of column {column!r} must fit its values; got {form!r} for {value!r}.") from error

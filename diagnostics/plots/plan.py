@@ -31,7 +31,9 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     names, why = plan.names, plan.why
     votes = [(client, why.votes[client]) for client in in_order(why.votes)]
     if why.values and len(why.values) != len(names):
-        raise UsageError(f"the plan's evidence has {len(why.values)} values for {len(names)} layers")
+        raise UsageError(
+            f"the plan's evidence must have a value a layer; got {len(why.values)} for {len(names)} layers."
+        )
     ends = {client: names.index(check_known("layer", vote, names)) + 1 for client, vote in votes}
     tight = sum(len(name) + 2 for name in names) > 46
     line = 0.22

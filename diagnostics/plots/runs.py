@@ -47,7 +47,7 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
         counts = counts.loc[in_order(counts.index)]
     table = counts.to_numpy(dtype=np.float64)
     if not table.size or not (np.isfinite(table) & (table >= 0)).all():
-        raise UsageError("counts of samples must be at least 0, for at least one client and one class")
+        raise UsageError("counts of samples must be at least 0, for one or more clients and classes; got others.")
     n_clients, n_classes = table.shape
     colours = [to_rgb(colour) for colour in COLOURS[:n_classes]]
     if n_classes > len(COLOURS):
@@ -250,7 +250,7 @@ def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> 
         if chosen not in present:
             notes.append(f"{name}: no {chosen} model, only {listing(present)}")
         elif chosen not in ("personal", "global") and model is None and len(present) > 1:
-            raise UsageError(f"{name} has the models {listing(present)}: name the one to show")
+            raise UsageError(f"{name} has the models {listing(present)}. Name one of them.")
         else:
             group = group[group["model"] == chosen]
             parts[name or "run", chosen] = group[group["client"] != ""] if (group["client"] != "").any() else group

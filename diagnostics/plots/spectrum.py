@@ -43,9 +43,9 @@ def spectral_density(
     if client is not None:
         rows = rows[rows["client"] == check_known("client", client, rows["client"].unique())]
     if not width > 0:
-        raise UsageError(f"a width of {width:g}; it must be above 0")
+        raise UsageError(f"width must be above 0; got {width:g}.")
     if not has_density(rows):
-        raise UsageError(f"the rows hold no density of eigenvalues; measure {METRIC} with the option density=50")
+        raise UsageError(f"The rows hold no density of eigenvalues. Measure {METRIC} with the option density=50.")
     check_single(rows, ["client", "layer", "variant"])
     shares = rows[rows["variant"].str.startswith(AT.strip())]
     tops = rows[rows["variant"].str.startswith("top") & rows["value"].notna()]

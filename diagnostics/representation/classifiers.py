@@ -100,13 +100,13 @@ class ProbeOptions:
 
     def __post_init__(self) -> None:
         if self.test is not None and self.holdout is not None:
-            raise UsageError("test data and a holdout fraction: give one of the two")
+            raise UsageError("test and holdout must not both be set; got both. Pass one of the two.")
         if self.holdout is not None and not 0 < self.holdout < 1:
-            raise UsageError(f"holdout={self.holdout}; it is a fraction between 0 and 1")
+            raise UsageError(f"holdout must be between 0 and 1; got {self.holdout}.")
         if self.folds < 2:
-            raise UsageError(f"folds={self.folds}; at least 2 are needed")
+            raise UsageError(f"folds must be at least 2; got {self.folds}.")
         if self.samples < 2:
-            raise UsageError(f"samples={self.samples}; a probe needs at least 2")
+            raise UsageError(f"samples must be at least 2; got {self.samples}.")
 
     @property
     def judged_by(self) -> str:

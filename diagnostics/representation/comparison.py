@@ -53,10 +53,10 @@ class SimilarityOptions:
     def __post_init__(self) -> None:
         check_known("positions", self.positions, self.treatments)
         if self.samples < 1:
-            raise UsageError(f"samples={self.samples}; at least 1 is needed")
+            raise UsageError(f"samples must be at least 1; got {self.samples}.")
         if self.reference_layers and self.positions not in ("flatten", "mean"):
             raise UsageError(
-                f"against needs positions 'flatten' or 'mean': with {self.positions!r} the rows of two layers differ"
+                f"positions must be 'flatten' or 'mean' with against; got {self.positions!r}. Its rows differ by layer."
             )
 
     @property
@@ -72,7 +72,7 @@ class SimilarityOptions:
     def check(self, measurement: Measurement) -> None:
         """Refuse reference layers that are not measured, and too small a batch."""
         if measurement.batch is not None and measurement.batch < 1:
-            raise UsageError(f"batch={measurement.batch}; at least 1 is needed")
+            raise UsageError(f"batch must be at least 1; got {measurement.batch}.")
         check_batch(measurement.batch or LEAST, self.unbiased)
         for name in self.reference_layers:
             check_known("layer to compare with", name, [layer.name for layer in measurement.layers])

@@ -64,7 +64,7 @@ def pool(
     if isinstance(models, nn.Module):
         models = dict.fromkeys(data, models)
     if not models:
-        raise UsageError("no models given")
+        raise UsageError("models must have at least one entry; got no models.")
     parts, labels, who, places = [], [], [], []
     for client, model in models.items():
         client_data = data[check_known("client with data", client, data)]
@@ -84,10 +84,10 @@ def pool(
         places.append(found.sample)
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
-        raise UsageError(f"features of different widths at the clients: {sorted(widths)}")
+        raise UsageError(f"features must have one width at all clients; got {sorted(widths)}.")
     y = np.concatenate(labels)
     if classes is not None and len(classes) <= y.max():
-        raise UsageError(f"{len(classes)} names of classes, but there is a label {y.max()}")
+        raise UsageError(f"classes must have a name for each label; got {len(classes)} names and label {y.max()}.")
     called = np.array([str(k) if classes is None else classes[k] for k in y], dtype=object)
     return Pool(np.concatenate(parts), called, np.array(who, dtype=object), np.concatenate(places))
 
@@ -105,9 +105,9 @@ def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, see
     """
     n = len(pooled.x)
     if n < 4:
-        raise UsageError(f"t-SNE of {n} samples; at least 4 are needed")
+        raise UsageError(f"samples of t-SNE must be at least 4; got {n}.")
     if constant(pooled.x):
-        raise UsageError("t-SNE of features that do not vary over the samples")
+        raise UsageError("features of t-SNE must vary over the samples; got constant ones.")
     x = pooled.x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()
@@ -174,7 +174,7 @@ def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
     x = pooled.x.astype(np.float64)
     k = min(neighbours, len(x) - 1)
     if k < 1:
-        raise UsageError(f"{len(x)} samples; at least 2 are needed")
+        raise UsageError(f"samples must be at least 2; got {len(x)}.")
     near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(return_distance=False)
     numbers = {}
     for name, groups in (("class", pooled.classes), ("client", pooled.clients)):

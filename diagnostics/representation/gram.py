@@ -57,14 +57,14 @@ def rbf_cka(
 def check_bandwidth(bandwidth: float) -> float:
     """Refuse a bandwidth that is not finite and above 0."""
     if not 0 < bandwidth < math.inf:
-        raise UsageError(f"a bandwidth of {bandwidth} times the median distance; it must be above 0")
+        raise UsageError(f"bandwidth must be above 0; got {bandwidth}.")
     return bandwidth
 
 
 def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None) -> float:
     check_known("estimator of CKA", estimator, ESTIMATORS)
     if len(x) != len(y):
-        raise UsageError(f"features of {len(x)} and of {len(y)} samples; CKA compares the same samples")
+        raise UsageError(f"features must be of the same samples for CKA; got {len(x)} and {len(y)} samples.")
     where = places(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
     grams = []
     for side in (x, y):

@@ -216,11 +216,13 @@ def _frozen(head: nn.Module) -> nn.Module:
 def _check(train: Batch, test: Batch, classes: int) -> None:
     for x, y in (train, test):
         if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
-            raise UsageError(f"features {tuple(x.shape)} and labels {tuple(y.shape)}; [n, d] and [n] are needed")
+            raise UsageError(f"features must be [n, d] and labels [n]; got {tuple(x.shape)} and {tuple(y.shape)}.")
         if int(y.min()) < 0 or int(y.max()) >= classes:
-            raise UsageError(f"labels from {int(y.min())} to {int(y.max())} do not fit {classes} classes")
+            raise UsageError(f"labels must be from 0 to {classes - 1}; got {int(y.min())} to {int(y.max())}.")
     if train[0].shape[1] != test[0].shape[1]:
-        raise UsageError(f"{train[0].shape[1]} features to train on and {test[0].shape[1]} to test on")
+        raise UsageError(
+            f"features to train and to test on must be equally many; got {train[0].shape[1]} and {test[0].shape[1]}."
+        )
 
 
 def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -246,7 +248,7 @@ def _trained(
 ) -> Outcome:
     """Train ``new`` in ``after(new(x))`` by cross-entropy, shuffling the samples in every epoch."""
     if batch < 1 or epochs < 1:
-        raise UsageError(f"batch={batch}, epochs={epochs}; both must be at least 1")
+        raise UsageError(f"batch and epochs must be at least 1; got batch={batch}, epochs={epochs}.")
     x, y = train
     whole = nn.Sequential(new, after)
     optimiser = torch.optim.SGD(new.parameters(), lr=lr, momentum=momentum)

@@ -100,7 +100,7 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
         UsageError: the share is not between 0 and 1.
     """
     if not 0 < variance <= 1:
-        raise UsageError(f"a kept variance of {variance}; it must be above 0 and at most 1")
+        raise UsageError(f"variance must be above 0 and at most 1; got {variance}.")
     return Measure(partial(_whitened, variance=variance), _mean_correlation)
 
 
@@ -148,7 +148,7 @@ def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
 
 def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
     if len(x) != len(y):
-        raise UsageError(f"features of {len(x)} and of {len(y)} samples; the same samples are compared")
+        raise UsageError(f"features must be of the same samples; got {len(x)} and {len(y)} samples.")
     kept = Kept(2, len(x))
     for side, features in enumerate((x, y)):
         kept.take(side, (0, len(x)), features.reshape(len(x), -1))

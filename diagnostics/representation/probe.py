@@ -66,7 +66,9 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
     """
     distinct = list({id(source): source for source in sources}.values())
     if n < len(distinct):
-        raise UsageError(f"a probe of {n} samples over {len(distinct)} clients; at least one of each is needed")
+        raise UsageError(
+            f"samples of the probe must be at least one of each client; got {n} samples over {len(distinct)} clients."
+        )
     shares = [n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))]
     return _joined([pair for source, share in zip(distinct, shares, strict=True) for pair in _first(source, share)])
 
@@ -97,7 +99,7 @@ def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
 def check_batch(batch: int, unbiased: bool) -> None:
     """Refuse too small a batch for the unbiased HSIC."""
     if unbiased and batch < LEAST:
-        raise UsageError(f"minibatch CKA over batches of {batch}; the unbiased HSIC needs at least {LEAST} samples")
+        raise UsageError(f"batch must be at least {LEAST} for minibatch CKA; got {batch}.")
 
 
 def _first(source: Data, count: int) -> Iterator[Batch]:
@@ -111,7 +113,7 @@ def _first(source: Data, count: int) -> Iterator[Batch]:
 def _joined(pairs: Sequence[Batch]) -> Batch:
     shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
     if len(shapes) > 1:
-        raise UsageError(f"probe samples of different shapes: {shapes[0]} and {shapes[1]}")
+        raise UsageError(f"shapes of probe samples must be equal; got {shapes[0]} and {shapes[1]}.")
     x, y = zip(*pairs, strict=True)
     return torch.cat([part.to(x[0].device) for part in x]), torch.cat([part.to(y[0].device) for part in y])
 

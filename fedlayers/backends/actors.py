@@ -61,11 +61,11 @@ class Actors:
             said = self._ray.get([actor.hello.remote() for actor in self._actors])
         except self._ray.exceptions.RayActorError as error:  # such as a node that lacks the model's code
             words = next(iter(str(error).strip().splitlines()[-1:]), "it ended")
-            raise RunError(f"an actor could not begin: {words}; each node needs what this machine has") from error
+            raise RunError(f"An actor could not start: {words}. Each node needs what this machine has.") from error
         names = []
         for name, version in said:
             if version != __version__:
-                raise UsageError(f"node {name} has fedlayers {version}, this machine {__version__}")
+                raise UsageError(f"fedlayers on node {name} must be {__version__}, as here; got {version}.")
             names.append(f"node {name}")
         return names
 
@@ -164,11 +164,9 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor 
     check_backend(place)
     kind, _, address = place.partition(":")
     if kind != RAY:
-        raise UsageError(
-            f"{place!r} is for many runs; the clients of one are trained by --workers N, or --backend {RAY}"
-        )
+        raise UsageError(f"{place!r} is for many runs. Train the clients of one by --workers N, or --backend {RAY}.")
     if workers > 1 or stacked:
         words = "clients that are trained together (--stack on)" if stacked else f"--workers {workers}"
-        raise UsageError(f"--backend {place} trains clients one by one on a cluster, which does not go with {words}")
+        raise UsageError(f"--backend {place} trains clients one by one on a cluster. Leave {words} out.")
     reachable(address)
     return lambda client_runner: Actors(client_runner, address)

@@ -154,7 +154,7 @@ def connected(address: str) -> tuple[Any, bool]:
         try:
             ray.init(address=address or None, include_dashboard=False, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:  # such as another version of Ray or Python
-            raise UsageError(f"no Ray cluster at {address or 'this machine'}: {_first(error)}") from error
+            raise UsageError(f"There is no Ray cluster at {address or 'this machine'}: {_first(error)}") from error
     return ray, ours
 
 
@@ -177,7 +177,7 @@ def _imported() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise UsageError("a place 'ray' needs the package ray: pip install 'fedlayers[ray]'") from error
+        raise UsageError("backend 'ray' needs the package ray: pip install 'fedlayers[ray]'") from error
     return ray
 
 
@@ -188,7 +188,7 @@ def _reach(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
             pass
     except (OSError, OverflowError) as error:
-        raise UsageError(f"no Ray cluster answers at {address}: {_first(error)}") from error
+        raise UsageError(f"No Ray cluster answers at {address}: {_first(error)}") from error
 
 
 def _first(error: BaseException) -> str:

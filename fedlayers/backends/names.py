@@ -47,7 +47,7 @@ def open_backend(backend: Backend | str, workers: int = 0) -> Iterator[Backend]:
         yield backend
         return
     if backend and workers > 1:
-        raise UsageError("--backend trains whole runs side by side, each in one process: leave --workers out")
+        raise UsageError("--backend trains whole runs side by side, each in one process. Leave --workers out.")
     with closing(_backend(backend)) as found:
         yield found
 

@@ -114,7 +114,9 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
                     flag = Suppress[flag]  # type: ignore[misc, valid-type]
                 fields.append((key.name, flag, key.default))
         if fields:
-            group_class: Any = dataclasses.make_dataclass(group.capitalize(), fields, kw_only=True, repr=False, eq=False)
+            group_class: Any = dataclasses.make_dataclass(
+                group.capitalize(), fields, kw_only=True, repr=False, eq=False
+            )
             group_class.__doc__ = ABOUT.get(group, " ")  # a blank, or help would show the constructor's signature
             groups[group] = Annotated[group_class, OmitArgPrefixes]
 
@@ -222,9 +224,9 @@ def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
     for item in arguments:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise UsageError(f"{flag} takes KEY=VALUE, not {item!r}")
+            raise UsageError(f"{flag} must be KEY=VALUE; got {item!r}.")
         if key in values:
-            raise UsageError(f"{flag} gives {key!r} twice")
+            raise UsageError(f"{flag} must give each key once; got {key!r} twice.")
         values[key] = value
     return values
 
@@ -255,9 +257,9 @@ def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) 
         name = next((name for name in names if key.startswith(f"{name}.")), key.partition(".")[0])
         option_name = key.removeprefix(name).removeprefix(".")
         if name == key:
-            raise UsageError(f"--option names the {kind} that it is for: --option {kind.upper()}.{key}=...")
+            raise UsageError(f"--option must name its {kind}; got {key!r}. Write --option {kind.upper()}.{key}=...")
         if name in elsewhere and name not in names:
-            raise UsageError(f"unknown {kind} {of} {name!r}: add --{kind}s {name}")
+            raise UsageError(f"unknown {kind} {of} {name!r}. Add --{kind}s {name}.")
         options.setdefault(check_known(f"{kind} {of}", name, names), {})[option_name] = value
     return options
 
@@ -275,9 +277,9 @@ def check_output(path: Path, result: str) -> None:
         UsageError: names the path.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}.")
     if path.is_dir():
-        raise UsageError(f"--out {path} is a folder; name a file in it, such as {path / 'rows.jsonl'}")
+        raise UsageError(f"--out must be a file; got the folder {path}. Name a file such as {path / 'rows.jsonl'}.")
     _no_run(path, path.parent)
     if path.exists() and not (path.is_file() and path.stat().st_size == 0) and result not in _contents(path):
         raise UsageError(
@@ -317,10 +319,10 @@ def check_folder(path: Path) -> None:
         UsageError: names the path.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--out {path} is a file; name a folder")
+        raise UsageError(f"--out must be a folder; got {path}, which is a file.")
     _no_run(path, path)
 
 
 def _no_run(path: Path, folder: Path) -> None:
     if (folder / "config.json").exists() and (folder / "lock").exists():
-        raise UsageError(f"--out {path}: {folder} is a run directory, which is not changed; choose another folder")
+        raise UsageError(f"--out must not be a run directory; got {path}, in {folder}. Choose another folder.")

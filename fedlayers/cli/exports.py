@@ -108,9 +108,11 @@ def _check_replaceable(path: Path) -> None:
         UsageError: names the path.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}.")
     if path.is_dir():
-        raise UsageError(f"--out {path} is a folder; name a file in it")
+        raise UsageError(f"--out must be a file; got the folder {path}. Name a file in it.")
     names = path.read_bytes()[:10_000].splitlines()[:1] if path.exists() else []
     if path.exists() and not (names and names[0].startswith(f"{FIRST},".encode()) and LATER.encode() in names[0]):
-        raise UsageError(f"--out {path} is there already and no earlier table of predictions: choose another file")
+        raise UsageError(
+            f"--out must be a new file or an earlier table of predictions; got {path}. Choose another file."
+        )

@@ -135,8 +135,8 @@ class Federate(Configured):
 
     The data are the sites': a dataset that all have, or tables of their own. Classes and columns come from the sites.
     The command waits for all sites and for each answer. With --min-sites it continues without sites that miss --grace
-    or --timeout. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples. --resume
-    continues an interrupted federation, with the same final bits.
+    or --timeout. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples.
+    --resume continues an interrupted federation, with the same final bits.
 
     Next: fedlayers verify DIR, fedlayers plot DIR.
 

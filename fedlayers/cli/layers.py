@@ -108,14 +108,14 @@ class Diagnose(Configured):
         if self.dir is not None:
             self._check_of_run()
         elif self.round != "last":
-            raise UsageError("--round is for a run directory; a dataset is measured after the first local training")
+            raise UsageError("--round is for a run directory. A dataset is measured after the first local training.")
         elif self.allow_code:
-            raise UsageError("--allow-code is for a run directory; with --dataset name the model with --model")
+            raise UsageError("--allow-code is for a run directory. With --dataset name the model with --model.")
         if self.null_draws is not None and not self.null:
-            raise UsageError("--null-draws needs a null: name one, such as --null labels")
+            raise UsageError("--null-draws must have a null; got none. Name one, such as --null labels.")
         config = self.asked_config()
         if self.dir is not None and at_sites:
-            raise UsageError("--superlink goes without a run directory: the sites measure after their first training")
+            raise UsageError("--superlink goes without a run directory. The sites measure after their first training.")
         over = self.federation.check(config, [name for name in AT_HOME if getattr(self, name)])
 
         from diagnostics import measure
@@ -182,11 +182,11 @@ class Diagnose(Configured):
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
-            raise UsageError(f"--round takes a number or last, not {self.round!r}")
+            raise UsageError(f"--round must be a number or last; got {self.round!r}.")
         names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
         given = changed(self.config, names) + [name for name in ("model_option", "loss_option") if getattr(self, name)]
         if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset; a run has its own configuration")
+            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset. A run has its own configuration.")
 
 
 def _alone() -> tuple[str, ...]:
@@ -212,11 +212,13 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
         return getattr(torch, check_known(f"{metric.name}.{key}", value, _DTYPES))
     plain = [kind for kind in kinds if kind in _LIKE]
     if not plain:
-        raise UsageError(f"--option {metric.name}.{key} is no text or number; give it from Python")
+        raise UsageError(
+            f"--option {metric.name}.{key} must be given from Python: it is no text or number; got {value!r}."
+        )
     several = isinstance(value, list) and any(get_origin(kind) is Sequence for kind in kinds)
     if not all(any(type(each) in _LIKE[kind] for kind in plain) for each in (value if several else [value])):
         such = f"a value such as {default!r}" if default not in (None, ()) else plain[0].__name__
-        raise UsageError(f"--option {metric.name}.{key} takes {such}, not {value!r}")
+        raise UsageError(f"--option {metric.name}.{key} must be {such}; got {value!r}.")
     return value
 
 
@@ -284,4 +286,4 @@ class Select(Command):
         rule = RULES[self.rule]
         if self.threshold is not None and not rule.thresholded and rule.reads != "curves":
             known = sorted(name for name, each in RULES.members().items() if each.thresholded)
-            raise UsageError(f"rule {self.rule!r} has no threshold; these have: {listing(known)}")
+            raise UsageError(f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}.")

@@ -53,7 +53,7 @@ class Plot(Command):
         to_files()
         if self.rows.suffix == ".json":
             if self.metrics or self.where:
-                raise UsageError("--metrics and --where are for rows; a plan is one picture")
+                raise UsageError("--metrics and --where are for rows. A plan is one picture.")
             plan = LayerPlan.load(self.rows)
             pictures: dict[str, Callable[[], Figure]] = {"plan": lambda: figure_of(plots.plan(plan))}
         else:
@@ -71,7 +71,7 @@ class Plot(Command):
         for item in self.where:
             name, equals, value = item.partition("=")
             if not equals:
-                raise UsageError(f"--where takes COLUMN=VALUE, not {item!r}")
+                raise UsageError(f"--where must be COLUMN=VALUE; got {item!r}.")
             column = frame[check_known("column of the rows", name, frame.columns)].astype("string").fillna("")
             frame = frame[column == check_known(name, value, filter(None, column.unique()))]
         return frame

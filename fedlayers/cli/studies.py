@@ -239,7 +239,7 @@ class Choose(OneAlgorithm):
         config, seeds = self.of_one()
         arguments.check_folder(self.out)
         if self.with_finetuning and self.no_final_run:
-            raise UsageError("--with-finetuning is compared with the winner's complete run: leave --no-final-run out")
+            raise UsageError("--with-finetuning is compared with the winner's complete run. Leave --no-final-run out.")
         over = self.federation.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose

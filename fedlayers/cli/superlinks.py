@@ -67,12 +67,12 @@ class Sites:
             for field in dataclasses.fields(self):
                 if getattr(self, field.name) != field.default:
                     flag = field.name.replace("_", "-")
-                    raise UsageError(f"--{flag} is for a federation over sites: also give --superlink HOST:PORT")
+                    raise UsageError(f"--{flag} is for a federation over sites. Also give --superlink HOST:PORT.")
             return False
         _ = self.timeouts
         for flag in (*changed(config, AT_SITES), *without):
             way = "; each site sets it in [data] of its file" if flag in READING else ""
-            raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink): leave it out{way}")
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink). Leave it out{way}.")
         return True
 
     @contextmanager

@@ -260,9 +260,9 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
         UsageError: the configuration needs what only sites have, or asks for stacked clients.
     """
     if config.class_weights == "balanced":
-        raise UsageError("class_weights=balanced needs every site's counts of classes: give the weights, W,W,...")
+        raise UsageError("class_weights=balanced needs every site's counts of classes. Give the weights, W,W,...")
     if config.stack == "on":
-        raise UsageError("stack=on trains clients together, and at sites each is alone: leave it out")
+        raise UsageError("stack=on trains clients together, and at sites each is alone. Leave it out.")
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
 
 

@@ -68,11 +68,9 @@ class Privacy:
                 f"[privacy] needs clip, clip_numbers and noise together, each {LEAST:g} to {MOST:g}; got {given}"
             )
         if not 0 < self.delta < 1:
-            raise UsageError(f"privacy: delta must lie between 0 and 1, not {self.delta}")
+            raise UsageError(f"privacy: delta must be between 0 and 1; got {self.delta}.")
         if not 0 <= self.epsilon < math.inf or (self.epsilon and not self.noise):
-            raise UsageError(
-                f"privacy: epsilon={self.epsilon} limits what noise hides: it needs noise, and is at least 0"
-            )
+            raise UsageError(f"privacy: epsilon must be at least 0, and needs noise; got epsilon={self.epsilon}.")
 
     @property
     def on(self) -> bool:

@@ -104,7 +104,7 @@ class TimeoutPolicy:
 
     def __post_init__(self) -> None:
         if self.min_replies < 1:
-            raise UsageError(f"at least 1 client must reply, not {self.min_replies}")
+            raise UsageError(f"min_replies must be at least 1; got {self.min_replies}.")
         for name in ("timeout", "grace", "start"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -84,9 +84,9 @@ class SiteFile:
                 raise UsageError(f"{key} must be {'a table' if kind is dict else 'text'}; got {found[key]!r}.")
         name, data = found.get("name", ""), dict(found.get("data", {}))
         if not name or not name.strip() or "/" in name:
-            raise UsageError("name must be the site's, a text without a slash")
+            raise UsageError(f"name must be the site's, a text without a slash; got {name!r}.")
         if "dataset" not in data:
-            raise UsageError("[data] needs a dataset: a name, or the path of a file")
+            raise UsageError("[data] must have a dataset, by name or path; got none.")
         for key in data:
             check_known("key of [data]", key, DATA)
         here = path.parent

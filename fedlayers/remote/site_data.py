@@ -226,7 +226,7 @@ def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
     if source.words is None:
         if vocabulary is not None:
             raise UsageError(
-                f"site {name!r}: {source.name} holds no texts, and a vocabulary is for texts: leave it out"
+                f"site {name!r}: {source.name} holds no texts, and a vocabulary is for texts. Leave it out."
             )
         return source
     if vocabulary is None:
@@ -283,9 +283,9 @@ class SiteDataset:
         if str(dataset) in DATASETS:
             files.check_plain(str(dataset), how)
             if categories:
-                raise UsageError(f"{dataset} has no columns of words: leave categories out")
+                raise UsageError(f"{dataset} has no columns of words. Leave categories out.")
             if classes is not None:
-                raise UsageError(f"{dataset} says its classes itself: leave classes out")
+                raise UsageError(f"{dataset} has its own classes. Leave classes out.")
             source = open_named(str(dataset), data_root=data_root)
             pool = DATASETS[str(dataset)].recipe
             source = source.first(min(pool.max_samples or len(source) if pool else len(source), len(source)))
@@ -298,7 +298,7 @@ class SiteDataset:
             own = check_known(f"client of {dataset}", client or name, source.owner_names)
             source = source.take(np.flatnonzero(source.owner == source.owner_names.index(own)))
         elif client is not None:
-            raise UsageError(f"{dataset} names no clients, so that there is no {client!r} among them: leave client out")
+            raise UsageError(f"{dataset} names no clients. Leave client out; got {client!r}.")
         if how.scale not in ("none", STANDARD) or how.impute not in ("none", "mean"):
             raise UsageError(
                 f"site {name!r}: scale must be none or {STANDARD}, and impute none or mean; got {how.scale} and "

@@ -90,7 +90,7 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
     all ('conv1', 'conv2', 'fc1', 'fc2')
     """
     if len(names) < 2:
-        raise UsageError(f"a race needs at least two arms, not {len(names)}")
+        raise UsageError(f"a race must have at least two arms; got {len(names)}.")
     arms: list[Arm] = []
     for name in names:
         arm = _arm(name, tuple(layers), algorithm)
@@ -99,7 +99,7 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
             if arm.name == other.name or (arm.algorithm == other.algorithm and same_plan):
                 if tuple(names) == DEFAULT:  # of a model with so few layers that its cuts coincide
                     break
-                raise UsageError(f"the arms {other.name!r} and {arm.name!r} are the same: {arm.words}")
+                raise UsageError(f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}.")
         else:
             arms.append(arm)
     return tuple(arms)
@@ -116,7 +116,7 @@ def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
     if not find(algorithm).uses_plan:
-        raise UsageError(f"{algorithm} takes no plan, so it is an arm by itself, without {cut!r}")
+        raise UsageError(f"{algorithm} takes no plan. Name it as an arm without {cut!r}.")
     if cut.endswith(".json"):
         plan = LayerPlan.load(Path(cut))
         plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
@@ -126,7 +126,7 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
     end, _, size = cut.partition("_")
     if _is_cut(cut) and cut not in CUTS:
         if int(size) > count:
-            raise UsageError(f"arm {cut!r}: the model has {count} layers that train")
+            raise UsageError(f"arm {cut!r} must share fewer layers: the model has {count} layers that train.")
         if end == "first":
             return none.with_first(int(size))
         return none.with_shared((*none.trainable[count - int(size) :], *frozen_in(layers)))

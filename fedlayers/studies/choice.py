@@ -101,7 +101,7 @@ class Choice:
         other = self.personalised
         if other is None:
             raise UsageError(
-                "the race has no alternative to compare with: call choose with with_finetuning=True (--with-finetuning)"
+                "The race has no alternative to compare with. Pass with_finetuning=True (--with-finetuning)."
             )
         seed = self.standing.judged["seed"].iloc[0]
         best = other.table.set_index("arm").loc[other.best.name]

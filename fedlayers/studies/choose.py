@@ -126,11 +126,13 @@ def choose(
     if config.patience is not None and race_fraction < 1:
         raise UsageError(f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}.")
     if config.plan is not None:
-        raise UsageError("choose makes its own plans; name a plan among the arms instead")
+        raise UsageError("choose makes its own plans. Name a plan among the arms.")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}")
     if tune_rates and each_seed:
-        raise UsageError("tune_rates must be 0 with each_seed: rates are tuned on the validation samples of all seeds.")
+        raise UsageError(
+            f"tune_rates must be 0 with each_seed; got {tune_rates}. Rates are tuned on all seeds together."
+        )
     over = None if link is None else _over(link, timeouts, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
@@ -286,7 +288,7 @@ def _over(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, bac
 
     if backend or config.workers > 1:
         what = f"backend={backend!r}" if backend else f"workers={config.workers}"
-        raise UsageError(f"over sites the runs of a race are trained one after another: leave {what} out")
+        raise UsageError(f"Over sites the runs of a race are trained one after another. Leave {what} out.")
     return Federations(link, timeouts)
 
 

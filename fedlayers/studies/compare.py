@@ -64,7 +64,7 @@ def jobs_of(
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
     obey = {name for name in algorithms if find(name).uses_plan}
     if (plan is not None or config.plan is not None) and not obey:
-        raise UsageError(f"none of {listing(algorithms)} takes a plan")
+        raise UsageError(f"algorithms must have one that takes a plan; got {listing(algorithms)}.")
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
@@ -138,7 +138,7 @@ def compare(
     if score:
         check_score(score, kind)
     if baselines and kind == REGRESSION:
-        raise UsageError("the baselines are classifiers; leave them out for a regression")
+        raise UsageError("The baselines are classifiers. Leave them out for a regression.")
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
@@ -173,7 +173,9 @@ def check_folder(out: Path) -> None:
         UsageError: names it.
     """
     if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-        raise UsageError(f"{out} is {'a run' if out.is_dir() else 'a file'}; choose another folder")
+        raise UsageError(
+            f"out must be a folder of runs; {out} is {'a run' if out.is_dir() else 'a file'}. Choose another folder."
+        )
 
 
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
@@ -226,12 +228,12 @@ def check_stored(path: Path, task: runner.Task) -> None:
                 "choose another directory"
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):
-        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}): choose another directory")
+        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}). Choose another directory.")
     if run.begun:
         began, now = run.rows()[0], task.header("")
         for key, what in {"data": "other data", "checkpoint": "another initial model"}.items():
             if began[key] != now[key]:
-                raise UsageError(f"{path} was run with {what}: choose another directory")
+                raise UsageError(f"{path} was run with {what}. Choose another directory.")
         if began["version"] != now["version"]:
             warnings.warn(f"{path} was run by fedlayers {began['version']}, this is {now['version']}", stacklevel=4)
     return None

@@ -67,7 +67,7 @@ class Comparison:
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
         if final.empty:
-            raise UsageError("no test scores of a finished run in these rows")
+            raise UsageError("These rows hold no test scores of a finished run.")
         there = list(final["metric"].unique())
         self.score = check_known("score in these rows", self.score or main_score(there), there)
         self.positive = positive_in(final)
@@ -199,7 +199,7 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     wanted = final[of_model].drop_duplicates().merge(found, how="left")
     if wanted["round"].isna().any():
         name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
-        raise UsageError(f"the run of {name} with seed {seed} has no {model} model with a score on validation samples")
+        raise UsageError(f"The run of {name} with seed {seed} has no {model} model with a score on validation samples.")
     at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
 

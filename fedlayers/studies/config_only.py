@@ -39,14 +39,14 @@ def config_only(study: Callable[P, R]) -> Callable[P, R]:
                 continue
             if key == "data" or (key in _IN_MEMORY and not isinstance(value, str)):
                 what, instead = _IN_MEMORY[key]
-                raise UsageError(f"{name} takes no {what}, and give {name}(fl.RunConfig({instead}), ...)")
+                raise UsageError(f"{name} takes no {what}. Write {name}(fl.RunConfig({instead}), ...).")
             if key in {field.name for field in fields(RunConfig)}:
-                raise UsageError(f"{key} is a key of the configuration: give {name}(fl.RunConfig({key}=...), ...)")
+                raise UsageError(f"{key} is a key of the configuration. Write {name}(fl.RunConfig({key}=...), ...).")
             check_known(f"argument of {name}", key, known)
         config = args[0] if args else kwargs.get("config")
         if not isinstance(config, RunConfig):
             given = type(config).__name__ if args or "config" in kwargs else "nothing"
-            raise UsageError(f"{name} needs a configuration first, fl.RunConfig(dataset=...), not {given}")
+            raise UsageError(f"the first argument of {name} must be fl.RunConfig(dataset=...); got {given}.")
         return study(*args, **kwargs)
 
     return checked

@@ -87,7 +87,7 @@ class Regret:
 
     def __post_init__(self) -> None:
         if not set(self.scores["cut"]) >= set(range(len(self.layers) + 1)):
-            raise UsageError(f"regret needs the scores of all cuts from 0 to {len(self.layers)}")
+            raise UsageError(f"scores must be of all cuts from 0 to {len(self.layers)}; got others.")
         self.scores = self.scores.assign(held_out=self.scores["held_out"].astype(float))
         lacking = self.scores[self.scores["held_out"].isna()]
         if len(lacking):
@@ -261,10 +261,10 @@ def regret(
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)
     if config.plan is not None:
-        raise UsageError("regret makes its own plans; leave the plan out")
+        raise UsageError("regret makes its own plans. Leave the plan out.")
     if not find(config.algorithm).uses_plan:
         obey = sorted(name for name, kind in registry().items() if kind.uses_plan)
-        raise UsageError(f"{config.algorithm} takes no plan; these do: {listing(obey)}")
+        raise UsageError(f"{config.algorithm} takes no plan. These do: {listing(obey)}.")
     out = Path(out)
     check_folder(out)
 
@@ -306,7 +306,7 @@ def _parsed(text: str) -> tuple[str, str | None]:
     if not joint:
         deciding(rule)
     if equals and joint:
-        raise UsageError(f"rule {rule!r} reads several metrics; give it without a metric")
+        raise UsageError(f"Rule {rule!r} reads several metrics. Give it without a metric.")
     return rule, (METRICS[metric].name if equals else None)
 
 

@@ -73,20 +73,22 @@ def searched(key: str, text: Any) -> Search:
     if found is None:
         values = tuple(map(_value, text.split(","))) if isinstance(text, str) else tuple(text)
         if not values or "" in values:
-            raise UsageError(f"{key}: give values as in {key}=0.1,1, or a range as in {key}=1e-4..1e-1:log")
+            raise UsageError(
+                f"{key} must have values as in {key}=0.1,1, or a range as in {key}=1e-4..1e-1:log; got none."
+            )
         twice = [value for place, value in enumerate(values) if value in values[:place]]
         if twice:
-            raise UsageError(f"{key}: the value {twice[0]} is named twice")
+            raise UsageError(f"values of {key} must differ; got {twice[0]} twice.")
         return Values(values)
     try:
         low, high = float(found["low"]), float(found["high"])
     except ValueError as error:
-        raise UsageError(f"{key}: the ends of a range are numbers, not {text!r}") from error
+        raise UsageError(f"ends of the range of {key} must be numbers; got {text!r}.") from error
     log = found["scale"] is not None and check_known(f"scale of {key}", found["scale"], ("log",)) == "log"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UsageError(f"{key}: a range goes from a number to a larger one, not {text!r}")
+        raise UsageError(f"range of {key} must go from a number to a larger one; got {text!r}.")
     if log and low <= 0:
-        raise UsageError(f"{key}: a logarithmic range is above 0, not {text!r}")
+        raise UsageError(f"logarithmic range of {key} must be above 0; got {text!r}.")
     return Range(low, high, log)
 
 
@@ -104,7 +106,7 @@ def spaces(
         UsageError: nothing to search, a key that no algorithm has, or one that is also fixed.
     """
     if not over:
-        raise UsageError("nothing to search: name keys, such as lr=1e-4..1e-1:log")
+        raise UsageError("There is nothing to search. Name keys, such as lr=1e-4..1e-1:log.")
     own = {name: _own_keys(name, (options or {}).get(name, {})) for name in algorithms}
     found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for said, text in over.items():
@@ -116,7 +118,7 @@ def spaces(
             check_known(f"key to tune of {listing(chosen or algorithms)}", key, dict.fromkeys(known))
         for name in having:
             if key in (options or {}).get(name, {}):
-                raise UsageError(f"{key} of {name} is searched, and set as well: leave one out")
+                raise UsageError(f"{key} of {name} is searched, and set as well. Leave one out.")
             if key in found[name]:
                 raise UsageError(f"{key} of {name} is searched twice")
             found[name][key] = searched(said, text)

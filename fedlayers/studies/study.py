@@ -104,9 +104,9 @@ def study(
         RunError: there is no decision, or a run failed; the same call resumes from there.
     """
     if config.plan is not None:
-        raise UsageError("a study decides on its own plan; leave --plan out, or use compare")
+        raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
     if LOSSES[str(resolved(config).loss)].task == REGRESSION:
-        raise UsageError("a study needs classes, and this is a regression. Use choose and compare.")
+        raise UsageError("A study needs classes, and this is a regression. Use choose and compare.")
     out = Path(out)
     check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)

@@ -56,9 +56,9 @@ class Tuned:
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise UsageError(f"there is no file {path}") from error
+            raise UsageError(f"There is no file {path}.") from error
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not a file of fedlayers tune: {error}") from error
+            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {error}.") from error
         names = cls.__dataclass_fields__.keys()
         known = isinstance(found, dict) and check_version(path, found.pop("format", None), FORMAT)
         if (
@@ -66,7 +66,7 @@ class Tuned:
             or found.keys() != names
             or not all(isinstance(found[key], dict) for key in ("settings", "options"))
         ):
-            raise UsageError(f"{path} is not a file of fedlayers tune")
+            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}.")
         settings = {name: current_keys(each) for name, each in found["settings"].items()}
         return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
 
@@ -87,10 +87,12 @@ class Tuned:
         """
         tuned = [name for name in algorithms if name in self.settings]
         if not tuned:
-            raise UsageError(f"none of {listing(algorithms)} was tuned; these were: {listing(self.settings)}")
+            raise UsageError(
+                f"algorithms must have one that was tuned: {listing(self.settings)}; got {listing(algorithms)}."
+            )
         seen = sorted(set(self.seeds) & set(seeds))
         if seen:
-            raise UsageError(f"seed {seen[0]} was tuned on: compare on others, such as --seed {max(self.seeds) + 1}")
+            raise UsageError(f"Seed {seen[0]} was tuned on. Compare on others, such as --seed {max(self.seeds) + 1}.")
         if resolved(config).dataset != self.dataset:
             warnings.warn(f"tuned on {self.dataset}, compared on {config.dataset}", stacklevel=3)
         rest = [name for name in algorithms if name not in tuned]
@@ -104,7 +106,7 @@ class Tuned:
             ]
             twice = [*of_config, *(key for key in self.options[name] if key in given[name])]
             if twice:
-                raise UsageError(f"{twice[0]} of {name} was tuned, and is set as well: leave one out")
+                raise UsageError(f"{twice[0]} of {name} was tuned, and is set as well. Leave one out.")
         return (
             {name: self.settings[name] for name in tuned},
             {name: {**given[name], **self.options.get(name, {})} for name in algorithms},

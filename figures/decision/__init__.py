@@ -1,4 +1,4 @@
-"""How well ways of choosing the shared layers do, over many federations: what is compared, the runs, the regret."""
+"""Compare ways of choosing the shared layers over many federations, by their regret."""
 
 from figures.decision import beyond, noise, nulls, prior, privacy, regret, runs, studies
 

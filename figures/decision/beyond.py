@@ -67,8 +67,8 @@ class Forked(FedPer):
 class Soft(FedPer):
     """FedPer whose layers are shared in part: a client starts at own + w (server - own), a weight w for each layer.
 
-    ``weights``: from 0 (the layer stays with the client) to 1 (it is the server's), comma-separated, in the order of
-    the layers that train. With zeros and ones it is FedPer, bit for bit.
+    ``weights`` has a number for each layer that trains, separated by commas. 0 keeps the client's layer, 1 takes the
+    server's. With zeros and ones it is FedPer, bit for bit.
     """
 
     name = "soft"

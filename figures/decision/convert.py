@@ -56,7 +56,7 @@ ALLOWED = frozenset(
 
 
 def _build(reader: Any) -> None:
-    """Set an object's state, as pickle does, but never that of a class, which would change it for everybody."""
+    """Set an object's state as pickle does. The state of a class is refused: it would change for everybody."""
     if isinstance(reader.stack[-2], type):
         raise pickle.UnpicklingError("a pickled table must not change a class")
     pickle._Unpickler.dispatch[pickle.BUILD[0]](reader)

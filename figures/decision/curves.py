@@ -1,4 +1,4 @@
-"""Curves over layers held against those of nulls: what is gone, what is told apart, and what a metric knows by that.
+"""Compare curves over layers with those of nulls. Differences show the sources that a metric depends on.
 
 The quantities are those of :mod:`figures.decision.nulls`.
 """
@@ -42,7 +42,10 @@ def shapes(values: pd.DataFrame, log: bool) -> NDArray[np.float64]:
 
 
 def gone(curves: NDArray[np.float64]) -> float:
-    """The share of the variance of the first curve, of [1 + K, L], that the others do not have; NaN if it is flat."""
+    """Return the share of the first curve's variance that the others lack.
+
+    Curves are [1 + K, L]; a flat one gives NaN.
+    """
     real, draws = curves[0], curves[1:]
     size = float(real @ real)
     if curves.shape[1] < 2 or size == 0:
@@ -60,7 +63,7 @@ def _apart(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 def odd_one_out(curves: NDArray[np.float64]) -> bool:
-    """Whether the first curve is further from the mean of the others than any other is from the mean of its others."""
+    """Return whether the first curve is furthest from the mean of the others."""
     away = [((curve - np.delete(curves, k, axis=0).mean(axis=0)) ** 2).sum() for k, curve in enumerate(curves)]
     return bool(away[0] > max(away[1:]))
 
@@ -121,10 +124,10 @@ def _share(told: Sequence[bool]) -> Interval:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One line a metric and null: runs, the share told apart with its interval, what is gone, the same decision.
+    """Return one line for each metric and null, with the number of runs and the shares.
 
     ``verdict`` is True (knows), False (cannot know) or None (not shown); ``gone`` is the median over federations of
-    the mean over seeds, with the least and the greatest.
+    means over seeds. Its least and greatest value follow.
     """
     same = frame[frame["metric"] == SAME_DECISION]
     lines = []

@@ -55,7 +55,7 @@ class Family:
 
     @property
     def natural(self) -> bool:
-        """Whether the table names its clients."""
+        """Return whether the table names its clients."""
         return bool(self.client)
 
 

@@ -118,7 +118,7 @@ STUDY: dict[str, Finished] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What a stored run trains.
+    """Return the configuration that a stored run trains.
 
     Attributes:
         federation: its name in :data:`STUDY`.

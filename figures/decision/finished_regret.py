@@ -1,4 +1,4 @@
-"""What the tuned and finished study says: the regret of ways of choosing, with intervals over data families.
+"""Compute the regret of ways of choosing in the tuned and finished study, with intervals over data families.
 
 ``REGISTERED_FINISHED.md`` defines every number.
 """
@@ -126,8 +126,9 @@ def table(
 ) -> pd.DataFrame:
     """Return the regret of every way of choosing: one line each, in macro-F1 from 0 to 1.
 
-    ``regret``: mean over families, with ``low`` and ``high``; ``share``: of a random cut's. ``median``, ``above`` and
-    ``below`` count families against a random cut: above is worse. ``worst`` is the greatest regret of a federation.
+    ``regret`` is the mean over families, with ``low`` and ``high``. ``share`` divides it by a random cut's.
+    ``median``, ``above`` and ``below`` count families against a random cut: above is worse. ``worst`` is the greatest
+    regret of a federation.
 
     Args:
         among: which federations count.

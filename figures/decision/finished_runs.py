@@ -214,7 +214,7 @@ ITEM = Recipe(
 
 
 def planned(names: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
-    """Yield every (run, seed) of these federations, default all, in the order in which they are trained."""
+    """Yield every (run, seed) of these federations in the order of training. The default is all federations."""
     for quick in (True, False):
         for name in names or STUDY:
             each = STUDY[check_known("federation", name, STUDY)]

@@ -26,7 +26,7 @@ RANDOM, MEAN_OF_ALL = "random cut", "mean of all cuts"
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one kind of run in a federation, by seed, variant and rate [S, V, R]; NaN where a run diverged.
+    """Scores of one kind of run in a federation: [seeds, variants, rates]. A run that diverged is NaN.
 
     Attributes:
         validation, held_out: the mean over clients, weighted by training samples.

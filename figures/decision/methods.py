@@ -1,4 +1,4 @@
-"""What each way of choosing ends with in the stored runs, what it loses against the best cut, and its cost."""
+"""Compute the score of each way of choosing in the stored runs, its loss against the best cut, and its cost."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def race(
 def race_cost(
     arms: Sequence[str] | None = THREE, share: float = 0.6, seeds: int = 1, two_from: float | None = None
 ) -> Callable[[Run], float]:
-    """Of a race and the winner's completion, of all seeds that decide together."""
+    """Return the cost of a race and of completing its winner, for all seeds that decide together."""
 
     def cost(run: Run) -> float:
         config = FEDERATIONS[run.federation].config
@@ -272,7 +272,7 @@ def methods() -> tuple[Method, ...]:
 
 @dataclass(frozen=True)
 class Federated:
-    """Scores of one federation: methods [M, runs], cuts [C, runs], costs [M, runs]."""
+    """Scores of one federation: methods and their costs are [M, runs], cuts are [C, runs]."""
 
     name: str
     seeds: tuple[int, ...]
@@ -336,8 +336,8 @@ def ratios(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Each method's summed regret over the random cut's (the first method), and the ends of 95 % intervals.
 
-    The intervals are those of a percentile bootstrap that draws federations and, within each, runs; the best cut is
-    found anew in every draw.
+    The intervals come from a percentile bootstrap. It draws federations and then runs in each. Every draw finds the
+    best cut again.
 
     Returns:
         ratios [M], their bounds [M, 2], and the bounds [M, 2] of the mean regret over federations.
@@ -365,7 +365,7 @@ def over_federations(values: Sequence[float] | NDArray[np.float64]) -> tuple[flo
 
 
 def summary(parts: Sequence[Federated], compared: Sequence[Method]) -> pd.DataFrame:
-    """One line a method: cost, mean regrets, ratio to the random cut's with its interval, worst federation."""
+    """Return one line a method with its cost and mean regrets. The ratio is to a random cut's regret."""
     regrets = np.stack([part.regrets() for part in parts])  # [federations, M]
     crossed = np.stack([part.crossfitted() for part in parts])
     ratio, bounds, around = ratios(parts)

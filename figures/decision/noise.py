@@ -1,4 +1,4 @@
-"""Where nothing is to be decided: races on noise and on permuted labels, and whether they say so."""
+"""Race on noise and on permuted labels, and count the races that find no difference."""
 
 from __future__ import annotations
 

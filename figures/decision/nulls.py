@@ -139,7 +139,7 @@ def combined(table: pd.DataFrame, metric: str, variant: str) -> dict[str, tuple[
 
 
 def _decisions(report: Report, metrics: Sequence[str], named: Mapping[str, Any]) -> list[rows.Row]:
-    """Of each metric whose rule decides: the share of a null's draws that give the same plan."""
+    """Return the share of a null's draws that give the same plan, for each metric whose rule decides."""
     lines = []
     for metric in metrics:
         try:
@@ -220,7 +220,7 @@ def _verdicts(table: pd.DataFrame, metric: str) -> dict[str, bool | None]:
 
 
 def in_words(verdicts: Mapping[str, bool | None]) -> str:
-    """What a metric knows, from its verdicts by null.
+    """Describe the sources that a metric depends on, from its verdicts by null.
 
     >>> in_words({"labels": True, "clients": None, "fresh": True})
     'knows the labels and training'

@@ -55,13 +55,14 @@ Matrix = NDArray[np.float64]
 
 
 def descriptors(task: runner.Task) -> dict[str, float]:
-    """What is known of a federation before training, from training and validation samples.
+    """Describe a federation before training, from its training and validation samples.
 
-    ``label_skew``: mean total variation between a client's shares of classes and everybody's, 0 to 1.
-    ``input_shift``: root mean square, over projected inputs, of a client's mean minus everybody's, less what samples of
-    this number vary by, in deviations; ``input_shift_within_class`` the same after each class's mean is taken away.
-    ``own_probe``, ``pooled_probe``: balanced accuracy, on validation samples, of a linear classifier of the projected
-    inputs fitted to the client's training samples, or to everybody's; ``probe_gain`` is the second minus the first.
+    ``label_skew``: mean total variation between a client's class shares and those of all clients (0 to 1).
+    ``input_shift``: distance of a client's mean input from the mean of all, in standard deviations. It is a root mean
+    square over projected inputs, corrected for sampling. ``input_shift_within_class`` removes the mean of each class
+    first. ``own_probe`` is the balanced accuracy of a linear classifier on validation samples. It is fitted to the
+    client's projected training samples, and ``pooled_probe`` to those of all clients. ``probe_gain`` is the second
+    minus the first.
     """
     clients = task.data.clients
     projected = [_projected(client.train, task) for client in clients]
@@ -113,7 +114,7 @@ def _projected(split: Split, task: runner.Task) -> Matrix:
 
 
 def _shift(parts: Sequence[Matrix]) -> float:
-    """How far clients' means lie from everybody's beyond what means of so many samples vary by, in deviations."""
+    """Return the distance of clients' means from the mean of all, beyond sampling noise, in standard deviations."""
     everyone = np.concatenate(parts)
     mean, variance = everyone.mean(axis=0), everyone.var(axis=0).mean() + 1e-12
     squares = [((part.mean(axis=0) - mean) ** 2).mean() - variance / len(part) for part in parts]
@@ -159,7 +160,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def predicted(table: pd.DataFrame, parts: Sequence[Federated], left_out: str) -> pd.Series:
-    """What each arm is expected to score above the arms' mean, by ridge regression over all other federations.
+    """Predict each arm's score above the arms' mean by ridge regression over all other federations.
 
     Args:
         table: descriptors [federation, name].

@@ -1,4 +1,4 @@
-"""What noise for privacy does to the choice of shared layers: the race, and a rule, over sites that add it."""
+"""Measure the effect of privacy noise on the choice of shared layers, by the race and by a rule."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def trained_layers(about: Mapping[str, Any]) -> int:
-    """How many layers train, by the record of a run."""
+    """Count the layers that train, by the record of a run."""
     return len(LayerPlan(tuple(layer_from_json(layer) for layer in about["layers"]), ()).trainable)
 
 
@@ -188,7 +188,7 @@ def _would_decide(line: Any) -> str:
 
 
 def best_of_seen(tables: Mapping[str, pd.DataFrame]) -> str:
-    """What the rule registered first picks: the smallest ratio on the federations with which races were developed."""
+    """Return the method that the first registered rule picks: the least ratio on the development federations."""
     seen = tables["seen"].iloc[1:]
     return str(seen.loc[seen["ratio"].idxmin(), "method"])
 

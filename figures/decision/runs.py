@@ -83,7 +83,7 @@ class Scores:
         return Split(torch.cat([client.test.x, more.x]), torch.cat([client.test.y, more.y]))
 
     def rows(self, kind: str, variant: str, models: Mapping[int, Tree], **columns: Any) -> list[rows.Row]:
-        """The mean over clients, weighted by training samples, of each score on each split, and the worst client's."""
+        """Return each score on each split: its mean over clients by training samples, and the worst client's."""
         lines = []
         weights = [self.task.data.weights[number] for number in models]
         for split in ("validation", HELD_OUT):

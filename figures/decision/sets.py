@@ -31,7 +31,9 @@ VIT = {"depth": 4, "width": 64, "heads": 4, "patch": 4}
     note="chosen for this study",
 )
 def tweets_table(data_root: Location | None) -> Source:
-    """Tweets to six airlines as a table: is a tweet positive, as 16 % are, by 32 latent components of its words.
+    """Tweets to six airlines as a table of 32 latent components of their words.
+
+    The label is whether a tweet is positive (16 %).
 
     The components (truncated singular vectors of the words' frequencies) are fitted to all texts without labels.
     """
@@ -58,7 +60,7 @@ DIRECTIONS = ("upright", "left", "down", "right")
 
 
 def _turned(name: str, data_root: Location | None) -> Source:
-    """A dataset of square images whose four clients see it turned by 0, 90, 180 and 270 degrees, a quarter each."""
+    """Return a dataset of square images with four clients. Each sees a quarter, turned by 0, 90, 180 or 270 degrees."""
     plain = open_named(name, data_root=data_root)
     owner = np.random.default_rng(0).permutation(len(plain.y)) % len(DIRECTIONS)
     turned = np.array(plain.x)

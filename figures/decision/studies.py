@@ -63,7 +63,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def said(found: Outcome) -> list[rows.Row]:
-    """What a study says, as rows: the lead's words, which arm won how many races, and what the choice gains."""
+    """Return a study's result as rows: the words of its lead, the races that each arm won, and the gains."""
     assert found.choice is not None
     codes = found.lead.codes
     words = " ".join([found.lead.head, *found.lead.answers])
@@ -82,7 +82,7 @@ def said(found: Outcome) -> list[rows.Row]:
 
 
 def known(frame: pd.DataFrame, federation: str, won: Mapping[str, float]) -> dict[str, Difference]:
-    """What the winners of the races gain in the runs of every cut, by what they are held against.
+    """Return the gains of the races' winners in the runs of every cut, for each arm that they are compared with.
 
     Args:
         frame: rows of :mod:`figures.decision.runs`, whose held-out samples no choice saw.
@@ -111,7 +111,10 @@ def answered(part: pd.DataFrame) -> dict[str, str]:
 
 
 def borne_out(sign: str, gap: Difference) -> bool | None:
-    """Whether a study's sign is that of the runs of every cut; None where either finds no significant difference."""
+    """Return whether a study's sign is that in the runs of every cut.
+
+    No significant difference in either gives None.
+    """
     if sign not in ("higher", "lower") or gap.above is None:
         return None
     return gap.above == (sign == "higher")

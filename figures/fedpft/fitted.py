@@ -1,4 +1,4 @@
-"""FedPFT's Tables 1, 4, 5, 7 and 8 on CIFAR-10: accuracy, and what a classifier fitted to the features adds to it."""
+"""FedPFT's Tables 1, 4, 5, 7 and 8 on CIFAR-10: accuracy, and the gain of fitted classifiers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Table:
 
 
 def called(method: str) -> str:
-    """What a method is called in pictures."""
+    """Return a method's name in pictures."""
     return TITLES.get(method) or title(method)
 
 
@@ -207,7 +207,7 @@ def far(frame: pd.DataFrame, table: Table | None = None) -> str:
 
 
 def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
-    """A caption's words on the federation, its training, and the seeds of what is drawn, lines x seeds."""
+    """Describe the federation, its training and the seeds for a caption. The drawn numbers are lines x seeds."""
     drawn = [str(line) for line, _ in values.index if line in header["runs"]]
     config = header["runs"][(drawn or list(header["runs"]))[0]]["config"]
     counts = values.notna().sum(axis=1)
@@ -221,7 +221,7 @@ def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
 
 
 def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
-    """What the paper says of the table."""
+    """Return the paper's claims on the table as findings."""
     if table.place == "Table 1":
         return [
             above(values, "a new classifier is more accurate than FedAvg's own",

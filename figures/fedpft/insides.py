@@ -52,7 +52,7 @@ QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
 
 
 def compares(config: RunConfig) -> bool:
-    """Whether a run's algorithm is FedPFT with its second, contrastive task."""
+    """Return whether a run's algorithm is FedPFT with its second, contrastive task."""
     return config.algorithm == "fedpft" and bool(config.options.get("contrast", True))
 
 
@@ -121,7 +121,7 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Record personalised accuracy, class counts, features of all clients' test samples, and attention weights."""
+    """Record personalised accuracy and class counts. Also record attention weights and the features of test samples."""
     engine, frame = trained(task)
     accuracy = tested(frame)
     final = accuracy[accuracy["round"] == task.config.rounds]

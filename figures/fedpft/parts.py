@@ -1,4 +1,4 @@
-"""What FedPFT's parts and settings do: its ablation (Table 3), and accuracy by prompts and epochs (Figs. 7 to 9)."""
+"""FedPFT's parts and settings: its ablation (Table 3) and accuracy by prompts and epochs (Figs. 7 to 9)."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
 
 
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
-    """What the paper says of a sweep: prompts matter little on CIFAR-10, and epochs have a best number between."""
+    """Return the paper's claims on a sweep. Prompts matter little on CIFAR-10; epochs have a best number between."""
     usual = (OURS, ORIGIN)
     gaps = {
         value: difference(values, usual, (sweep.run(value), ORIGIN)) for value in sweep.values if value != sweep.usual

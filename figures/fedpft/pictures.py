@@ -146,7 +146,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A row per run, means over its seeds, with the published accuracy; and silhouettes by class, runs x seeds."""
+    """Return a row for each run with its means over seeds and the published accuracy. Silhouettes are runs x seeds."""
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     accuracy = scores(frame)
     known = items.published_table("fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10")["accuracy"]

@@ -69,7 +69,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
-    """Both losses and the personal models' accuracy by round, (run, quantity, round) x seeds."""
+    """Return both losses and the personal models' accuracy by round.
+
+    Lines are (run, quantity, round), columns seeds.
+    """
     scored = (frame["metric"] == "accuracy") & (frame["model"] == "personal")
     kept = frame[scored | (frame["metric"] == "train_loss")]
     quantity = kept["variant"].where(kept["metric"] == "train_loss", ACCURACY)
@@ -121,7 +124,7 @@ def ends(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
-    """What the paper says of its Fig. 5, each after as many rounds of a task (appendix E)."""
+    """Return the paper's claims on its Fig. 5, each after equally many rounds of a task (appendix E)."""
     final, stage = ends(values), _stage(header)
     learned = values.drop(TWO, level="run", errors="ignore") if stage is None else values[_trains(values, stage)]
     losses = learned.groupby(["run", "quantity"], sort=False).tail(1).droplevel("round")
@@ -143,7 +146,7 @@ def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
 
 
 def _trains(values: pd.DataFrame, stage: int) -> pd.Series:
-    """Whether a loss is of training: the contrastive one of the second stage is only looked at."""
+    """Return whether a loss is of training: the contrastive one of the second stage is only looked at."""
     run, kind, done = (values.index.get_level_values(name) for name in ("run", "quantity", "round"))
     return pd.Series(~((run == TWO) & (kind == CONTRAST) & (done > stage)), index=values.index)
 

@@ -81,7 +81,7 @@ class Run:
 
     @property
     def agrees(self) -> bool:
-        """Whether nobody held more blocks than the rows say."""
+        """Return whether nobody held more blocks than the rows say."""
         most = pd.Series(self.held.sum(axis=2).max(axis=0), index=self.names)
         return bool((most == self.stored).all())
 
@@ -105,7 +105,7 @@ def _grid(ax: Axes, held: np.ndarray, names: Sequence[str], heading: str) -> Non
 
 
 def _holders(held: np.ndarray) -> np.ndarray:
-    """How many clients have each block, rounds x blocks."""
+    """Count the clients that have each block, rounds x blocks."""
     return np.asarray(held.sum(axis=1))
 
 
@@ -115,7 +115,7 @@ def _where(run: Run) -> str:
 
 
 def _rows(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Every block that a client held: run, round from 1 on, client, block from 1 on."""
+    """Return every block that a client held. Rounds and blocks count from 1."""
     parts = []
     for name, run in runs.items():
         index, client, block = np.nonzero(run.held)
@@ -172,7 +172,7 @@ def _draw_submodels(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _partial(run: Run) -> np.ndarray:
-    """What those held who cannot hold every block: of the others nothing is random."""
+    """Return the blocks of clients that cannot hold every block. The others hold all, without chance."""
     return run.held[:, ~run.held.all(axis=(0, 2))]
 
 

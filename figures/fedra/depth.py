@@ -59,8 +59,8 @@ PACS = RunConfig(
 def recipes() -> dict[str, RunConfig]:
     """The pretraining, the algorithms at unequal depth, and FedRA with equally many blocks for everyone.
 
-    InclusiveFL and DepthFL also run ``plain``, nearer to what FedRA compares with: without momentum distillation; by
-    the last head alone, with clients weighted by samples.
+    InclusiveFL and DepthFL also run ``plain``, nearer to FedRA's comparison. InclusiveFL then has no momentum
+    distillation. DepthFL predicts by its last head and weights clients by samples.
     """
     limited = {"depths": DEPTHS}
 
@@ -99,8 +99,8 @@ TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 def doubled(model: Tree, classes: int) -> Tree:
     """A transformer's weights adapted to images of twice the side, with a new last layer of zeros.
 
-    The patches' kernel is stretched to twice its side and divided by 4, so that patches of a large image give what
-    patches of its 2 x 2 means give.
+    The patches' kernel is stretched to twice its side and divided by 4. Patches of a large image then equal those of
+    its 2 x 2 means.
     """
     kernel = model["patch_embed.proj.weight"]
     large = kernel.repeat_interleave(2, dim=-1).repeat_interleave(2, dim=-2) / 4

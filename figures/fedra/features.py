@@ -151,7 +151,7 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
 
 
 def _finding(by_class: pd.DataFrame) -> Finding:
-    """Whether FedRA's features set classes further apart than those of the methods for unequal clients."""
+    """Return whether FedRA's features set classes further apart than those of the methods for unequal clients."""
     gaps = {other: difference(by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
     found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
     return Finding(

@@ -1,4 +1,4 @@
-"""FedRA's Tables 2, 4 and 6 on PACS: labels that differ too, depths that change, adapters in other places."""
+"""FedRA's Tables 2, 4 and 6 on PACS. They change labels, depths or the places of adapters."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _here(ax: Axes, means: pd.DataFrame, before: pd.DataFrame, table: Table) -> 
 
 
 def _learns(means: pd.DataFrame, before: pd.DataFrame) -> Finding:
-    """Whether FedRA ends above its start, in every setting."""
+    """Return whether FedRA ends above its start, in every setting."""
     own = [run for run in means.index if run.endswith(".fedra")]
     both = pd.concat({"end": means, "start": before})
     gaps = {run: difference(both.xs(run, level=1), "end", "start") for run in own}
@@ -248,7 +248,7 @@ def _learns(means: pd.DataFrame, before: pd.DataFrame) -> Finding:
 
 
 def _only_the_head(means: pd.DataFrame) -> Finding:
-    """What Tables 2 to 6 show here: FedRA's accuracy seed by seed, wherever its adapters sit."""
+    """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
     own = means.loc[[run for run in means.index if run.endswith(".fedra")]].dropna(axis=1)
     apart = 100 * float((own.max() - own.min()).max()) if len(own) > 1 and own.shape[1] else float("nan")
     return Finding(

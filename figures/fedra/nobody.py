@@ -241,7 +241,7 @@ def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], lis
 
 
 def without_client(frame: pd.DataFrame, method: str) -> pd.Series:
-    """How many blocks no client had, by run, seed and round."""
+    """Count the blocks that no client had, by run, seed and round."""
     own = frame[(frame["metric"] == BLOCKS) & (frame["run"].str.partition(".")[2] == method)]
     held = own.assign(block=own["variant"].str.split(",")).explode("block")
     return VIT["depth"] - held.groupby(["run", "seed", "round"])["block"].nunique()

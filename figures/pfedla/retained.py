@@ -37,7 +37,7 @@ def own_weights(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_chosen(weights: pd.DataFrame) -> pd.Series:
-    """Whether no layer that a client gives away has more weight on itself than one that it keeps, by client, round."""
+    """Return whether kept layers have the most weight on their client, by client and round."""
 
     def holds(part: pd.DataFrame) -> bool:
         kept = part[RETAINED]

@@ -1,4 +1,4 @@
-"""What PLayer-FL's layer-wise figures suggest for each network, and whether measured curves confirm it."""
+"""Check measured curves against the claims of PLayer-FL's layer-wise figures, for each network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seed_by_seed(
 
 
 def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """Whether the medians are within the published ranges."""
+    """Return whether the medians are within the published ranges."""
     if printed["low"].isna().any():
         return []
     where = printed.attrs["where"].partition(",")[0]
@@ -77,12 +77,12 @@ def _far(curve: pd.Series) -> bool:
 
 
 def grows(curve: pd.Series) -> bool:
-    """Whether a curve grows from each layer to the next."""
+    """Return whether a curve grows from each layer to the next."""
     return bool((curve.diff().iloc[1:] > 0).all())
 
 
 def gradual(curve: pd.Series) -> bool:
-    """Whether no single step of a curve makes more than half of its rise."""
+    """Return whether no single step of a curve makes more than half of its rise."""
     return bool(curve.diff().iloc[1:].max() <= (curve.max() - curve.min()) / 2)
 
 
@@ -135,5 +135,5 @@ def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFram
 
 
 def breaks(curve: pd.Series, last_conv: str) -> bool:
-    """Whether a curve of S is flat up to the last convolution and grows at fc1."""
+    """Return whether a curve of S is flat up to the last convolution and grows at fc1."""
     return bool(curve[last_conv] < FLAT < curve["fc1"] / curve[last_conv])

@@ -1,8 +1,8 @@
 """PLayer-FL's networks, layer by layer, after one epoch and at the end: the study behind its Figs. 1-4 and A.1-A.10.
 
-A run is a dataset at one of three moments. ``first`` is after one local epoch from the common start, which training
-alone and federated training share; ``independent`` and ``federated`` are the last round's locally trained models,
-before any averaging. All train as the figures' models did: plain cross-entropy and AdamW with a decay of 0.01.
+A run is a dataset at one of three moments. ``first`` is after one local epoch from the common start, which both kinds
+of training share. ``independent`` and ``federated`` are the last round's locally trained models before averaging. All
+train as the figures' models did: plain cross-entropy and AdamW with a decay of 0.01.
 
 EMNIST's 62 classes and MIMIC-III cannot be had; tweets to six airlines stand for the texts.
 """
@@ -59,7 +59,7 @@ class Network:
 
     @property
     def apart(self) -> str:
-        """Why its measurements are not comparable with the paper's; empty where they are."""
+        """Return the reason why measurements are not comparable with the paper's, or an empty text."""
         return self.unlike or self.few
 
     def at(self, header: Mapping[str, Any]) -> Network:

@@ -66,7 +66,10 @@ def both_ways_round() -> pd.DataFrame:
 
 
 def choices(frame: pd.DataFrame, dataset: str) -> Curves:
-    """One network's curves after one epoch by each choice, layers x (seed, client), relative to the first layer."""
+    """Return one network's curves after one epoch by each choice, relative to the first layer.
+
+    They are layers x (seed, client).
+    """
     own = frame[frame["run"] == run_of(dataset, FIRST)]
     if own.empty:
         return {}

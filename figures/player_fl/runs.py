@@ -129,7 +129,7 @@ def apart(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tuned_alike(header: Mapping[str, Any]) -> bool:
-    """Whether every method of the stored rows has a learning rate that was sought as the others' were."""
+    """Return whether every method of the stored rows has a learning rate that was sought as the others' were."""
     return header.get("item") == TUNED
 
 

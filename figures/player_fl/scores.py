@@ -1,4 +1,4 @@
-"""The numbers of PLayer-FL's tables: scores, fairness and incentive by dataset, method and seed, in two readings."""
+"""The numbers of PLayer-FL's tables in two readings: scores, fairness and incentive by dataset, method and seed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ class Table:
 
     @property
     def factor(self) -> float:
-        """The factor to the printed unit: 100 for scores and incentive, in percent, and 1 for fairness, a variance."""
+        """Return the factor to the printed unit.
+
+        It is 100 for scores and incentive (percent), 1 for fairness (a variance).
+        """
         return 1.0 if self.kind == FAIRNESS else 100.0
 
     @property
@@ -113,7 +116,7 @@ class Table:
 
 
 def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
-    """Every client's test scores in a reading: dataset, method, seed, client, metric, value, n_train."""
+    """Return every client's test scores in a reading."""
     scored = frame[frame["metric"].isin(list(SCORES))]
     if reading.trained:
         scored = scored[scored["model"] == "local"]
@@ -129,7 +132,10 @@ def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
 
 
 def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """The table's quantity, in its printed unit: dataset, method, seed, value; incentive needs both baselines."""
+    """Return the table's quantity in its printed unit, one row a dataset, method and seed.
+
+    Incentive needs both baselines.
+    """
     own = scored[scored["metric"] == table.metric]
     lines = []
     for (dataset, seed), part in own.groupby(["dataset", "seed"], sort=False):
@@ -171,7 +177,7 @@ class Cells:
 
     @property
     def enough(self) -> bool:
-        """Whether every ranked cell has enough seeds for an order."""
+        """Return whether every ranked cell has enough seeds for an order."""
         ranked = self.cells[self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")]
         return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
 
@@ -194,7 +200,7 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
 
 
 def lines(result: Cells) -> list[dict[str, Any]]:
-    """A table's rows, published beside measured: every cell, mean rank, test and post-hoc p in one reading."""
+    """Return a table's rows in one reading, published next to measured. They hold cells, mean ranks and p values."""
     table, reading, ranking = result.table, result.reading, result.ranking
     value, spread = table.printed(), table.printed("spread") if table.kind == SCORE else None
     shown = [name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE]

@@ -1,4 +1,4 @@
-"""PLayer-FL's Tables A.1, A.3 and A.4: data sets, learning rates, and how rates were sought, beside those here."""
+"""PLayer-FL's Tables A.1, A.3 and A.4 next to this project's: data sets, learning rates and their search."""
 
 from __future__ import annotations
 

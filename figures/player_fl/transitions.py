@@ -89,7 +89,7 @@ class Decisions:
         return str(row.idxmax()), int(row.max())
 
     def apart(self, layer: str) -> int | None:
-        """By how many layers a decision is later than Table A.2's; None without a decision."""
+        """Count the layers by which a decision is later than Table A.2's, or return None without a decision."""
         return self.layers.index(layer) - self.layers.index(self.lists[PRINTED]) if layer in self.layers else None
 
 
@@ -239,7 +239,7 @@ def thresholds() -> pd.DataFrame:
 
 
 def _printed() -> Finding:
-    """Whether the paper's own curves have a threshold that gives its own list."""
+    """Return whether the paper's own curves have a threshold that gives its own list."""
     limits = thresholds()
     titles = {case.printed: case.title for case in CASES.values() if case.printed not in STAND_IN}
     least, most = limits["high"].idxmin(), limits["low"].idxmax()
@@ -262,7 +262,7 @@ def stable(each: Decisions, thresholds: Sequence[float] = select.THRESHOLDS) -> 
 
 
 def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
-    """Whether the transition point remains stable, on every dataset of the paper's that is comparable."""
+    """Return whether the transition point remains stable, on every dataset of the paper's that is comparable."""
     near = [each for each in decided if each.dataset not in STAND_IN and each.dataset not in far]
     counts = {CASES[each.dataset].title: (stable(each), each.seeds) for each in near}
     first, *_, last = select.THRESHOLDS
@@ -276,7 +276,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
 
 
 def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What thresholds decide here.
+    """Return the findings on the decisions by thresholds.
 
     Args:
         far: reasons why a dataset is not comparable with the paper's.

@@ -1,7 +1,7 @@
 """PLayer-FL's Figs. 1-4 and A.1-A.10, drawn from the study of its networks' layers.
 
-Each figure has two rows. The upper one is the default's definition, the lower one the computation that the published
-picture rests on, with the published ranges where they were read off. What differs between the two is said in
+Each figure has two rows. The upper one is the default's definition. The lower one is the computation behind the
+published picture, with the published ranges that were read off. What differs between the two is said in
 ``player_fl_what_figures_rest_on.md``.
 """
 

@@ -116,7 +116,7 @@ def _tuned(header: Mapping[str, Any]) -> str:
 
 
 def spreads(result: Cells) -> str:
-    """What the ends of the medians' intervals are, by the number of seeds behind them."""
+    """Describe the ends of the medians' intervals, by the number of seeds."""
     few = result.cells["n"] < RANGE_BELOW
     if few.all():
         return "the range of the seeds"
@@ -200,7 +200,7 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
 
 
 def _mixed(result: Cells, far: Mapping[str, str]) -> str:
-    """Why ranks over datasets are not comparable: most of those ranked are not; empty otherwise."""
+    """Return the reason why ranks over datasets are not comparable, or an empty text."""
     ranked = list(result.ranking.blocks.columns)
     among = [CASES[name].title for name in ranked if name in far]
     return f"{', '.join(among)} among the {len(ranked)} datasets" if len(among) > len(ranked) / 2 else ""

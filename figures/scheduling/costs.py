@@ -95,7 +95,7 @@ def by_round(frame: pd.DataFrame, rounds: int) -> pd.DataFrame:
 
 
 def costs(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> pd.DataFrame:
-    """Costs of one dataset's network in columns run (the algorithm), round, naive, flops and moved."""
+    """Return the costs of one dataset's network. The column run names the algorithm."""
     parts = []
     for name in ALGORITHMS:
         run = f"{dataset}.{name}"

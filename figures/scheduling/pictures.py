@@ -1,4 +1,4 @@
-"""Layer scheduling's pictures: classes by client (Fig. 2), accuracy by round (3, 4), and client by client (5, 6)."""
+"""Layer scheduling's pictures: classes by client (Fig. 2), accuracy by round (3 and 4) and by client (5 and 6)."""
 
 from __future__ import annotations
 

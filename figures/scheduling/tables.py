@@ -150,13 +150,13 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _title(part: pd.DataFrame) -> str:
-    """What a panel's runs were trained on, and whose place it takes."""
+    """Name the dataset of a panel's runs, and the one that it replaces."""
     shown = names.dataset(str(part["trained_on"].iloc[0]))
     return shown if _same_data(part) else f"{shown}\nin the place of {NAMES[str(part['dataset'].iloc[0])]}"
 
 
 def _same_data(part: pd.DataFrame) -> bool:
-    """Whether runs were trained on the dataset that the paper names, whatever its resolution."""
+    """Return whether runs were trained on the dataset that the paper names, whatever its resolution."""
     return str(part["trained_on"].iloc[0]).startswith(str(part["dataset"].iloc[0]))
 
 

@@ -121,7 +121,7 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
                 output = first_tensor(model(x))
             book(work.forward_flops, ledger.last)
             if output is None:
-                raise UsageError(f"{type(model).__name__} puts out no tensor")
+                raise UsageError(f"{type(model).__name__} must return a tensor; got none.")
             if output.requires_grad and output.grad_fn is not None:
                 current = ledger.last
 

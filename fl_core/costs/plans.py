@@ -65,11 +65,11 @@ def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[s
         return {name: dict(own) for name, own in costs.items()}
     rows = costs[(costs["metric"] == "layer_cost") & costs["value"].notna()]
     if rows.empty:
-        raise UsageError("the rows hold no layer_cost; measure it first")
+        raise UsageError("The rows hold no layer_cost. Measure it first.")
     rows = rows.drop_duplicates(["layer", "variant", "value"])
     twice = rows[rows.duplicated(["layer", "variant"])]
     if len(twice):
-        raise UsageError(f"the rows hold two costs of layer {twice['layer'].iloc[0]!r}; keep those of one model")
+        raise UsageError(f"The rows hold two costs of layer {twice['layer'].iloc[0]!r}. Keep those of one model.")
     table: dict[str, dict[str, float]] = {}
     for layer, variant, value in zip(rows["layer"], rows["variant"], rows["value"], strict=True):
         table.setdefault(layer, {})[variant] = float(value)

@@ -134,11 +134,11 @@ def test_every_peer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_side_that_differs_or_fails_stops_the_run() -> None:
     with remote({"faulty": faulty}, SHARED) as sides:
         torch.testing.assert_close(sides["faulty"].weights(), [torch.tensor([4.0, 4.0])])
-        with pytest.raises(RunError, match="a turn has 12 steps, faulty took 11"):
+        with pytest.raises(RunError, match=r"12 .*faulty .*11"):
             sides["faulty"].turn()
-        with pytest.raises(RunError, match=r"faulty failed(.|\n)*pop from empty list"):
+        with pytest.raises(RunError, match=r"faulty (.|\n)*pop from empty"):
             sides["faulty"].turn()
-        with pytest.raises(RunError, match="the process of faulty has ended"):
+        with pytest.raises(RunError, match=r"faulty .*ended"):
             sides["faulty"].turn()
 
 
@@ -146,11 +146,11 @@ def test_a_side_that_differs_or_fails_stops_the_run() -> None:
     ("change", "why"),
     [
         ({"samples": 9}, "whole batches"),
-        ({"config": replace(SGD, optimizer="adam")}, "unknown optimizer 'adam'"),
+        ({"config": replace(SGD, optimizer="adam")}, "optimizer 'adam'"),
         ({"config": replace(SGD, momentum=0.9)}, "neither momentum"),
         ({"config": replace(SGD, weight_decay=0.1)}, "neither momentum"),
         ({"config": replace(SGD, epochs=2)}, "one epoch"),
-        ({"config": replace(SGD, lr=None)}, "no learning rate"),
+        ({"config": replace(SGD, lr=None)}, "learning rate"),
     ],
 )
 def test_jobs_that_a_side_would_run_otherwise_are_refused(change: dict, why: str) -> None:
@@ -221,9 +221,9 @@ def test_a_failure_is_one_line_without_a_traceback(
 def test_a_path_has_to_be_a_checkout(tmp_path: Path) -> None:
     from benchmarks.__main__ import main  # which imports the other benchmarks
 
-    with pytest.raises(UsageError, match="no checkout of PFLlib"):
+    with pytest.raises(UsageError, match=r"checkout .*PFLlib"):
         peers.sources(tmp_path)
-    with pytest.raises(UsageError, match="for the benchmark peers"):
+    with pytest.raises(UsageError, match="peers"):
         main(("j1",), pflib=tmp_path)
     servers = tmp_path / "system" / "flcore" / "servers"
     servers.mkdir(parents=True)

@@ -152,7 +152,7 @@ def test_retained_layers_are_drawn_alike() -> None:
     ax: Any = plots.unfreezing(retained(), metric="retained")
     np.testing.assert_allclose(matrix(ax), retained()["value"].to_numpy().reshape(3, 3, 4).mean(axis=1).T)
     assert "keep" in ax.figure.axes[-1].get_ylabel()
-    with pytest.raises(UsageError, match="did you mean 'retained'"):
+    with pytest.raises(UsageError, match="mean 'retained'"):
         plots.unfreezing(retained(), metric="retaind")
 
 
@@ -174,7 +174,7 @@ def test_rows_without_the_metric_are_refused(name: str) -> None:
     others = next(rows() for other, rows in ROWS.items() if other != metric)
     with pytest.raises(UsageError, match=metric):
         DRAW[name](others)
-    with pytest.raises(UsageError, match="there are no rows"):
+    with pytest.raises(UsageError, match="no rows"):
         DRAW[name](schema.frame([]))
 
 
@@ -183,36 +183,36 @@ def test_rows_without_the_metric_are_refused(name: str) -> None:
 def test_values_that_are_no_shares_are_refused(name: str, value: float) -> None:
     frame = ROWS[METRIC[name]]()
     frame.loc[3, "value"] = value
-    with pytest.raises(UsageError, match=f"{value:g}.*between 0 and 1"):
+    with pytest.raises(UsageError, match=f"{value:g}.*between"):
         DRAW[name](frame)
 
 
 @pytest.mark.parametrize("name", DRAW)
 def test_rows_of_two_runs_are_refused(name: str) -> None:
     frame = ROWS[METRIC[name]]()
-    with pytest.raises(UsageError, match=r"filter the rows by seed \(0, 1\)"):
+    with pytest.raises(UsageError, match=r"seed \(0, 1\)"):
         DRAW[name](pd.concat([frame.assign(seed=0), frame.assign(seed=1)], ignore_index=True))
 
 
 @pytest.mark.parametrize("name", ["aggregation_weights", "prompt_attention", "allocation"])
 def test_an_unrecorded_round_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="of round 4; recorded: "):
+    with pytest.raises(UsageError, match="round 4"):
         DRAW[name](ROWS[METRIC[name]](), round=4)
 
 
 def test_unknown_clients_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown receiver 'nort': did you mean 'north'"):
+    with pytest.raises(UsageError, match=r"receiver 'nort'.*'north'"):
         plots.aggregation_history(mixing(), [("nort", "south")])
-    with pytest.raises(UsageError, match="unknown sender"):
+    with pytest.raises(UsageError, match="sender"):
         plots.aggregation_history(mixing(), [("north", "moon")])
     both = pd.concat([attention(), attention("south")], ignore_index=True)
-    with pytest.raises(UsageError, match="north, south: name the one"):
+    with pytest.raises(UsageError, match="north, south"):
         plots.prompt_attention(both)
     assert plots.prompt_attention(both, "south").get_title() == "south, round 3"
-    with pytest.raises(UsageError, match="unknown client"):
+    with pytest.raises(UsageError, match="client"):
         plots.prompt_attention(both, "moon")
     sets = pd.concat([attention().assign(layer=layer) for layer in ("prompts", "contrast")], ignore_index=True)
-    with pytest.raises(UsageError, match="prompts, contrast: name the one"):
+    with pytest.raises(UsageError, match="prompts, contrast"):
         plots.prompt_attention(sets)
     assert plots.prompt_attention(sets, layer="contrast").get_title() == "north, round 3, contrast"
     pictures = album(pd.concat([sets, sets.assign(client="south")], ignore_index=True))
@@ -222,7 +222,7 @@ def test_unknown_clients_are_refused() -> None:
 
 def test_weights_without_any_of_oneself_have_no_history() -> None:
     frame = mixing()
-    with pytest.raises(UsageError, match="no client's weight for itself"):
+    with pytest.raises(UsageError, match="itself"):
         plots.aggregation_history(frame[frame["client"] != frame["client_b"]])
 
 
@@ -235,7 +235,7 @@ def test_given_axes_are_filled_and_the_style_is_left(name: str) -> None:
     assert first(drawn) is given[0]
     assert first(drawn).figure is figure
     if many and name != "aggregation_history":
-        with pytest.raises(UsageError, match="panel; got 1"):
+        with pytest.raises(UsageError, match="got 1"):
             DRAW[name](ROWS[METRIC[name]](), axes=[given[0]])
     assert dict(mpl.rcParams) == before
 
@@ -245,7 +245,7 @@ def test_a_report_draws_them_on_a_figure_of_their_own(metric: str) -> None:
     report = Report(ROWS[metric](), {"layers": []})
     drawn: Any = report.plot(metric)
     assert np.isfinite(matrix(drawn)).all()
-    with pytest.raises(UsageError, match="leave the Axes out"):
+    with pytest.raises(UsageError, match="Axes"):
         report.plot(metric, drawn)
 
 

@@ -47,7 +47,7 @@ def test_every_forward_pass_starts_anew(net: Wired) -> None:
 def test_repeated_calls(net: Wired) -> None:
     net.eval()
     before = snapshot(net)
-    with pytest.raises(UsageError, match="'twice' is called more than once"), activations(net, ["twice"]):
+    with pytest.raises(UsageError, match=r"'twice'.*once"), activations(net, ["twice"]):
         net(X)
     assert snapshot(net) == before
     with activations(net, ["twice", "head"], allow_repeats=True) as recorded:
@@ -57,7 +57,7 @@ def test_repeated_calls(net: Wired) -> None:
 
 def test_hooks_are_removed_after_errors(net: Wired) -> None:
     before = snapshot(net)
-    with pytest.raises(UsageError, match="did you mean 'head'"), activations(net, ["conv", "haed"]):
+    with pytest.raises(UsageError, match="mean 'head'"), activations(net, ["conv", "haed"]):
         pass
     with pytest.raises(RuntimeError), activations(net, ["conv", "head"]):
         net.eval()(torch.randn(1, 9, 9))
@@ -68,7 +68,7 @@ def test_hooks_are_removed_after_errors(net: Wired) -> None:
 
 def test_an_output_without_a_tensor() -> None:
     model = Wired(lambda m, x: "nothing")
-    with pytest.raises(UsageError, match="no tensor but str"), activations(model, [""]):
+    with pytest.raises(UsageError, match="str"), activations(model, [""]):
         model(X)
 
 
@@ -97,17 +97,17 @@ NAN = torch.full_like(X, float("nan"))
     ("data", "message"),
     [
         ((X[:0], Y[:0]), "no samples"),
-        ((X, Y[:3]), "6 samples and 3 labels"),
-        ((NAN, Y), "the samples hold NaN"),
-        ((X, NAN[:, 0, 0]), "the labels hold NaN"),
-        ((X, [0, 1]), "not a pair"),
-        ([(X, Y), (NAN, Y)], "batch 1 of the loader: the samples hold NaN"),
-        ([(X, Y), (X[:0], Y[:0])], "batch 1 of the loader: no samples"),
-        ([(X, Y), (X, Y, Y)], "batch 1 of the loader: not a pair"),
-        ([X, Y, Y], "batch 0 of the loader: not a pair"),
+        ((X, Y[:3]), "6 .*3"),
+        ((NAN, Y), "data: the samples.*NaN"),
+        ((X, NAN[:, 0, 0]), "data: the labels.*NaN"),
+        ((X, [0, 1]), "pair"),
+        ([(X, Y), (NAN, Y)], "batch 1 .*NaN"),
+        ([(X, Y), (X[:0], Y[:0])], "batch 1 .*no samples"),
+        ([(X, Y), (X, Y, Y)], "batch 1 .*pair"),
+        ([X, Y, Y], "batch 0 .*pair"),
         ([], "no batches"),
-        (iter([(X, Y)]), "only once"),
-        (3, "got int"),
+        (iter([(X, Y)]), "once"),
+        (3, "int"),
     ],
 )
 def test_batches_refuses(data: object, message: str) -> None:
@@ -116,5 +116,5 @@ def test_batches_refuses(data: object, message: str) -> None:
 
 
 def test_batch_size_must_be_positive() -> None:
-    with pytest.raises(UsageError, match="a batch of 0"):
+    with pytest.raises(UsageError, match=r"batch.*0"):
         batches((X, Y), 0)

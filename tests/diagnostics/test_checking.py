@@ -36,36 +36,34 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "integers": (
         model(),
         {"north": (X, Y), "south": (X.long(), Y)},
-        r"samples of client 'south', int64 \[4\] each: module '0', a Linear, fails on int64 \[2, 4\]: .*; the samples "
-        r"are int64 and the model computes in float32: x\.float\(\) may be meant",
+        r"client 'south', int64 \[4\] .*'0', a Linear, .*int64 \[2, 4\].*float32: x\.float\(\)",
     ),
-    "booleans": (model(), (X > 0, Y), r"client 'client_0', bool \[4\] each: .* x\.float\(\) may be meant"),
+    "booleans": (model(), (X > 0, Y), r"'client_0', bool \[4\].*x\.float\(\)"),
     "too wide": (
         [model(), model()],
         [(X, Y), (torch.randn(9, 5), Y[:9])],
-        r"^Sequential cannot take the samples of client 'client_1', float32 \[5\] each: module '0', a Linear, fails on "
-        r"float32 \[2, 5\]: mat1 and mat2 shapes cannot be multiplied",
+        r"^Sequential .*'client_1', float32 \[5\] .*'0', a Linear, .*float32 \[2, 5\]: mat1",
     ),
     "a width amid": (
         nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(9, 3))),
         (X, Y),
-        r"module '1\.1', a Linear, fails on float32 \[2, 8\]",
+        r"'1\.1', a Linear.*\[2, 8\]",
     ),
     "a pair of arrays": (
         model(),
         (X.numpy(), Y.numpy()),
-        r"^x of client 'client_0' is a NumPy array; a pair of tensors is needed: \(torch\.as_tensor\(x\), ",
+        r"^x .*'client_0'.*torch\.as_tensor\(x\)",
     ),
-    "labels as an array": (model(), {"north": (X, Y.numpy())}, "^y of client 'north' is a NumPy array"),
-    "one array": (model(), {"north": X.numpy()}, "^data of client 'north' is a NumPy array"),
-    "a function": (model().forward, (X, Y), "^models must be torch modules; one of them is 'forward', a method$"),
-    "a function among models": ([model(), torch.relu], (X, Y), "one of them is 'relu', a builtin_function_or_method$"),
-    "a class": (nn.Linear, (X, Y), r"^models must be torch modules; Linear is a class: give Linear\(\.\.\.\)$"),
-    "a lazy module": (nn.Sequential(nn.LazyLinear(3)), (X, Y), "parameter '0.weight' of Sequential has no shape yet"),
+    "labels as an array": (model(), {"north": (X, Y.numpy())}, "^y .*'north'.*NumPy"),
+    "one array": (model(), {"north": X.numpy()}, "^data .*'north'.*NumPy"),
+    "a function": (model().forward, (X, Y), "'forward', a method"),
+    "a function among models": ([model(), torch.relu], (X, Y), "'relu', a builtin_function_or_method"),
+    "a class": (nn.Linear, (X, Y), r"Linear\(\.\.\.\)"),
+    "a lazy module": (nn.Sequential(nn.LazyLinear(3)), (X, Y), "'0.weight'.*shape"),
     "a reentrant checkpoint": (
         nn.Sequential(Block(reentrant=True), nn.Linear(8, 3)),
         (X, Y),
-        "^module '0' of Sequential recomputes activations by a reentrant checkpoint, .* pass use_reentrant=False",
+        "module '0' .*use_reentrant=False",
     ),
 }
 
@@ -103,7 +101,7 @@ def test_targets_and_outputs_of_numbers_are_one_a_sample(metric: str, n: int) ->
     y = x.sum(1)
     assert (diagnose(one, (x, y), [metric], loss="mse", progress=False).frame["status"] == "ok").all()
     for wrong, targets in ((one, y[:, None]), (model(), y), (model(), Y[:n])):
-        with pytest.raises(UsageError, match=r"outputs \[n, 1\] and targets \[n\]; these are"):
+        with pytest.raises(UsageError, match=r"\[n, 1\]"):
             diagnose(wrong, (x, targets), [metric], loss="mse", progress=False)
 
 

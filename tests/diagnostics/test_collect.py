@@ -82,14 +82,14 @@ def test_shares_are_the_eigenvalues_of_the_dense_block(spectrum: Any) -> None:
 def test_density_is_off_unless_asked_for() -> None:
     report = diagnose(network(), samples(), "hessian_spectrum", progress=False)
     assert not report.frame["variant"].str.startswith(AT).any()
-    with pytest.raises(UsageError, match="option density=50"):
+    with pytest.raises(UsageError, match="density=50"):
         plots.spectral_density(report.frame)
     assert list(album(report.frame)) == ["hessian_spectrum"]
 
 
 @pytest.mark.parametrize("steps", [1, -3])
 def test_density_of_too_few_steps_is_refused(steps: int) -> None:
-    with pytest.raises(UsageError, match="at least 2 are needed"):
+    with pytest.raises(UsageError, match="at least 2"):
         diagnose(
             network(), samples(), "hessian_spectrum", options={"hessian_spectrum": {"density": steps}}, progress=False
         )
@@ -121,7 +121,7 @@ def test_one_clients_density_is_its_nodes_smoothed(spectrum: Any) -> None:
     floor = 0.05 / 12 / (0.02 * np.ptp(nodes) * np.sqrt(2 * np.pi))  # a twentieth of one of the 12 eigenvalues
     np.testing.assert_array_equal(np.isnan(drawn), expected < floor)
     assert ax.get_ylabel() == "density"
-    with pytest.raises(UsageError, match="unknown client"):
+    with pytest.raises(UsageError, match="client"):
         plots.spectral_density(spectrum.frame, "moon")
     with pytest.raises(UsageError, match="above 0"):
         plots.spectral_density(spectrum.frame, width=0)
@@ -156,9 +156,9 @@ def test_costs_are_shares_from_input_to_output() -> None:
 
 def test_costs_of_two_models_are_refused() -> None:
     rows = [schema.row("layer_cost", v, layer="a", variant="bytes", seed=s) for s, v in enumerate((4.0, 8.0))]
-    with pytest.raises(UsageError, match="filter the rows by seed"):
+    with pytest.raises(UsageError, match="by seed"):
         plots.costs(schema.frame(rows))
-    with pytest.raises(UsageError, match="no cost above 0"):
+    with pytest.raises(UsageError, match="above 0"):
         plots.costs(schema.frame([schema.row("layer_cost", 0.0, layer="a", variant="bytes")]))
 
 
@@ -172,7 +172,7 @@ def test_every_metric_that_is_measured_is_in_the_album() -> None:
         assert draw().axes
         plt.close("all")
     assert set(album(frame, ["cka"])) == {"cka", "cka_matrices"}
-    with pytest.raises(UsageError, match="did you mean 'cka'"):
+    with pytest.raises(UsageError, match="mean 'cka'"):
         album(frame, ["ckaa"])
 
 
@@ -200,7 +200,7 @@ def test_a_runs_scores_are_curves_and_clients() -> None:
     with pytest.raises(UsageError, match="no rows"):
         album(schema.frame([]))
     whole = schema.frame([schema.row("silhouette", 0.3)])
-    with pytest.raises(UsageError, match="no picture of silhouette"):
+    with pytest.raises(UsageError, match="silhouette"):
         album(whole)
 
 
@@ -234,14 +234,14 @@ def test_from_the_command_line_to_a_density(here: Path, capsys: pytest.CaptureFi
 def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema.write(here / "rows.jsonl", {}, [schema.row("held", 1.0, client="a", layer="l", round=1)])
     before = sorted(here.iterdir())
-    assert "no rows file" in refused(capsys, "plot", "nothing.jsonl")
-    assert "did you mean 'held'" in refused(capsys, "plot", "rows.jsonl", "--metrics", "hel")
-    assert "is a file" in refused(capsys, "plot", "rows.jsonl", "--out", "rows.jsonl")
-    assert "from 20 to 1200" in refused(capsys, "plot", "rows.jsonl", "--dpi", "3")
+    assert "nothing.jsonl" in refused(capsys, "plot", "nothing.jsonl")
+    assert "mean 'held'" in refused(capsys, "plot", "rows.jsonl", "--metrics", "hel")
+    assert "which is a file" in refused(capsys, "plot", "rows.jsonl", "--out", "rows.jsonl")
+    assert "20 to 1200" in refused(capsys, "plot", "rows.jsonl", "--dpi", "3")
     spectrum = ("diagnose", "--dataset", "heart", "--metrics", "hessian_spectrum", "--option")
-    assert "did you mean 'density'" in refused(capsys, *spectrum, "hessian_spectrum.densiti=5")
-    assert "takes a value such as 0" in refused(capsys, *spectrum, "hessian_spectrum.density=many")
-    assert "unknown metric that is measured 'cka'" in refused(capsys, *spectrum, "cka.density=5")
+    assert "mean 'density'" in refused(capsys, *spectrum, "hessian_spectrum.densiti=5")
+    assert "such as 0" in refused(capsys, *spectrum, "hessian_spectrum.density=many")
+    assert "'cka'" in refused(capsys, *spectrum, "cka.density=5")
     assert "METRIC.density" in refused(capsys, *spectrum, "density=5")
     assert sorted(here.iterdir()) == before
 
@@ -249,16 +249,16 @@ def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureF
 def test_plot_draws_chosen_rows_and_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [schema.row("held", 1.0, client=client, layer="l", round=1, seed=seed) for seed in (0, 1) for client in "ab"]
     schema.write(here / "rows.jsonl", {}, rows)
-    assert "filter the rows by seed" in refused(capsys, "plot", "rows.jsonl")
+    assert "by seed" in refused(capsys, "plot", "rows.jsonl")
     assert not (here / "pictures").exists()
-    assert "unknown seed '2'" in refused(capsys, "plot", "rows.jsonl", "--where", "seed=2")
-    assert "did you mean 'seed'" in refused(capsys, "plot", "rows.jsonl", "--where", "sed=2")
+    assert "seed '2'" in refused(capsys, "plot", "rows.jsonl", "--where", "seed=2")
+    assert "mean 'seed'" in refused(capsys, "plot", "rows.jsonl", "--where", "sed=2")
     assert "COLUMN=VALUE" in refused(capsys, "plot", "rows.jsonl", "--where", "seed")
     main(["plot", "rows.jsonl", "--where", "seed=1", "client=a", "--dpi", "40"])
     assert [path.name for path in (here / "pictures").iterdir()] == ["allocation.png"]
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2"))
     LayerPlan(layers, ("fc1",), Evidence(rule="manual")).save(here / "plan.json")
-    assert "a plan is one picture" in refused(capsys, "plot", "plan.json", "--metrics", "cka")
+    assert "one picture" in refused(capsys, "plot", "plan.json", "--metrics", "cka")
     main(["plot", "plan.json", "--out", "plan", "--dpi", "40"])
     assert [path.name for path in (here / "plan").iterdir()] == ["plan.png"]
 
@@ -268,5 +268,5 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here: Path, capsys: pytest
     before = {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")}
     main(["plot", "run", "--metrics", "macro_f1", "--out", "drawn"])
     assert {path.name for path in (here / "drawn").iterdir()} == {"macro_f1.png", "macro_f1_clients.png"}
-    assert "is a run directory" in refused(capsys, "plot", "run", "--out", "run")
+    assert "run directory" in refused(capsys, "plot", "run", "--out", "run")
     assert {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")} == before

@@ -176,15 +176,15 @@ def test_a_plan_sends_its_body_and_saves_its_head() -> None:
 def test_costs_that_do_not_fit_a_plan_are_named() -> None:
     report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"], progress=False)
     plan = LayerPlan((Layer("other", ("w",)),), ())
-    with pytest.raises(UsageError, match="layer with costs 'other'"):
+    with pytest.raises(UsageError, match="'other'"):
         plan_cost(plan, report.frame)
-    with pytest.raises(UsageError, match="measure it first"):
+    with pytest.raises(UsageError, match="layer_cost"):
         plan_cost(plan, report.frame[report.frame["metric"] == "weight_magnitude"])
-    with pytest.raises(UsageError, match="lack bytes"):
+    with pytest.raises(UsageError, match="bytes"):
         plan_cost(plan, {"other": {"parameters": 1.0}})
     double = report.frame.copy()
     double.loc[len(double)] = {**double[double["variant"] == "bytes"].iloc[0].to_dict(), "value": 5.0}
-    with pytest.raises(UsageError, match="two costs of layer '0'"):
+    with pytest.raises(UsageError, match=r"two .*'0'"):
         plan_cost(LayerPlan.prefix(report.layers, 1), double)
 
 
@@ -206,7 +206,7 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
 
 
 def test_costs_of_a_plan_that_is_not_made_yet_are_refused() -> None:
-    with pytest.raises(UsageError, match="must have a plan"):
+    with pytest.raises(UsageError, match="a plan"):
         cost_steps(tasks("playerfl"))
 
 
@@ -226,7 +226,7 @@ def test_picture_of_steps_holds_every_round_and_the_sums() -> None:
     for bad, said in (
         (table.drop(columns="flops"), "flops"),
         (table.iloc[:0], "no rounds"),
-        (pd.concat([table, table]), "two costs of one round"),
+        (pd.concat([table, table]), "two .*round"),
     ):
         with pytest.raises(UsageError, match=said):
             plots.cost_steps(bad)

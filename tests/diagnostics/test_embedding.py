@@ -63,10 +63,10 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model() -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"layer": "1"}, "unknown layer '1'"),
-        ({"models": {"c": net()}}, "unknown client with data 'c'"),
-        ({"classes": ["p"]}, "1 names of classes, but there is a label 2"),
-        ({"at": "inside"}, "unknown side"),
+        ({"layer": "1"}, "layer '1'"),
+        ({"models": {"c": net()}}, "data 'c'"),
+        ({"classes": ["p"]}, "1 .*label 2"),
+        ({"at": "inside"}, "side"),
         ({"models": {}}, "no models"),
     ],
 )
@@ -101,10 +101,10 @@ def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
 def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:
     assert embed(parted(13), iterations=250).attrs["perplexity"] == 4
     assert embed(parted(120), iterations=250, perplexity=7).attrs["perplexity"] == 7
-    with pytest.raises(UsageError, match="3 samples; at least 4"):
+    with pytest.raises(UsageError, match=r"4.* 3"):
         embed(parted(3))
     flat = parted(12)
-    with pytest.raises(UsageError, match="do not vary"):
+    with pytest.raises(UsageError, match="vary"):
         embed(Pool(np.ones_like(flat.x), flat.classes, flat.clients, flat.sample))
     line = Pool(flat.x[:, :1], flat.classes, flat.clients, flat.sample)
     assert np.isfinite(embed(line, iterations=250)[["x", "y"]].to_numpy()).all()
@@ -148,7 +148,7 @@ def test_colour_is_class_marker_is_client_and_centres_are_large() -> None:
     }
     assert [name for name in keys if len(name) == 1] == ["p", "q", "r", "a", "b"]
     assert [keys[name].get_marker() for name in "ab"] == list(MARKERS[:2])
-    assert "60 samples, t-SNE, perplexity 19.7" in ax.get_xlabel()
+    assert "perplexity 19.7" in ax.get_xlabel()
     plt.close("all")
 
 
@@ -164,7 +164,7 @@ def test_panels_share_colours_and_markers_and_take_given_axes() -> None:
     _, own = plt.subplots(1, 3)
     assert plots.tsne_panels(frames, list(own)) == list(own[:2])
     assert not own[2].collections
-    with pytest.raises(UsageError, match="at least 2, one for each panel; got 1"):
+    with pytest.raises(UsageError, match=r"at least 2.*1"):
         plots.tsne_panels(frames, [own[0]])
     plt.close("all")
 
@@ -178,14 +178,14 @@ def test_many_classes_and_clients_are_still_told_or_said_to_be_alike() -> None:
     ax = plots.tsne(frame)
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert "and 5 more" in names
-    assert "14, drawn alike" in names
+    assert any(name.startswith("14,") for name in names)
     assert len(set(drawn(ax).values())) == 25
     assert names[1:4] == ["0", "1", "2"]
     ax.figure.canvas.draw()
     with pytest.raises(UsageError, match="no samples"):
         plots.tsne(frame[:0])
-    with pytest.raises(UsageError, match="unknown column of the frame 'client'"):
+    with pytest.raises(UsageError, match=r"column.*'client'"):
         plots.tsne(frame.drop(columns="client"))
-    with pytest.raises(UsageError, match="no features to draw"):
+    with pytest.raises(UsageError, match="no features"):
         plots.tsne_panels({})
     plt.close("all")

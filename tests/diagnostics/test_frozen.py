@@ -105,8 +105,8 @@ def test_a_budget_pays_for_frozen_layers_first_and_shares_them_wherever_they_are
         assert plan.why.status == "ok"
     plan = select(report, rule, budget=sums[0] - 1)
     assert plan.shared == ()
-    assert plan.why.status.startswith("not even the first layer fits into")
-    assert plan.why.status.endswith(f", beside the frozen {which}: nothing is shared")
+    assert plan.why.status.startswith("not even the first")
+    assert f" {which}: nothing" in plan.why.status
 
 
 def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> None:
@@ -168,8 +168,8 @@ def biased() -> Wired:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (biased(), "layer 'fc2' has no weights that train"),
-        (frozen("fc1", "fc2"), "playerfl needs 2 layers to choose between; the model has 1"),
+        (biased(), "layer 'fc2'.*train"),
+        (frozen("fc1", "fc2"), "playerfl.* 2 .*1"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_first(model: nn.Module, words: str, tmp_path: Path) -> None:

@@ -574,10 +574,10 @@ def test_no_second_derivative_is_a_status() -> None:
 
 
 BAD: dict[str, tuple[Callable[..., object], str]] = {
-    "estimator": (lambda m, d, n: measure(m, d, n, estimator="exakt"), "did you mean 'exact'"),
-    "mode": (lambda m, d, n: measure(m, d, n, mode="training"), "did you mean 'train'"),
+    "estimator": (lambda m, d, n: measure(m, d, n, estimator="exakt"), "mean 'exact'"),
+    "mode": (lambda m, d, n: measure(m, d, n, mode="training"), "mean 'train'"),
     "probes": (lambda m, d, n: measure(m, d, n, probes=1), "at least 2"),
-    "layer": (lambda m, d, n: measure(m, d, (Layer("0", ("0.wieght",)),)), "did you mean '0.weight'"),
+    "layer": (lambda m, d, n: measure(m, d, (Layer("0", ("0.wieght",)),)), "mean '0.weight'"),
     "labels": (lambda m, d, n: measure(m, (d[0], d[1] + 1), n), "from 0 to 2"),
     "float labels": (lambda m, d, n: measure(m, (d[0], d[1].double()), n), "class indices"),
     "no data": (lambda m, d, n: measure(m, (d[0][:0], d[1][:0]), n), "no samples"),

@@ -224,7 +224,7 @@ def test_unequal_shares_leave_the_estimate_unbiased() -> None:
 def test_activation_where_samples_mix_has_no_value() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.GELU(), nn.Linear(5, 3)).double()
     results = measure(model, pair(8, 4), mode="train", estimator="activation")
-    assert "batch normalisation in train mode" in results["0"].status
+    assert "batch normalisation" in results["0"].status
     assert results["1"].status == results["3"].status == "ok"
     auto = measure(model, pair(8, 4), mode="train")
     assert auto["0"].estimator == "hutchinson(probes=32)"
@@ -232,7 +232,7 @@ def test_activation_where_samples_mix_has_no_value() -> None:
     assert measure(model, pair(8, 4))["0"].estimator == "activation(probes=8)"
     alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
     assert alone.estimator == "hutchinson(probes=32)"
-    assert "one sample alone" in alone.note
+    assert "one sample" in alone.note
 
 
 def test_rows_say_why_they_are_not_exact() -> None:
@@ -276,11 +276,11 @@ def test_pyhessian_does_not_stop_early_on_a_negative_trace() -> None:
 
 @pytest.mark.parametrize("backend", ["pyhessian", "curvlinops"])
 def test_what_other_packages_cannot_do_is_refused(backend: str) -> None:
-    with pytest.raises(UsageError, match="in eval mode only"):
+    with pytest.raises(UsageError, match="eval mode"):
         measure(mlp(), pair(4, 4), backend=backend, mode="train")
-    with pytest.raises(UsageError, match="weight-space probes only"):
+    with pytest.raises(UsageError, match="weight-space"):
         measure(mlp(), pair(4, 4), backend=backend, estimator="exact")
-    with pytest.raises(UsageError, match="did you mean 'pyhessian'"):
+    with pytest.raises(UsageError, match="mean 'pyhessian'"):
         measure(mlp(), pair(4, 4), backend="pyhesian")
     unused = nn.Sequential(mlp(), nn.Identity())
     unused[1].extra = nn.Linear(2, 2)
@@ -346,5 +346,5 @@ def test_released_rows_are_labelled() -> None:
     assert report.frame["stderr"].isna().all()
     assert report.plot("hessian_trace") is not None
     for bad in ({"variant": "realeased"}, {"variant": "released", "estimator": "exact"}):
-        with pytest.raises(UsageError, match=r"did you mean 'released'|no estimator"):
+        with pytest.raises(UsageError, match=r"'released'|no estimator"):
             diagnose(mlp().float(), (x.float(), y), "hessian_trace", progress=False, options={"hessian_trace": bad})

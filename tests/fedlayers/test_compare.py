@@ -140,7 +140,7 @@ def test_differences_are_paired_by_seed():
         (plain.fmean(steps), plain.fmean(steps) - half, plain.fmean(steps) + half)
     )
     assert line["n"] == 3
-    with pytest.raises(UsageError, match="did you mean 'local'"):
+    with pytest.raises(UsageError, match="mean 'local'"):
         Comparison(frame_of(scores, [5])).differences("locl")
 
 
@@ -152,7 +152,7 @@ def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
     assert found.table["rank"].tolist() == [2.5, 2.5, 1.0]
     assert found.table["incentive"].tolist()[2] == 1.0
     assert "loss below" in found.text()
-    with pytest.raises(UsageError, match="unknown score in these rows 'auroc'"):
+    with pytest.raises(UsageError, match=r"score .*'auroc'"):
         Comparison(frame, score="auroc")
     auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
     further = Comparison(pd.concat([frame, auroc]), score="auroc")
@@ -167,7 +167,7 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
     auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
     auroc.loc[(auroc["client"] == auroc["client"].iloc[0]) & (auroc["algorithm"] == "local"), "value"] = np.nan
     found = Comparison(pd.concat([frame, auroc]), score="auroc")
-    assert found.unranked == "no ranks: no finite value for local in seed 0 (2 missing)"
+    assert "local in seed 0 (2 missing)" in found.unranked
     assert found.unranked in found.text()
     shown = display_name(found.table, "auroc")
     assert shown["rank"].tolist() == ["–", "–"]
@@ -179,7 +179,7 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
 def test_an_output_that_is_a_file_is_refused_before_any_run(tmp_path, monkeypatch):
     (tmp_path / "mine.csv").write_text("kept")
     monkeypatch.setattr("fedlayers.studies.compare.train", None)  # nothing is trained
-    with pytest.raises(UsageError, match=r"mine\.csv is a file; choose another folder"):
+    with pytest.raises(UsageError, match=r"mine\.csv is a file"):
         compare(RunConfig(dataset="heart", rounds=1), ["local"], [0], tmp_path / "mine.csv")
     assert (tmp_path / "mine.csv").read_text() == "kept"
 
@@ -194,8 +194,8 @@ def test_a_missing_score_is_not_ranked_away():
     gap = (frame["algorithm"] == "local") & (frame["seed"] == 1)
     found = Comparison(frame[~gap])
     assert found.table["rank"].isna().all()
-    assert found.unranked == "no ranks: no finite value for local in seed 1 (1 missing)"
-    with pytest.raises(UsageError, match="no test scores"):
+    assert found.unranked.endswith("local in seed 1 (1 missing)")
+    with pytest.raises(UsageError, match="test scores"):
         Comparison(frame[frame["split"] != "test"])
 
 
@@ -230,8 +230,8 @@ def test_the_best_round_is_one_for_all_clients_of_a_model_and_smoothed():
     assert best_rounds(frame).set_index("model")["round"].to_dict() == {"global": 5, "personal": 4}
     line = Comparison(frame, best=True)
     assert line.table["accuracy"].tolist() == [4.0]
-    assert "best round on validation" in line.text()
-    with pytest.raises(UsageError, match="the run of x with seed 3 has no personal model with a score"):
+    assert "best round" in line.text()
+    with pytest.raises(UsageError, match=r"x .*seed 3 .*personal"):
         headline(frame[frame["split"] == "test"], best=True)
 
 
@@ -244,7 +244,7 @@ def test_pretty_table_says_the_numbers():
     assert line.iloc[7] == "50"
     text = Comparison(frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1])).text()
     assert "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in text  # 10 * sqrt(2) / sqrt(2) * 12.706
-    assert "fairness: variance" in text
+    assert "fairness: " in text
 
 
 @pytest.fixture(scope="module")
@@ -337,15 +337,15 @@ def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"config": replace(HEART, rounds=3)}, "rounds=2, now it is 3"),
-        ({"config": replace(HEART, lr=0.1)}, "lr=0.05, now it is 0.1"),
-        ({"config": replace(HEART, loss="cross_entropy")}, "loss='player_focal', now it is 'cross_entropy'"),
+        ({"config": replace(HEART, rounds=3)}, "rounds=2.*3"),
+        ({"config": replace(HEART, lr=0.1)}, "lr=0.05.*0.1"),
+        ({"config": replace(HEART, loss="cross_entropy")}, "loss='player_focal'.*'cross_entropy'"),
         ({"options": {**OPTIONS, "ditto": {"lam": 0.5}}}, "options="),
         ({"options": {}}, "options="),
-        ({"options": {"fedrpe": {}}}, "did you mean 'fedrep'"),
-        ({"seeds": ()}, "at least one seed"),
-        ({"algorithms": ()}, "at least one algorithm"),
-        ({"seeds": (0, 0)}, "the seed 0 is named twice"),
+        ({"options": {"fedrpe": {}}}, "mean 'fedrep'"),
+        ({"seeds": ()}, "one seed"),
+        ({"algorithms": ()}, "one algorithm"),
+        ({"seeds": (0, 0)}, "seed 0 .*twice"),
     ],
 )
 def test_another_configuration_is_refused_before_any_work(compared, changed, said):
@@ -364,7 +364,7 @@ def test_another_plan_is_refused_in_every_way_around(tmp_path):
     compare(HEART, names, (0,), tmp_path / "own", **QUIET)
     assert len(jobs_of(HEART, names, (0,), tmp_path / "given", plan=LayerPlan.prefix(layers, 1))) == 2
     for out, plan in (("given", two), ("given", None), ("own", one)):
-        with pytest.raises(UsageError, match="under another plan"):
+        with pytest.raises(UsageError, match="another plan"):
             jobs_of(HEART, names, (0,), tmp_path / out, plan=plan)
 
 
@@ -377,7 +377,7 @@ def test_other_data_or_another_model_under_the_same_name_are_refused(tmp_path, m
     config = RunConfig(dataset="own.npz", rounds=1)
     compare(config, ("fedavg",), (0,), "out", **QUIET)
     np.savez("own.npz", x=x + 1, y=y, client=np.arange(60) % 2)
-    with pytest.raises(UsageError, match="was run with other data"):
+    with pytest.raises(UsageError, match="other data"):
         jobs_of(config, ("fedavg",), (0,), "out")
 
 
@@ -390,15 +390,15 @@ def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
     assert [job.plan for job in only] == [None, None, plan]
     auto = jobs_of(replace(HEART, plan="auto"), ("fedavg", "fedper"), (0,), None)
     assert [job.config.plan for job in auto] == [None, "auto"]
-    with pytest.raises(UsageError, match="none of fedavg, local takes a plan"):
+    with pytest.raises(UsageError, match="fedavg, local"):
         jobs_of(HEART, ("fedavg", "local"), (0,), None, plan=plan)
 
 
 @pytest.mark.parametrize(
     ("seeds", "evidence", "said"),
     [
-        ((0, 1, 2), {}, "training data of seed 0 that hold test samples of seeds 1, 2;"),
-        ((1,), {}, "of seed 0 that hold test samples of seed 1;"),
+        ((0, 1, 2), {}, "of seeds 1, 2;"),
+        ((1,), {}, "of seed 1;"),
         ((0,), {}, None),
         ((0, 1), {"seed": None}, None),
         ((0, 1), {"data": "of something else"}, None),

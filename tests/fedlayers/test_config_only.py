@@ -16,13 +16,13 @@ STUDIES = ("choose", "compare", "regret", "study", "tune")
 @pytest.mark.parametrize(
     ("args", "given", "said"),
     [
-        ((), {"data": TOY}, r"takes no samples in memory: .*numpy.savez.*RunConfig\(dataset="),
-        ((fl.RunConfig(),), {"data": TOY}, "takes no samples in memory"),
-        ((), {"model": network("plain")}, r"takes no model in memory: .*RunConfig\(model="),
-        ((), {"rounds": 2}, r"rounds is a key of the configuration: give fl\.\w+\(fl.RunConfig\(rounds="),
-        ((TOY,), {}, r"needs a configuration first, fl.RunConfig\(dataset=...\), not FederatedData"),
-        ((), {}, "needs a configuration first, .*not nothing"),
-        ((fl.RunConfig(),), {"oot": "here"}, r"unknown argument of fl\.\w+ 'oot': did you mean 'out'"),
+        ((), {"data": TOY}, r"takes no samples.*numpy.savez.*RunConfig\(dataset="),
+        ((fl.RunConfig(),), {"data": TOY}, "takes no samples"),
+        ((), {"model": network("plain")}, r"takes no model .*RunConfig\(model="),
+        ((), {"rounds": 2}, r"rounds .*fl\.\w+\(fl.RunConfig\(rounds="),
+        ((TOY,), {}, r".*fl.RunConfig\(dataset=...\); got FederatedData"),
+        ((), {}, ".*got nothing"),
+        ((fl.RunConfig(),), {"oot": "here"}, r".*'oot'.*'out'"),
     ],
 )
 def test_what_belongs_elsewhere_is_told(name: str, args: Any, given: dict[str, Any], said: str) -> None:

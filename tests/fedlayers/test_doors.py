@@ -38,7 +38,7 @@ def test_types_are_those_of_the_doors():
 
 
 def test_an_unknown_door_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'diagnosis'"):
+    with pytest.raises(AttributeError, match="attribute 'diagnosis'"):
         getattr(fl, "diagnosis")  # noqa: B009
 
 
@@ -81,8 +81,8 @@ def test_run_obeys_the_winner_of_a_race(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "fedavg"}, "fedavg takes no plan"),
-        ({"algorithm": "fedper", "data": TOY}, "must have data and a model by name"),
+        ({"algorithm": "fedavg"}, "fedavg .*plan"),
+        ({"algorithm": "fedper", "data": TOY}, "by name"),
     ],
 )
 def test_what_no_race_can_decide_is_refused(changes, message, tmp_path):
@@ -92,7 +92,7 @@ def test_what_no_race_can_decide_is_refused(changes, message, tmp_path):
 
 
 def test_run_refuses_an_unknown_key_with_the_nearest():
-    with pytest.raises(UsageError, match="unknown key of a run 'algoritm': did you mean 'algorithm'"):
+    with pytest.raises(UsageError, match=r"'algoritm'.*'algorithm'"):
         fl.run(algoritm="fedavg")
 
 
@@ -109,5 +109,5 @@ def test_a_file_that_hides_a_package_is_named(first, tmp_path):
 @pytest.mark.parametrize("kind", catalogue.HOMES)
 def test_a_name_from_outside_is_nobodys_to_correct(kind):
     assert catalogue.check(kind, "some_module:thing") == "some_module:thing"
-    with pytest.raises(UsageError, match=f"unknown {kind} 'nothing_such'"):
+    with pytest.raises(UsageError, match=f"{kind} 'nothing_such'"):
         catalogue.check(kind, "nothing_such")

@@ -36,7 +36,7 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Pat
     assert run.rounds == [3]
     assert run.verify()
     assert clean(interrupted) == 0
-    with pytest.raises(UsageError, match="no checkpoint after round 2"):
+    with pytest.raises(UsageError, match="round 2"):
         load_models(interrupted, 2)
     found = runner.resume(interrupted, progress=False)
     assert found.rows == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][-len(found.rows) :]
@@ -68,7 +68,7 @@ def test_what_was_not_cleaned_is_still_missed(interrupted: Path) -> None:
     clean(interrupted)
     runner.resume(interrupted, progress=False)
     (interrupted / "checkpoints/000003.json").unlink()
-    with pytest.raises(CorruptError, match=r"000003\.json is missing"):
+    with pytest.raises(CorruptError, match=r"000003\.json"):
         Run(interrupted).verify()
 
 

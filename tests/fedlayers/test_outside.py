@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
         with pytest.raises(SystemExit, match="2"):
             cli.main(line)
         said = capsys.readouterr().err.splitlines()[-1]
-        assert f"run names code as its algorithm, '{own_file}'; if it is yours, say so: --allow-code {own_file}" in said
+        assert re.search(f"'{own_file}'.*--allow-code {own_file}", said)
     cli.main(["resume", "run", "--allow-code", own_file])
     assert "1 round of quarter: run" in capsys.readouterr().out
 
@@ -61,7 +62,7 @@ def test_a_comparison_goes_on_with_the_code_that_it_names(own_file, capsys):
 def test_what_is_not_there_is_told_with_the_nearest(own_file, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["run", "--algorithm", "own_of_a_test:Quartr"])
-    assert "'Quartr': did you mean 'Quarter'?" in capsys.readouterr().err
+    assert "mean 'Quarter'" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

@@ -40,7 +40,7 @@ def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
         judged["score"] -= sign * (values - values.mean()) / values.std()
     assert judged["score"].abs().max() < 1e-9
     assert choice.run.name.startswith(choice.winner.name)
-    with pytest.raises(UsageError, match="race_fraction must be 1 under patience"):
+    with pytest.raises(UsageError, match=r"race_fraction.*patience"):
         choose(PATIENT, tmp_path / "short", race_fraction=0.6)
 
 

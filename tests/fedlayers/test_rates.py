@@ -72,7 +72,7 @@ def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 6, -1])
 def test_there_are_two_to_five_rates(count: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="from 2 to 5"):
+    with pytest.raises(UsageError, match="2 to 5"):
         choose(CONFIG, tmp_path, tune_rates=count)
     assert not (tmp_path / "arms").exists()
 

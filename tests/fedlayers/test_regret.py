@@ -90,8 +90,8 @@ def test_the_table_is_the_mean_over_the_seeds_that_decided():
     assert math.isnan(far["regret_low"])
     nowhere = made(decisions=[("far", s, None, "a value is 0") for s in (0, 1)])
     assert math.isnan(nowhere.table.set_index("rule").loc["far", "regret"])
-    assert "far does not decide with seed 1: a value is 0" in nowhere.text()
-    assert "too few for an interval" in nowhere.text()
+    assert "seed 1: a value is 0" in nowhere.text()
+    assert "too few" in nowhere.text()
 
 
 def test_with_six_runs_the_interval_is_a_bootstrap_that_finds_the_best_cut_anew():
@@ -102,7 +102,7 @@ def test_with_six_runs_the_interval_is_a_bootstrap_that_finds_the_best_cut_anew(
     assert result.best == 1
     assert near["regret"] == near["regret_low"] == 0
     assert 0.1 < near["regret_high"] < 0.5
-    assert "95 % intervals by a bootstrap over 6 runs" in result.text()
+    assert "over 6 runs" in result.text()
     same = made(held_out=dict.fromkeys(range(6), HELD_OUT[0]), decisions=[("near", 0, 1, "ok")])
     at_random = same.table.set_index("rule").loc[RANDOM]
     assert at_random[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([0.05] * 3)
@@ -126,12 +126,12 @@ def test_what_scores_a_choice_chooses_nothing():
 
 
 def test_a_score_that_is_missing_is_named():
-    with pytest.raises(UsageError, match="no macro_f1 on the held-out samples of cut 2 with seed 0"):
+    with pytest.raises(UsageError, match=r"macro_f1 .*cut 2 .*seed 0"):
         made(held_out={0: [0.1, 0.2, math.nan, 0.1]})
 
 
 def test_every_cut_is_needed():
-    with pytest.raises(UsageError, match="all cuts from 0 to 3"):
+    with pytest.raises(UsageError, match=r"cuts .*0 to 3"):
         made(held_out={0: [0.1, 0.2, 0.3]})
 
 
@@ -221,7 +221,7 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
     again = regret(HEART, ("change_point",), (0, 1), out, progress=False)
     assert made_when() == before
     pd.testing.assert_frame_equal(again.scores, result.scores)
-    with pytest.raises(UsageError, match="was run with lr"):
+    with pytest.raises(UsageError, match="lr="):
         regret(replace(HEART, lr=0.5), ("change_point",), (0,), out, progress=False)
 
 
@@ -272,19 +272,19 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        ({}, {"rules": ["largest_jmp"]}, "did you mean 'largest_jump'"),
-        ({}, {"rules": ["manual"]}, "decides by itself 'manual'.*known: .*vote"),
-        ({}, {"rules": ["sensitivity"]}, "'sensitivity': did you mean 'sensitivity_ratio'(?!.*(manual|budget))"),
-        ({}, {"rules": ["budget_bytes"]}, "decides by itself 'budget_bytes'"),
-        ({}, {"rules": ["kca=largest_jump"]}, "unknown metric 'kca': did you mean 'cka'"),
-        ({}, {"rules": ["cka=vote"]}, "without a metric"),
-        ({}, {"rules": ["vote", "vote"]}, "the rule vote is named twice"),
-        ({}, {"seeds": [1, 1]}, "the seed 1 is named twice"),
-        ({}, {"seeds": []}, "at least one seed"),
-        ({}, {"rules": []}, "at least one rule"),
-        ({}, {"score": "f1"}, "unknown score of classification 'f1'"),
-        ({"algorithm": "fedavg"}, {}, "fedavg takes no plan; these do: "),
-        ({"plan": "auto"}, {}, "leave the plan out"),
+        ({}, {"rules": ["largest_jmp"]}, "mean 'largest_jump'"),
+        ({}, {"rules": ["manual"]}, "'manual'.*vote"),
+        ({}, {"rules": ["sensitivity"]}, "'sensitivity_ratio'(?!.*(manual|budget))"),
+        ({}, {"rules": ["budget_bytes"]}, "rule .*'budget_bytes'"),
+        ({}, {"rules": ["kca=largest_jump"]}, "'kca'.*'cka'"),
+        ({}, {"rules": ["cka=vote"]}, "a metric"),
+        ({}, {"rules": ["vote", "vote"]}, "vote .*twice"),
+        ({}, {"seeds": [1, 1]}, "seed 1 .*twice"),
+        ({}, {"seeds": []}, "one seed"),
+        ({}, {"rules": []}, "one rule"),
+        ({}, {"score": "f1"}, "score .*'f1'"),
+        ({"algorithm": "fedavg"}, {}, "fedavg .*plan"),
+        ({"plan": "auto"}, {}, "the plan"),
     ],
 )
 def test_what_is_refused_before_any_work(tmp_path, config, options, message):
@@ -311,13 +311,13 @@ def test_command_line(trained, tmp_path, monkeypatch, capsys):
         ["select", measured, "--rule", "vote", "--metrics", "cka=change_point", "federation_sensitivity", "--explain"]
     )
     said = capsys.readouterr().out
-    assert "Last shared layer by each metric:\n  cka " in said
-    assert "resamples of the clients" in said
+    assert "by each metric:\n  cka " in said
+    assert "resamples" in said
     cli.main(["select", measured, "--rule", "budget_bytes", "--budget", "6500"])
-    assert "budget_bytes, budget 6,500, of which 6,280 are used: 2 of 4 layers are federated" in capsys.readouterr().out
+    assert "budget 6,500, of which 6,280 " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         cli.main(["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"])
-    assert "fedavg takes no plan" in capsys.readouterr().err
+    assert "no plan" in capsys.readouterr().err
 
 
 def test_picture_marks_each_choice_on_its_seeds_line():
@@ -330,7 +330,7 @@ def test_picture_marks_each_choice_on_its_seeds_line():
     assert set(marked["near"].get_xdata()).isdisjoint(marked["far"].get_xdata())
     assert (marked["best mean"].get_xdata()[0], marked["best mean"].get_ydata()[0]) == (1, pytest.approx(0.65))
     assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.15, 0.65, 0.5, 0.2])
-    assert "1 of 4 decisions could not be made" in ax.get_xlabel()
+    assert "1 of 4 " in ax.get_xlabel()
     assert ax.get_ylabel().startswith("held-out macro-F1")
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0\nnothing", "1\nl1", "2\nl2", "3\nl3"]
     former = plots.regret(result.scores.drop(columns="held_out"), result.decisions)
@@ -340,9 +340,9 @@ def test_picture_marks_each_choice_on_its_seeds_line():
 
 def test_picture_refuses_what_it_cannot_show():
     result = made()
-    with pytest.raises(UsageError, match="every seed needs a score of every cut"):
+    with pytest.raises(UsageError, match="every cut"):
         plots.regret(result.scores.iloc[1:], result.decisions)
-    with pytest.raises(UsageError, match="near cuts at 9 with seed 0"):
+    with pytest.raises(UsageError, match=r"at 9 .*seed 0"):
         plots.regret(result.scores, result.decisions.assign(cut=9))
     with pytest.raises(UsageError, match="'validation'"):
         plots.regret(result.scores.drop(columns=["validation", "held_out"]), result.decisions)

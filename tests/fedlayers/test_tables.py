@@ -64,7 +64,7 @@ def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
 def test_a_metric_of_pairs_of_a_single_client_is_printed_with_its_reason() -> None:
     config = RunConfig(dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]})
     report = fl.measure.diagnose_task(runner.assemble(config), ["weight_divergence"], progress=False)
-    assert tables.measured(report, "weight_divergence", "relative_l2") == "no value: needs at least two models"
+    assert tables.measured(report, "weight_divergence", "relative_l2").startswith("no value: ")
 
 
 def test_scores_that_do_not_fit_are_condensed() -> None:

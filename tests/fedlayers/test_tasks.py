@@ -67,16 +67,16 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
     x, y = numbers()["north"]
     np.savez(for_npz, x=x, y=y)
     for path in (table, for_npz):
-        with pytest.raises(UsageError, match=r"whole numbers.*--task regression"):
+        with pytest.raises(UsageError, match=r"whole.*--task regression"):
             load(path)
         assert load(path, task=REGRESSION).task == REGRESSION
-    with pytest.raises(UsageError, match=r"whole numbers.*--task regression"):
+    with pytest.raises(UsageError, match=r"whole.*--task regression"):
         from_clients(numbers())
-    with pytest.raises(UsageError, match="must be finite float32"):
+    with pytest.raises(UsageError, match="finite float32"):
         from_clients({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)
-    with pytest.raises(UsageError, match=r"'heart' .*got classes"):
+    with pytest.raises(UsageError, match=r"'heart' .*classes"):
         load("heart", task=REGRESSION)
-    with pytest.raises(UsageError, match="unknown task 'regresion': did you mean 'regression'"):
+    with pytest.raises(UsageError, match=r"'regresion'.*'regression'"):
         runner.assemble(RunConfig(task="regresion"))
 
 
@@ -108,7 +108,7 @@ def test_training_lowers_the_loss_of_numbers(loss):
 
 
 def test_a_client_whose_target_does_not_vary_has_no_r2():
-    with pytest.warns(UserWarning, match="client 'west' has training samples whose targets are all equal"):
+    with pytest.warns(UserWarning, match="'west' .*equal"):
         rows = played(federation(flat=True), algorithm="local").rows
     lacking = {(r["client"], r["status"]) for r in rows if r["metric"] == "r2" and r["value"] is None}
     assert lacking == {("west", TABLE["r2"].missing)}
@@ -117,31 +117,31 @@ def test_a_client_whose_target_does_not_vary_has_no_r2():
 def test_targets_far_from_1_are_noted():
     silos = {name: (x, 1e5 * y) for name, (x, y) in numbers().items()}
     notes = runner.assemble(RunConfig(), data=from_clients(silos, task=REGRESSION)).notes()
-    assert any(note.startswith("the training targets' standard deviation is") for note in notes)
+    assert any(note.startswith("the training targets'") for note in notes)
     assert not runner.assemble(RunConfig(), data=federation()).notes()
 
 
 def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     config = RunConfig(dataset=str(table), task=REGRESSION)
-    with pytest.raises(UsageError, match="the baselines are classifiers"):
+    with pytest.raises(UsageError, match="baselines"):
         compare(config, ("local", "fedavg"), (0,), tmp_path / "out", baselines=True)
-    with pytest.raises(UsageError, match="a study needs classes"):
+    with pytest.raises(UsageError, match=r"study .*classes"):
         study(config, ("local", "fedavg"), (0,), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     data = federation()
     for name, partitioning in PARTITIONS.members().items():
         if partitioning.by_class:
-            with pytest.raises(UsageError, match=r"' must have classes.*iid"):
+            with pytest.raises(UsageError, match=r"classes.*iid"):
                 load(table, task=REGRESSION, partition=name)
     task = runner.assemble(RunConfig(**SLOW), data=data)
     for name, metric in METRICS.members().items():
         if metric.classes:
-            with pytest.raises(UsageError, match=f"a regression has no classes, which are needed by {name}"):
+            with pytest.raises(UsageError, match=f"classes.*{name}"):
                 measure.diagnose_task(task, [name], progress=False)
     assert measure.diagnose_task(task, DEFAULT, progress=False).frame["value"].notna().all()
     for changes, says in (
-        ({"class_weights": "balanced"}, "class_weights have no meaning for loss 'mse'"),
-        ({"loss": "cross_entropy"}, "'cross_entropy' is for classification, and the data's targets are numbers"),
+        ({"class_weights": "balanced"}, "class_weights .*'mse'"),
+        ({"loss": "cross_entropy"}, "'cross_entropy' .*numbers"),
     ):
         with pytest.raises(UsageError, match=says):
             runner.assemble(RunConfig(**changes), data=data)
@@ -163,7 +163,7 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
     for name, algorithm in registry().items():
         changes: dict[str, Any] = {"algorithm": name, "loss": loss, "rounds": 1}
         if algorithm.needs_logits:
-            with pytest.raises(UsageError, match=f"{name} compares the logits of classes"):
+            with pytest.raises(UsageError, match=f"{name} .*classes"):
                 played(data, **changes)
         elif name not in of_images:
             rows = fl.run(data=data, progress=False, **changes).rows
@@ -192,7 +192,7 @@ def test_one_output_of_two_classes_is_trained_and_scored():
     assert rows["auroc"] > 0.7
     model = runner.assemble(RunConfig(loss="bce"), data=data).model
     assert model(torch.zeros(2, 5)).shape == (2, 1)
-    with pytest.raises(UsageError, match="bce tells 2 classes apart, and there are 5"):
+    with pytest.raises(UsageError, match=r"bce .*2 .*5"):
         runner.assemble(RunConfig(dataset="heart", loss="bce", loss_options={}))
 
 
@@ -209,9 +209,9 @@ def test_balanced_weights_are_of_all_clients_training_samples():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("1,2,3", "class_weights has 3 weights for 2 classes"),
-        ("1,-2", "class_weights is -2.0; it must be at least 0"),
-        ("balancd", "did you mean 'balanced'"),
+        ("1,2,3", "class_weights .*3 .*2"),
+        ("1,-2", "class_weights.*-2.0"),
+        ("balancd", "mean 'balanced'"),
     ],
 )
 def test_class_weights_that_do_not_fit_are_refused(given, says):

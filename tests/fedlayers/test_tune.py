@@ -48,18 +48,18 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({}, "nothing to search: "),
-        ({"lr": "1..0.1"}, "a range goes from a number to a larger one"),
-        ({"lr": "0..1:log"}, "a logarithmic range is above 0"),
-        ({"lr": "0..1:lgo"}, "unknown scale of lr 'lgo': did you mean 'log'"),
-        ({"lr": "a..1"}, "the ends of a range are numbers, not 'a..1'"),
-        ({"lr": ""}, r"give values as in lr=0.1,1, or a range"),
-        ({"lr": "0.1,0.1"}, "the value 0.1 is named twice"),
-        ({"muu": "1"}, "unknown key to tune of fedavg, fedprox 'muu': did you mean 'mu'"),
-        ({"fedavg.mu": "1"}, "unknown key to tune of fedavg 'mu'"),
-        ({"rounds": "1,2"}, "unknown key to tune of fedavg, fedprox 'rounds'"),
-        ({"mu": "1", "fedprox.mu": "2"}, "mu of fedprox is searched twice"),
-        ({"mu": "-1,1"}, "fedprox: mu must be at least 0"),
+        ({}, "nothing to"),
+        ({"lr": "1..0.1"}, "larger"),
+        ({"lr": "0..1:log"}, "above 0"),
+        ({"lr": "0..1:lgo"}, "'lgo'.*'log'"),
+        ({"lr": "a..1"}, "numbers.*'a..1'"),
+        ({"lr": ""}, r"lr=0.1,1"),
+        ({"lr": "0.1,0.1"}, "0.1 .*twice"),
+        ({"muu": "1"}, "'muu'.*'mu'"),
+        ({"fedavg.mu": "1"}, "of fedavg 'mu'"),
+        ({"rounds": "1,2"}, "fedavg, fedprox 'rounds'"),
+        ({"mu": "1", "fedprox.mu": "2"}, "mu of fedprox.*twice"),
+        ({"mu": "-1,1"}, "fedprox.*mu.*0"),
     ],
 )
 def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path, over, message: str) -> None:
@@ -71,12 +71,12 @@ def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path,
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"trials": 0}, "trials must be at least 1"),
-        ({"score": "macro_f2"}, "unknown score 'macro_f2': did you mean 'macro_f1'"),
-        ({"seeds": [1, 1]}, "the seed 1 is named twice"),
-        ({"algorithms": ["fedprox", "fedprox"]}, "the algorithm fedprox is named twice"),
-        ({"config": RunConfig(lr=0.1)}, "lr is searched, and set as well"),
-        ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox is searched, and set as well"),
+        ({"trials": 0}, "trials.*1"),
+        ({"score": "macro_f2"}, "'macro_f2'.*'macro_f1'"),
+        ({"seeds": [1, 1]}, "seed 1 .*twice"),
+        ({"algorithms": ["fedprox", "fedprox"]}, "fedprox .*twice"),
+        ({"config": RunConfig(lr=0.1)}, "lr .*searched"),
+        ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
     ],
 )
 def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
@@ -126,12 +126,12 @@ def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(tmp_
 def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
     _, result, said = done
     assert result.tuned.trials == {"fedavg": 2, "fedprox": 2}
-    assert said[0].startswith("8 runs, 32 rounds in all (8.0 full runs)")
+    assert said[0].startswith("8 runs, 32 rounds ")
     assert len(said) == 1 + 4
 
 
 def test_the_cost_of_one_run_is_said_of_one() -> None:
-    assert Cost(1, 1, 0.1, 0, 0).text().startswith("1 run, 1 round in all")
+    assert Cost(1, 1, 0.1, 0, 0).text().startswith("1 run, 1 round ")
 
 
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
@@ -143,7 +143,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     more = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=3, seeds=[1000])
     assert more.tuned.trials == {"fedavg": 3, "fedprox": 3}
     assert before.items() <= {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}.items()
-    with pytest.raises(UsageError, match=r"fedavg-000-1000 was run with lr=.*choose another directory"):
+    with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
         fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
     result.tuned.save(out / "tuned.json")
 
@@ -176,8 +176,8 @@ def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
     assert (table["best"][0.01], table["failed"][0.01]) == (True, "")
     assert "fedavg, round 1" in table["failed"][1e30]
     assert pd.isna(table["value"][1e30])
-    assert "1 of fedavg's trials failed" in result.text()
-    with pytest.raises(RunError, match="every trial of fedavg failed, the first with: fedavg, round 1"):
+    assert "1 of fedavg's" in result.text()
+    with pytest.raises(RunError, match=r"fedavg.*fedavg, round 1"):
         fl.tune(CONFIG, ["fedavg"], {"lr": [1e30]}, tmp_path / "all", trials=5)
     assert (tmp_path / "all" / "trials.csv").is_file()
 
@@ -189,13 +189,13 @@ def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) ->
     result = fl.tune(config, ["local"], {"lr": [1e-6, 1e-5, 1e-3]}, out, trials=4, score="loss", tell=said.append)
     assert result.tuned.settings == {"local": {"lr": 1e-3}}
     assert result.table["value"].idxmin() == result.table["best"].idxmax()
-    assert result.at_an_end() == ["local: the best lr is the largest that was tried; try beyond it"]
-    assert any("local has 3 different settings" in line for line in said)
+    assert [note.partition(":")[0] for note in result.at_an_end()] == ["local"]
+    assert any("local has 3 " in line for line in said)
 
 
 def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
     out, result, _ = done
-    with pytest.warns(UserWarning, match="local not tuned as the others were"):
+    with pytest.warns(UserWarning, match="local not"):
         found = fl.compare(
             CONFIG, ["local", "fedavg", "fedprox"], [0], tmp_path, tuned=out / "tuned.json", progress=False
         )
@@ -216,10 +216,10 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"seeds": [7, 1000]}, "seed 1000 was tuned on: compare on others, such as --seed 1002"),
-        ({"algorithms": ["local", "ditto"]}, "none of local, ditto was tuned; these were: fedavg, fedprox"),
-        ({"config": RunConfig(dataset="heart", lr=0.1)}, "lr of fedavg was tuned, and is set as well"),
-        ({"options": {"fedprox": {"mu": 1.0}}}, "mu of fedprox was tuned, and is set as well"),
+        ({"seeds": [7, 1000]}, "1000.*--seed 1002"),
+        ({"algorithms": ["local", "ditto"]}, "fedavg, fedprox.*local, ditto"),
+        ({"config": RunConfig(dataset="heart", lr=0.1)}, "lr of fedavg"),
+        ({"options": {"fedprox": {"mu": 1.0}}}, "mu of fedprox"),
     ],
 )
 def test_comparisons_that_tuning_does_not_fit_are_refused(done, tmp_path: Path, asked, message: str) -> None:
@@ -230,18 +230,18 @@ def test_comparisons_that_tuning_does_not_fit_are_refused(done, tmp_path: Path, 
 
 
 def test_another_dataset_is_noted(done) -> None:
-    with pytest.warns(UserWarning, match="tuned on heart, compared on digits"):
+    with pytest.warns(UserWarning, match="heart.*digits"):
         done[1].tuned.applied(RunConfig(dataset="digits"), ["fedavg"], [0])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "there is no file"),
-        ("no json", "is not a file of fedlayers tune"),
-        ("{}", "is not a file of fedlayers tune"),
-        (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "is not a file of fedlayers tune"),
-        (json.dumps({"format": "fedlayers.tuned/2"}), "was written by a newer fedlayers"),
+        (None, "no file"),
+        ("no json", "fedlayers tune"),
+        ("{}", "fedlayers tune"),
+        (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "fedlayers tune"),
+        (json.dumps({"format": "fedlayers.tuned/2"}), "newer"),
     ],
 )
 def test_files_that_are_no_tuning_are_refused(tmp_path: Path, text: str | None, message: str) -> None:

@@ -133,9 +133,9 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     assert stopped.value.code == 1
     told = capsys.readouterr()
     assert told.out.split() == [heart.name, "gallery", "benchmarks"]
-    assert "player_fl.broken: KeyError: 'a layer'" in told.err
+    assert "player_fl.broken: KeyError" in told.err
     assert 'raise KeyError("a layer")' in told.err
-    assert told.err.splitlines()[-1] == "figures: 1 of 4 could not be drawn: player_fl.broken"
+    assert re.search(r"1 of 4 .*: player_fl\.broken$", told.err.splitlines()[-1])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *(f"{heart.name}.{kind}" for kind in ("png", "pdf", "csv", "md")),
         "benchmarks.png",

@@ -54,21 +54,21 @@ def test_what_is_published_would_be_reproduced_and_its_opposite_not(name: str) -
     assert held() == [True] * len(drawing.findings)
     assert False in held(lift=-0.3) + held(lift=0.3)
     assert set(held(seeds=2)) == {None}
-    with pytest.raises(UsageError, match="has none of the runs"):
+    with pytest.raises(UsageError, match="none of"):
         drawn(name, HEADERS[name], frame_of(table).assign(run="local"))
 
 
 def test_a_level_far_below_the_papers_is_not_comparable() -> None:
     low = drawn("fedpft.table7", HEADERS["fedpft.table7"], frame_of(TABLES["fedpft.table7"], lift=-0.5))
     assert {finding.verdict for finding in low.findings} == {"not comparable"}
-    assert "where the paper has 78 %" in low.findings[0].apart
+    assert "78 %" in low.findings[0].apart
 
 
 def test_captions_name_the_federation_that_is_drawn() -> None:
     said = {name: drawn(name, HEADERS[name], frame_of(table)).caption for name, table in TABLES.items()}
-    assert "CIFAR-10, Dirichlet(0.5), 10 clients with 200" in said["fedpft.table7"]
-    assert "CIFAR-10, 2 classes a client, 10 clients with 200" in said["fedpft.table6"]
-    assert "CIFAR-10, Dirichlet(0.1), 10 clients with 200" in said["fedpft.table9"]
+    assert "Dirichlet(0.5), 10 clients" in said["fedpft.table7"]
+    assert "2 classes a client, 10 clients" in said["fedpft.table6"]
+    assert "Dirichlet(0.1), 10 clients" in said["fedpft.table9"]
 
 
 def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_view_is_drawn_from_the_rows_of_its_source(
 def test_a_study_without_a_drawing_is_drawn_by_its_views(study: Item, tmp_path: Path) -> None:
     main([STUDY, "--train", "--out", str(tmp_path)])
     assert {path.stem for path in tmp_path.glob("*.png")} == {FIGURE, TABLE}
-    with pytest.raises(UsageError, match=f"{STUDY} is a study, drawn by {FIGURE}, {TABLE}"):
+    with pytest.raises(UsageError, match=f"{STUDY} .*{FIGURE}, {TABLE}"):
         items.redraw(study, study.path(tmp_path), tmp_path)
     own = replace(study, draw=drawer("itself"))
     assert [each.name for each in items.drawings(own)] == [STUDY, FIGURE, TABLE]
@@ -148,7 +148,7 @@ def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
     monkeypatch.setitem(items.REGISTRY, TABLE, replace(items.find(TABLE), draw=refuse))
     main([STUDY, "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert f"{TABLE} is not drawn yet: none of its runs" in said
+    assert f"{TABLE} is not drawn" in said
     assert f"{FIGURE}.png" in said
     for wanted in ([TABLE], [STUDY, "--train"]):
         with pytest.raises(SystemExit):
@@ -173,9 +173,9 @@ def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
     assert {path.stem for path in tmp_path.glob("*.p*")} == {f"{TABLE}@paper"}
     assert f"]({TABLE}@paper.png)" in (tmp_path / f"{TABLE}@paper.md").read_text()
     assert paper.command == f"python -m figures {STUDY} --scale paper --train"
-    with pytest.raises(UsageError, match="has no rows"):
+    with pytest.raises(UsageError, match="no rows"):
         study.read(study.path(tmp_path))
-    with pytest.raises(UsageError, match=f"rows of '{STUDY}@paper', not of '{STUDY}'"):
+    with pytest.raises(UsageError, match=f"'{STUDY}'.*'{STUDY}@paper'"):
         study.read(paper.path(tmp_path))
 
 
@@ -188,19 +188,19 @@ def test_an_item_without_a_paper_scale_refuses_it(
     with pytest.raises(SystemExit) as stopped:
         main([name, "--scale", "paper", "--train", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
-    assert f"{STUDY} has no scale 'paper'" in capsys.readouterr().err
+    assert "got 'paper'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UsageError, match="did you mean 'paper'"):
+    with pytest.raises(UsageError, match="mean 'paper'"):
         items.find(name).at("papers")
     assert items.find(name).at("quick") == items.find(name)
 
 
 def test_what_cannot_be_registered(study: Item) -> None:
-    with pytest.raises(ValueError, match=f"two items are called {FIGURE}"):
+    with pytest.raises(ValueError, match=f"two .*{FIGURE}"):
         items.register(View(FIGURE, "", STUDY, drawer("")))
-    with pytest.raises(ValueError, match="runs that there are not: three"):
+    with pytest.raises(ValueError, match="three"):
         items.register(replace(study, name="toy.more", paper={"one": TINY, "three": TINY}))
-    with pytest.raises(UsageError, match=f"did you mean '{STUDY}'"):
+    with pytest.raises(UsageError, match=f"mean '{STUDY}'"):
         View("toy.fig2", "", "toy.rums", drawer("")).path()
 
 

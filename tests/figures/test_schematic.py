@@ -27,7 +27,7 @@ def test_nested_clients_have_the_first_blocks_and_random_ones_as_many() -> None:
     changing = allocations.allocations({**CONFIG, "options": {"random_depths": True}}, 4, 0, 40).sum(axis=2)
     assert changing.min() == 1
     assert changing.max() == 12
-    with pytest.raises(UsageError, match="cover is not drawn"):
+    with pytest.raises(UsageError, match="cover"):
         allocations.allocations({**CONFIG, "options": {"allocation": "cover"}}, 4, 0, 3)
 
 
@@ -38,7 +38,7 @@ def test_a_run_that_held_other_blocks_than_its_rows_say_does_not_agree() -> None
     held = frame["metric"] == depth.BLOCKS
     wrong = frame.assign(value=frame["value"].where(~held, frame["value"] - 1))
     assert not allocations.Run(header, wrong, "fedra").agrees
-    with pytest.raises(UsageError, match="has no run of fedra"):
+    with pytest.raises(UsageError, match=r"no run .*fedra"):
         allocations.Run({**header, "had": {}}, frame, "fedra")
 
 
@@ -59,5 +59,5 @@ def test_weights_and_choices_of_every_client_layer_and_round_are_joined() -> Non
     weights = retained.own_weights(frame)
     assert weights[["value", retained.RETAINED]].notna().all(axis=None)
     assert len(weights) == weights["client"].nunique() * weights["layer"].nunique() * weights["round"].nunique()
-    with pytest.raises(UsageError, match="no run of heurpfedla"):
+    with pytest.raises(UsageError, match=r"no run .*heurpfedla"):
         retained.own_weights(frame[frame["run"] != retained.RUN])

@@ -56,7 +56,7 @@ def test_a_difference_in_one_score_is_found() -> None:
 
 def test_a_path_without_pfllib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(pfllib.VARIABLE, str(tmp_path))
-    with pytest.raises(UsageError, match="is no checkout of PFLlib"):
+    with pytest.raises(UsageError, match="PFLlib"):
         pfllib.checkout()
 
 

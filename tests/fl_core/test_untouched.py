@@ -61,5 +61,5 @@ def test_set_mode(net: Wired, mode: str) -> None:
         assert all(module.training == (mode == "train") for module in net.modules())
         net(X)
     assert snapshot(net) == before
-    with pytest.raises(UsageError, match="did you mean 'eval'"), set_mode(net, "evl"):
+    with pytest.raises(UsageError, match="'eval'"), set_mode(net, "evl"):
         pass

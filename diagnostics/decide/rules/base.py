@@ -119,7 +119,7 @@ def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
     """Make a rule of a function, and check the number of its arguments."""
     takes = len(inspect.signature(function).parameters)
     if takes not in (1, 2):
-        raise UsageError(f"rule {function.__name__!r} takes {takes} arguments; the values and a threshold are given")
+        raise UsageError(f"rule {function.__name__!r} must take the values and a threshold; got {takes} arguments.")
     return Rule(function.__name__, function, summary, **facts)
 
 

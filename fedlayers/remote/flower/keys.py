@@ -45,9 +45,9 @@ def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]
     if new:
         check_distinct("a server's certificate", "host", hosts)
         if server.exists() and any(server.iterdir()):
-            raise UsageError(f"{server} is not empty and has no ca.crt: name another folder")
+            raise UsageError(f"{server} is not empty and has no ca.crt. Name another folder.")
     elif hosts:
-        raise UsageError(f"{server} has a certificate already: without --host only sites are added")
+        raise UsageError(f"{server} has a certificate already. Leave --host out to add sites.")
     taken = [name for name in sites if public_file(server, name).exists() or (folder / "sites" / name).exists()]
     if taken:
         raise UsageError(f"site {taken[0]!r} has a key in {folder} already, and keys are never overwritten")

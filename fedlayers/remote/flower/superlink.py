@@ -181,7 +181,7 @@ def register(control: Any, sites: dict[str, bytes]) -> list[str]:
 
 def _bound(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise UsageError(f"--port {port}: from 1 to 65535, or 0 for one that is free")
+        raise UsageError(f"--port must be from 1 to 65535, or 0 for a free one; got {port}.")
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family)

@@ -53,7 +53,7 @@ def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path:
         found = ended(two, works)
     errors = [found[work.path].error for work in works]
     assert [type(error) for error in errors] == [type(None), UsageError, RunError, RunError, type(None)]
-    assert str(errors[3]) == "KeyError: 'what is wrong' (--debug shows where)"
+    assert str(errors[3]).startswith("KeyError: 'what is wrong'")
     pid, threads = found[works[0].path].value
     assert pid != os.getpid()
     assert threads == "1"
@@ -64,12 +64,12 @@ def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(base, "TRIES", 2)
     works = toys(tmp_path, {"dies": 1}, {"dies": 9})
-    with pytest.warns(UserWarning, match=r"a process \(exit code -9\) is lost: toy continues"):
+    with pytest.warns(UserWarning, match=r"code -9.*toy"):
         found = ended(two, works)
     assert found[works[0].path].error is None
     error = found[works[1].path].error
     assert isinstance(error, WorkerError)
-    assert "toy was lost 2 times, at last with a process (exit code -9); if memory ran out" in str(error)
+    assert "toy was lost 2 times" in str(error)
 
 
 def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
@@ -91,7 +91,7 @@ def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path:
         fl.compare(CONFIG, ["local", "playerfl"], [0], tmp_path / folder, backend=on, command="typed", progress=False)
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     for name in ("local-0", "playerfl-0"):
-        assert Run(tmp_path / "there/runs" / name).verify()[-1] == "3 of 3 rounds"
+        assert Run(tmp_path / "there/runs" / name).verify()[-1].startswith("3 of 3")
 
 
 def test_a_run_that_another_process_writes_is_not_sent(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(tmp_path:
     TrainingJob(first, CONFIG, until=2).carry_out()
     for parcel in sync.changed_files(first, {}, over=False):
         sync.write_files(home, parcel)
-    assert Run(home).verify()[-1].startswith("2 of 3 rounds")
+    assert Run(home).verify()[-1].startswith("2 of 3")
     sent: dict[str, str] = {}
     for parcel in sync.files_to_resume(home, sent):
         sync.write_files(second, parcel)
@@ -134,7 +134,7 @@ def test_parcels_are_closed_when_they_are_large(tmp_path: Path, monkeypatch: pyt
     "name", ["../config.json", "/etc/passwd", "blobs/x", "lock", "checkpoints/../../a.json", "a.py"]
 )
 def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError, match="is no file of a run"):
+    with pytest.raises(RunError, match="file"):
         sync.write_files(tmp_path / "run", {name: b""})
     assert not list((tmp_path / "run").iterdir())
 
@@ -146,7 +146,7 @@ def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> N
     "name", ["locl:2", "local", "local:0", "local:x", "ray:", "ray:host", "ray:ray://h:1", "slurm"]
 )
 def test_what_is_no_place_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"backend must be local:N, ray or ray:HOST:PORT; got .*"):
+    with pytest.raises(UsageError, match=r"backend.*local:N.*ray:HOST:PORT"):
         check_backend(name)
 
 
@@ -159,20 +159,20 @@ def test_places_by_name() -> None:
     ):
         assert isinstance(one, InProcessBackend)
         assert (same is here, three.side_by_side) == (True, 3)
-    with pytest.raises(UsageError, match="leave --workers out"), open_backend("local:2", 2):
+    with pytest.raises(UsageError, match="--workers"), open_backend("local:2", 2):
         pass
 
 
 def test_ray_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"needs the package ray: pip install 'fedlayers\[ray\]'"), open_backend("ray"):
+    with pytest.raises(UsageError, match=r"'fedlayers\[ray\]'"), open_backend("ray"):
         pass
 
 
 def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
     pytest.importorskip("ray")
     with (
-        pytest.raises(UsageError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "),
+        pytest.raises(UsageError, match=r"127\.0\.0\.1:1"),
         open_backend("ray:127.0.0.1:1"),
     ):
         pass
@@ -185,6 +185,6 @@ def test_what_a_node_lacks_is_told_with_its_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(tmp_path / "its_own"))
     config = RunConfig(dataset="mnist", rounds=1, data_root=str(tmp_path / "of_another_machine"))
     run = TrainingJob(tmp_path / "run", config, away=True)
-    with pytest.raises(UsageError, match=rf"on node .*: mnist: no .* below {tmp_path}/its_own;"):
+    with pytest.raises(UsageError, match=rf"node .*mnist: .*{tmp_path}/its_own"):
         run.carry_out()
     assert not (tmp_path / "run").exists()
