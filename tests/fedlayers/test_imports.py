@@ -56,15 +56,15 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "autograd errors calling former choices lazy limits tree source_scan registry scores untouched",
+        "autograd errors calling former choices lazy limits progress tree source_scan registry scores untouched",
         "names seeds tokens layers interrupts",
-        "storage rows plan statistics stopping",
+        "storage rows ordering race_evidence plan statistics stopping",
         "models data layer_mapping",
         "training",
         "algorithms",
         "records",
         "execution",
-        "loggers config defaults divergence dropout schedule ordering ledger",
+        "loggers config defaults divergence dropout schedule ledger",
         "plan_selection initial",
         "engine task costs",
         "restore stored_models",
