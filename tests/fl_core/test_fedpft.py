@@ -237,7 +237,7 @@ def test_tables_have_no_contrastive_task(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queue": 0}, "queue must be above 0"),
+        ({"queue": 0}, "queue must be at least 1"),
         ({"temperature": 0}, "temperature must be above 0"),
         ({"momentum": 1.5}, r"momentum .*got 1\.5"),
         ({"heads": 5}, "heads must divide 6, .*got 5"),

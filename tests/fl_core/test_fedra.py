@@ -235,7 +235,7 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
         ("depthfl", {"depths": (0,)}, "depths must be from 1 to 3.*got 0"),
         ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "depths.* 4 clients; got 5"),
         ("fedra", {"depths": (1,), "random_depths": True}, "random_depths"),
-        ("fedra", {"allocation": "covr"}, "unknown allocation 'covr': did you mean 'cover'"),
+        ("fedra", {"allocation": "covr"}, "unknown allocation of fedra 'covr': did you mean 'cover'"),
         ("allsmall", {"depth": 4}, "depth must be from 1 to 3.*got 4"),
         ("allsmall", {"depth": 0}, "depth must be from 1 to 3.*got 0"),
         ("inclusivefl", {"beta": 1.5}, r"beta .*1\.5"),

@@ -349,5 +349,5 @@ def test_variants_are_checked() -> None:
     [("per_fedavg", "beta"), ("per_fedavg", "delta"), ("pfedme", "inner_steps"), ("pfedme", "personal_lr")],
 )
 def test_rates_and_steps_of_zero_are_refused(name: str, key: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}: {key} must be above 0"):
+    with pytest.raises(UsageError, match=f"{name}: {key} must be (above 0|at least 1)"):
         play(algorithm=name, options={key: 0})
