@@ -125,10 +125,13 @@ def first_tensor(output: Any) -> Tensor | None:
 
     An LSTM or an attention module returns several tensors, for example.
     """
+    return next(tensors_in(output), None)
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a module's output, also within mappings, lists and tuples."""
     if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping):
-        output = output.values()
-    elif not isinstance(output, (tuple, list)):
-        return None
-    return next((tensor for tensor in map(first_tensor, output) if tensor is not None), None)
+        yield output
+    elif isinstance(output, (Mapping, list, tuple)):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from tensors_in(value)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fl_core import models
 from fl_core.algorithms.base import Round, register
 from fl_core.algorithms.fedra import Limited
-from fl_core.errors import UsageError
+from fl_core.algorithms.options import Count
 from fl_core.models.blocks import inside, paths_of_blocks
 from fl_core.models.exits import Exits
 from fl_core.training.context import Context
@@ -53,12 +53,7 @@ class DepthFL(Limited):
         exits: tuple[int, ...] | None = None
         ensemble: bool = True
         distillation: float = 1.0
-        ramp: int = 300
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.ramp < 1:
-                raise UsageError(f"depthfl: ramp must be at least 1 round; got {self.ramp}.")
+        ramp: Count = 300
 
     @classmethod
     def wrap_model(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
 from fl_core.algorithms.averaging import half_pull, with_term
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
-from fl_core.errors import UsageError, check_known
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
+from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
@@ -152,18 +151,11 @@ class FedAMP(Keeping):
     @dataclass(frozen=True)
     class Config:
         lam: float = 1.0
-        alpha: float = 1e4
-        decay: float = 0.1
-        decay_every: int = 30
-        sigma: float = 100.0
-        start: str = "own"
-
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        check_known(f"start of {self.name}", self.config.start, ("own", "cloud"))
-        for key in ("alpha", "decay", "decay_every", "sigma"):
-            if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
+        alpha: Positive = 1e4
+        decay: Positive = 0.1
+        decay_every: Count = 30
+        sigma: Positive = 100.0
+        start: Literal["own", "cloud"] = "own"
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread():
@@ -218,14 +210,9 @@ class HeurFedAMP(FedAMP):
 
     @dataclass(frozen=True)
     class Config(FedAMP.Config):
-        sigma: float = 25.0
-        start: str = "cloud"
-        self_weight: float | None = None
-
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        if self.config.self_weight is not None and self.config.self_weight > 1:
-            raise UsageError(f"{self.name}: self_weight must be at most 1; got {self.config.self_weight}.")
+        sigma: Positive = 25.0
+        start: Literal["own", "cloud"] = "cloud"
+        self_weight: Share | None = None
 
     def _alpha(self, index: int) -> float:
         return self._planned(index)
@@ -275,18 +262,11 @@ class FedFomo(Keeping):
 
     @dataclass(frozen=True)
     class Config:
-        downloads: int = 5
+        downloads: Count = 5
         epsilon: float = 0.3
         epsilon_step: float = 0.05
-        norm: str = "l2"
-        report: str = "mixed"
-
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        check_known(f"norm of {self.name}", self.config.norm, NORMS)
-        check_known(f"report of {self.name}", self.config.report, ("mixed", "trained"))
-        if not self.config.downloads:
-            raise UsageError(f"{self.name}: downloads must be at least 1; got {self.config.downloads}.")
+        norm: Literal["l2", "l1"] = "l2"
+        report: Literal["mixed", "trained"] = "mixed"
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)

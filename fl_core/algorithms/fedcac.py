@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
+from fl_core.algorithms.options import Count
 from fl_core.errors import UsageError
 from fl_core.training.context import Context
 from fl_core.tree import Tree
@@ -48,13 +49,11 @@ class FedCAC(Algorithm):
     @dataclass(frozen=True)
     class Config:
         critical: float = 0.5
-        until: int = 100
+        until: Count = 100
 
         def __post_init__(self) -> None:
             if not 0 < self.critical < 1:
                 raise UsageError(f"fedcac: critical must be between 0 and 1; got {self.critical}.")
-            if self.until < 1:
-                raise UsageError(f"fedcac: until must be at least 1 round; got {self.until}.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
-from fl_core.errors import UsageError
+from fl_core.algorithms.options import Count
 from fl_core.layers import Layer
 from fl_core.training.context import Context
 from fl_core.tree import Tree
@@ -49,14 +49,9 @@ class FedLAMA(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        tau: int = 1
-        phi: int = 2
+        tau: Count = 1
+        phi: Count = 2
         crossing: bool = True
-
-        def __post_init__(self) -> None:
-            for name in ("tau", "phi"):
-                if getattr(self, name) < 1:
-                    raise UsageError(f"fedlama: {name} must be at least 1; got {getattr(self, name)}.")
 
     def due(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""

@@ -9,6 +9,7 @@ from typing import Any
 from fl_core import seeds
 from fl_core.algorithms.averaging import FineTuned
 from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
+from fl_core.algorithms.options import Share
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan, prefix_length, shifted
@@ -104,11 +105,7 @@ class FedLP(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        keep: float = 0.7
-
-        def __post_init__(self) -> None:
-            if self.keep > 1:
-                raise UsageError(f"fedlp: keep must be a probability, at most 1; got {self.keep}.")
+        keep: Share = 0.7
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.task_info.layers

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fl_core import models, tree
 from fl_core.algorithms.base import Observation, Round, State, TaskInfo, register
 from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
+from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import drawn
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
@@ -104,14 +105,11 @@ class FedPFT(Contrasting):
         heads: int = 1
         residual: bool = False
         layernorm: bool = False
-        temperature: float = 0.07
-        momentum: float = 0.999
-        queue: int = 4096
+        temperature: Positive = 0.07
+        momentum: Share = 0.999
+        queue: Count = 4096
         mask_unfilled: bool = True
         attention: int = 20
-
-        def __post_init__(self) -> None:
-            _check(self)
 
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
@@ -278,17 +276,14 @@ class TwoStage(FedPFT):
         heads: int = 1
         residual: bool = False
         layernorm: bool = False
-        temperature: float = 0.07
-        momentum: float = 0.999
-        queue: int = 4096
+        temperature: Positive = 0.07
+        momentum: Share = 0.999
+        queue: Count = 4096
         mask_unfilled: bool = True
         watch: bool = False
         attention: int = 20
         personal_head: ClassVar[bool] = False
         contrast_prompts: ClassVar[int] = 0
-
-        def __post_init__(self) -> None:
-            _check(self)
 
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
@@ -336,11 +331,3 @@ class TwoStage(FedPFT):
             with torch.no_grad():
                 self.contrast_loss(self.aside(params, batch), batch, ctx)
         return 0.0
-
-
-def _check(config: Any) -> None:
-    for key in ("temperature", "queue"):
-        if not getattr(config, key):
-            raise UsageError(f"{key} must be above 0; got {getattr(config, key)}.")
-    if config.momentum > 1:
-        raise UsageError(f"momentum of the key branch must be at most 1; got {config.momentum}.")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import inside, with_optional_blocks
 from fl_core.plan import LayerPlan
@@ -215,11 +215,7 @@ class FedRA(Limited):
 
     @dataclass(frozen=True)
     class Config(Limited.Config):
-        allocation: str = "keep"
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_known("allocation", self.allocation, ("keep", "cover"))
+        allocation: Literal["keep", "cover"] = "keep"
 
     def __init__(
         self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None

@@ -12,6 +12,7 @@ from torch import nn
 from fl_core import tree
 from fl_core.algorithms.base import Message, Round, State, TaskInfo, Update, register
 from fl_core.algorithms.fedra import Limited
+from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
 from fl_core.models.blocks import inside, paths_of_blocks
 from fl_core.plan import LayerPlan
@@ -49,13 +50,8 @@ class InclusiveFL(Limited):
     @dataclass(frozen=True)
     class Config(Limited.Config):
         momentum: bool = True
-        beta: float = 0.2
+        beta: Share = 0.2
         own_heads: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.beta > 1:
-                raise UsageError(f"inclusivefl: beta must be at most 1; got {self.beta}.")
 
     @classmethod
     def wrap_model(

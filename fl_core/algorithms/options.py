@@ -1,17 +1,32 @@
-"""An algorithm's own configuration, read from what a user gave: known keys, right types, nothing below 0."""
+"""An algorithm's own configuration, read from what a user gave: known keys, right types, nothing below 0.
+
+A field's type can narrow its values: ``Literal["own", "cloud"]``, :data:`Positive`, :data:`Count` or :data:`Share`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fl_core.errors import UsageError, check_known
 
 MOST = {int: 1e9, float: 1e30}
 """The largest number that an option may be: of a count, and of a strength or rate, which float32 must hold."""
+
+
+class Rule(NamedTuple):
+    """A rule for an option's value, as an annotation of its type."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
+Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
+Share = Annotated[float, Rule("at most 1", lambda value: value <= 1)]
 
 
 def configured(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
@@ -39,17 +54,18 @@ def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any
 
 
 def _filled(name: str, config: type, values: Mapping[str, Any]) -> Any:
-    hints, keys = get_type_hints(config), fields(config)
-    filled = {f.name: _typed(f"{name}: {f.name}", values[f.name], hints[f.name]) for f in keys if f.name in values}
+    hints, keys = get_type_hints(config, include_extras=True), fields(config)
+    filled = {f.name: _typed(name, f.name, values[f.name], hints[f.name]) for f in keys if f.name in values}
     needed = [f.name for f in keys if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
     if needed:
         raise UsageError(f"{name} needs a value for {needed[0]!r}")
     return config(**filled)
 
 
-def _typed(what: str, value: Any, kind: Any) -> Any:
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    target = next(k for k in kinds if k is not NoneType)
+def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
+    what = f"{name}: {key}"
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    target, *rules = _parts(next(k for k in kinds if k is not NoneType))
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         if NoneType in kinds:
             return None
@@ -58,7 +74,9 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
             raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}.")
-        return tuple(_typed(what, part, get_args(target)[0]) for part in parts)
+        return tuple(_typed(name, key, part, get_args(target)[0]) for part in parts)
+    if get_origin(target) is Literal:
+        return check_known(f"{key} of {name}", value, get_args(target))
     try:
         if target is bool:
             return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
@@ -73,4 +91,12 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
         raise UsageError(f"{what} must be at least 0 and finite; got {value}.")
     if target in MOST and number > MOST[target]:
         raise UsageError(f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number.")
+    for rule in rules:
+        if not rule.holds(number):
+            raise UsageError(f"{what} must be {rule.words}; got {value}.")
     return number
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """Return a type and the rules that annotate it."""
+    return get_args(kind) if get_origin(kind) is Annotated else (kind,)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State, Update, register
-from fl_core.errors import UsageError, check_known
+from fl_core.algorithms.options import Count, Positive
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.training.steps import Batch, Steps
 from fl_core.tree import Tree
-
-VARIANTS = ("fo", "hf")
 
 
 @register
@@ -50,15 +49,11 @@ class PerFedAvg(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        variant: str = "fo"
+        variant: Literal["fo", "hf"] = "fo"
         alpha: float | None = None  # rate of the adaptation; default the run's
-        beta: float = 0.01
-        delta: float = 1e-3
+        beta: Positive = 0.01
+        delta: Positive = 1e-3
         adapt_steps: int = 1
-
-        def __post_init__(self) -> None:
-            check_known("variant of per_fedavg", self.variant, VARIANTS)
-            _check_positive("per_fedavg", beta=self.beta, delta=self.delta)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         step = "" if self.config.alpha == 0 else "meta_step"
@@ -121,13 +116,10 @@ class PFedMe(Algorithm):
     @dataclass(frozen=True)
     class Config:
         lam: float = 15.0
-        personal_lr: float = 0.01
-        inner_steps: int = 5
+        personal_lr: Positive = 0.01
+        inner_steps: Count = 5
         beta: float = 1.0
         decay: float = 0.0
-
-        def __post_init__(self) -> None:
-            _check_positive("pfedme", inner_steps=self.inner_steps, personal_lr=self.personal_lr)
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -164,12 +156,6 @@ class PFedMe(Algorithm):
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         return {**super().models(server, client, rnd), "personal": client.trees["personal"]}
-
-
-def _check_positive(algorithm: str, **values: float) -> None:
-    for key, value in values.items():
-        if not value > 0:
-            raise UsageError(f"{algorithm}: {key} must be above 0; got {value}.")
 
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:

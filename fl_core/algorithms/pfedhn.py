@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo, Update, register
-from fl_core.errors import UsageError, check_known
+from fl_core.algorithms.options import Count, Positive
 from fl_core.plan import LayerPlan
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
@@ -81,20 +81,16 @@ class PFedHN(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        lr: float = 0.01
+        lr: Positive = 0.01
         momentum: float = 0.9
         weight_decay: float = 1e-3
-        clip: float = 50.0
-        local_clip: float = 50.0
-        hidden: int = 100
-        begins: str = "drawn"
+        clip: Positive = 50.0
+        local_clip: Positive = 50.0
+        hidden: Count = 100
+        begins: Literal["drawn", "common"] = "drawn"
 
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
-        check_known(f"start of {self.name}", self.config.begins, ("drawn", "common"))
-        for key in ("lr", "clip", "local_clip", "hidden"):
-            if not getattr(self.config, key) > 0:
-                raise UsageError(f"{self.name}: {key} must be above 0; got {getattr(self.config, key)}.")
         self.parameters = task_info.parameters - task_info.frozen
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Message, Observation, Round, State, TaskInfo, Update, register
 from fl_core.algorithms.fedamp import Mixing
+from fl_core.algorithms.options import Count, Positive
 from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.tree import Tree
@@ -64,25 +65,17 @@ class PFedLA(Mixing):
     @dataclass(frozen=True)
     class Config:
         lr: float = 0.5
-        embedding: int = 100
-        hidden: int = 100
-        norm: str = "softmax"
+        embedding: Count = 100
+        hidden: Count = 100
+        norm: Literal["softmax", "relu_sum"] = "softmax"
         zero_heads: bool = False
         reverse: bool = False
-        weights: str = "learned"
-        unit: str = "module"
-        temperature: float = 1.0
+        weights: Literal["learned", "self", "samples", "similar"] = "learned"
+        unit: Literal["module", "layer", "model"] = "module"
+        temperature: Positive = 1.0
 
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
-        check_known(f"norm of {self.name}", self.config.norm, ("softmax", "relu_sum"))
-        check_known(f"weights of {self.name}", self.config.weights, ("learned", "self", "samples", "similar"))
-        check_known(f"unit of {self.name}", self.config.unit, ("module", "layer", "model"))
-        for key in ("embedding", "hidden"):
-            if not getattr(self.config, key):
-                raise UsageError(f"{self.name}: {key} must be at least 1; got {getattr(self.config, key)}.")
-        if not self.config.temperature > 0:
-            raise UsageError(f"{self.name}: temperature must be above 0; got {self.config.temperature}.")
         by_unit = {"module": tuple(_modules(task_info.layers)), "layer": task_info.layers, "model": super().units}
         self._units = by_unit[self.config.unit]
 

@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div
 from fl_core import tree
 from fl_core.algorithms.averaging import with_term
 from fl_core.algorithms.base import Algorithm, Message, Round, State, register
-from fl_core.errors import UsageError
+from fl_core.algorithms.options import Positive
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
@@ -41,11 +41,7 @@ class PFedSD(Algorithm):
     @dataclass(frozen=True)
     class Config:
         lam: float = 0.5
-        temperature: float = 3.0
-
-        def __post_init__(self) -> None:
-            if self.temperature == 0:
-                raise UsageError(f"pfedsd: temperature must be above 0; got {self.temperature}.")
+        temperature: Positive = 3.0
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_core import tree
 from fl_core.algorithms.averaging import half_pull
 from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
-from fl_core.errors import UsageError
+from fl_core.algorithms.options import Positive
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.training.steps import Batch, Steps
@@ -79,11 +79,7 @@ class Scaffold(Corrected):
 
     @dataclass(frozen=True)
     class Config:
-        server_lr: float = 1.0
-
-        def __post_init__(self) -> None:
-            if self.server_lr == 0:
-                raise UsageError(f"scaffold: server_lr must be above 0; got {self.server_lr}.")
+        server_lr: Positive = 1.0
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         message = super().server_message(server, client, rnd)
@@ -143,11 +139,7 @@ class FedDyn(Corrected):
 
     @dataclass(frozen=True)
     class Config:
-        alpha: float = 0.01
-
-        def __post_init__(self) -> None:
-            if self.alpha == 0:
-                raise UsageError(f"feddyn: alpha must be above 0; got {self.alpha}. The server divides by it.")
+        alpha: Positive = 0.01  # the server divides by it
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         tilt = [(ctx.trees[VARIATE][name] * param).sum() for name, param in params.items() if param.requires_grad]

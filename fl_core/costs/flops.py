@@ -8,6 +8,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from fl_core import models
 from fl_core.training.workspace import Workspace
+from fl_core.untouched import untouched
 
 
 class _Everything(ModuleTracker):
@@ -49,13 +50,9 @@ def training_flops(
     x = models.example(shape).to(workspace.device)
     if x.is_floating_point():
         x = x.to(next(iter(workspace.params.values())).dtype)
-    buffers = [(buffer, buffer.clone()) for buffer in workspace.model.buffers()]
     counter = FlopCounter()
-    with torch.random.fork_rng(), workspace.trains(trained) as names, counter:
+    with untouched(workspace.model), workspace.trains(trained) as names, counter:
         logits = workspace.forward(workspace.params, x)
         if logits.requires_grad:
             torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
     return counter.get_total_flops() / 2

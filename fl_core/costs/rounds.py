@@ -38,19 +38,6 @@ class TrainingCost:
     moved: int
 
 
-def training_cost(algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int) -> TrainingCost:
-    """Return the cost of a whole run: the sum of :func:`round_costs`.
-
-    The layer-scheduling paper's Table 4 has 300 rounds of one epoch, 100 clients with 500 samples, and batches of 10.
-
-    Args, Raises: as of :func:`round_costs`.
-    """
-    rounds = round_costs(algorithm, workspace, shape, batch)
-    return TrainingCost(
-        sum(cost.naive for cost in rounds), math.fsum(cost.flops for cost in rounds), sum(cost.moved for cost in rounds)
-    )
-
-
 def round_costs(
     algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
 ) -> tuple[TrainingCost, ...]:

@@ -340,11 +340,6 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
     return values.astype(np.int64)
 
 
-def holds_numbers(cells: Cells) -> bool:
-    """Return whether a column has a cell that is empty or reads as a number."""
-    return isinstance(cells, np.ndarray) or any(not cell or is_number(cell) for cell in cells)
-
-
 def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool = False) -> NDArray[np.float64]:
     """Convert text to float64 [n]. Numbers stay as they are.
 

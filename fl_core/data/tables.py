@@ -63,15 +63,6 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
 
 
-def read_features(path: Path, names: Sequence[str], reading: Reading = PLAIN) -> Array:
-    """Return named columns of a .csv or .parquet table, float32 [n, d] in the order of the names; missing ones are NaN.
-
-    Raises:
-        UsageError: a column does not exist, or a cell is neither empty nor a finite number.
-    """
-    return features(path, *named_columns(path, names, (), reading), missing=True)
-
-
 def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arrays.Place]:
     """Return the texts of a .csv or .parquet table, and how messages name a row. Other columns are ignored.
 

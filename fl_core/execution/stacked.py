@@ -21,7 +21,7 @@ from fl_core.training import optimizer_state
 from fl_core.training.losses import Loss
 from fl_core.training.optimizer_state import MOMENTUM, Entries
 from fl_core.training.phases import Phase, Training, batch_slices
-from fl_core.training.prefix import chain, hooked
+from fl_core.training.prefix import chain, has_hooks
 from fl_core.tree import Tree
 
 TOGETHER = 50
@@ -375,7 +375,7 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     parts = chain(model)
     names = {module: name for name, module in model.named_modules()}
     buffers = len(tree.named_tensors(model)) != len(list(model.parameters()))
-    if parts is None or buffers or any(hooked(module) for module in model.modules()):
+    if parts is None or buffers or any(has_hooks(module) for module in model.modules()):
         return None
     operations: list[tuple[str, str] | None] = []
     for module in parts:

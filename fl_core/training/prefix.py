@@ -56,7 +56,7 @@ def cut(model: nn.Module) -> Cut | None:
     - Its type is not on the list of PyTorch modules whose behaviour is known.
     """
     parts = chain(model)
-    if parts is None or any(hooked(module) for module in model.modules()):
+    if parts is None or any(has_hooks(module) for module in model.modules()):
         return None
     count = next((k for k, module in enumerate(parts) if not _is_fixed(module)), len(parts))
     first = parts[:count]
@@ -118,7 +118,7 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
     return parts
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has hooks, which may read or change its inputs and outputs."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 

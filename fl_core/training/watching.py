@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from fl_core.errors import NonFiniteError
 if TYPE_CHECKING:
     from fl_core.layers import Layer
     from fl_core.training.workspace import Workspace
+from fl_core.untouched import tensors_in
 
 SMALLER = "; a smaller lr may help"
 
@@ -103,11 +104,11 @@ class Watch:
     def _look(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         """Note a module's output if it is the first that is not finite; modules end in the order of the pass."""
         layer = self._layer[name]
-        if not self._output and not all(map(tree.is_finite, _tensors(output))):
+        if not self._output and not all(map(tree.is_finite, tensors_in(output))):
             bad = tree.first_nonfinite({**dict(module.named_parameters()), **dict(module.named_buffers())})
             place = f" (layer {layer!r})" if layer else f" (after layer {self._latest!r})" if self._latest else ""
             module_name = f"module {name!r}{place}" if name else f"the model{place}"
-            side = "output" if all(map(tree.is_finite, _tensors(inputs))) else "input"
+            side = "output" if all(map(tree.is_finite, tensors_in(inputs))) else "input"
             what = f"the {side} of {module_name}" if bad is None else self._tensor(f"{name}.{bad}".lstrip("."))
             self._output = f"first not finite in the forward pass is {what}"
         self._latest = layer or self._latest
@@ -131,14 +132,3 @@ def _layer_with(module: str, layers: Iterable[Layer]) -> str:
     }
     around = [part for part in parts if part and (module == part or module.startswith(f"{part}."))]
     return parts[max(around, key=len)] if around else ""
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)

@@ -15,7 +15,7 @@ from fl_core import tree
 from fl_core.choices import FORMATS
 from fl_core.errors import check_known
 from fl_core.models import blocks
-from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, hooked
+from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, has_hooks
 from fl_core.tree import Tree
 from fl_core.untouched import in_mode
 
@@ -68,7 +68,7 @@ def pool_first(model: nn.Module) -> int:
     Returns:
         The number of swapped pairs.
     """
-    if chain(model) is None or any(hooked(module) for module in model.modules()):
+    if chain(model) is None or any(has_hooks(module) for module in model.modules()):
         return 0
     count = 0
     for (a, first), (b, second) in pairwise(list(model._modules.items())):

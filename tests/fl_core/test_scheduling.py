@@ -15,7 +15,7 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
 from fl_core.costs.flops import training_flops
-from fl_core.costs.rounds import TrainingCost, training_cost
+from fl_core.costs.rounds import TrainingCost, round_costs
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
@@ -226,6 +226,12 @@ def test_a_schedule_takes_the_keys_of_what_is_below() -> None:
 def paper_cnn() -> tuple[torch.nn.Module, Any]:
     model = models.build("scheduling_cnn", (1, 28, 28), 10, seed=0)
     return model, layers_of(model, models.example((1, 28, 28)))
+
+
+def training_cost(*arguments: Any) -> TrainingCost:
+    """The sum of all rounds."""
+    costs = round_costs(*arguments)
+    return TrainingCost(*(sum(getattr(cost, name) for cost in costs) for name in ("naive", "flops", "moved")))
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
@@ -19,7 +20,7 @@ import fedlayers as fl
 from fl_core import data, runner
 from fl_core.config import RunConfig
 from fl_core.data import preprocessing, tables
-from fl_core.data.columns import Reading
+from fl_core.data.columns import PLAIN, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
@@ -27,6 +28,10 @@ from fl_core.records.store import Run
 
 SPLITS = ("train", "validation", "test")
 WORDS = ("ill", "well")
+
+
+def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
+    return tables.features(path, *tables.named_columns(path, names, (), PLAIN), missing=True)
 
 
 def frame(n: int = 60, holes: bool = False) -> pd.DataFrame:
@@ -200,7 +205,7 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     assert made is not None
     again = Preprocessing.from_json(json.loads(json.dumps(made.to_json())))
     assert again == made
-    assert (again.transform(tables.read_features(path, made.columns)) == samples(federated, *SPLITS)).all()
+    assert (again.transform(read_features(path, made.columns)) == samples(federated, *SPLITS)).all()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -212,7 +217,7 @@ def test_features_come_in_the_order_of_their_names_whatever_the_file_has(tmp_pat
     for order in (["one", "age", "dose"], ["client", "one", "age", "dose"]):
         given = frame()[order]
         given.to_csv(path, index=False) if suffix == ".csv" else given.to_parquet(path, index=False)
-        assert (tables.read_features(path, tuple(table)) == table.to_numpy(np.float32)).all()
+        assert (read_features(path, tuple(table)) == table.to_numpy(np.float32)).all()
 
 
 def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:

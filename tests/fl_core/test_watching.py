@@ -22,7 +22,7 @@ from fl_core.execution.requests import TUNED, FinetuneRequest, ScoreRequest, Tra
 from fl_core.execution.stacked import BatchedClients
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
-from fl_core.training.prefix import hooked
+from fl_core.training.prefix import has_hooks
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, play
 from tests.networks import Wired
@@ -177,7 +177,9 @@ def test_the_error_says_who_and_when_and_what_was_not_finite_first(name: str, st
         client_runner.run(job(start))
     assert str(caught.value).startswith("own, round 5, client 'c', phase 'train': ")
     assert CAUSES[name].said in str(caught.value)
-    assert not any(hooked(module) for module in client_runner.workspace.model.modules()), "nothing watches any longer"
+    assert not any(has_hooks(module) for module in client_runner.workspace.model.modules()), (
+        "nothing watches any longer"
+    )
 
 
 @pytest.mark.parametrize("name", STACKED)
