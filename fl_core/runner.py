@@ -129,7 +129,7 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
         try:
             files.json_bytes(value)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{key} cannot be stored with the run: {error}; give plain numbers and text") from error
+            raise UsageError(f"{key} must be plain numbers and text; got another value ({error}).") from error
 
 
 def resume(
@@ -212,7 +212,7 @@ def _check_device(name: str) -> None:
                 f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write --device cuda for "
                 "a graphics card."
             ) from error
-        raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}).") from error
 
 
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:
@@ -401,12 +401,12 @@ def load_kind(
             trees.setdefault(kind, {}).setdefault(name, each)
     which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
-        raise UsageError(f"{path} has no {which!r} models after round {checkpoint.round}; it has: {listing(trees)}")
+        raise UsageError(f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}.")
     built = {}
     for client in (c.name for c in task.data.clients):
         if client in trees[which]:
             if trees[which][client].keys() < tree.named_tensors(task.model).keys():
-                raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
+                raise UsageError(f"client {client!r} must have a whole {which!r} model to load; got a part of it.")
             built[client] = _copy_with(task.model, trees[which][client])
     return which, built, task
 
