@@ -234,7 +234,7 @@ def test_from_the_command_line_to_a_density(here: Path, capsys: pytest.CaptureFi
 def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema.write(here / "rows.jsonl", {}, [schema.row("held", 1.0, client="a", layer="l", round=1)])
     before = sorted(here.iterdir())
-    assert "no rows file" in refused(capsys, "plot", "nothing.jsonl")
+    assert "nothing.jsonl" in refused(capsys, "plot", "nothing.jsonl")
     assert "did you mean 'held'" in refused(capsys, "plot", "rows.jsonl", "--metrics", "hel")
     assert "is a file" in refused(capsys, "plot", "rows.jsonl", "--out", "rows.jsonl")
     assert "from 20 to 1200" in refused(capsys, "plot", "rows.jsonl", "--dpi", "3")

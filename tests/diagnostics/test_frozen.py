@@ -168,8 +168,8 @@ def biased() -> Wired:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (biased(), "layer 'fc2' has no weights that train"),
-        (frozen("fc1", "fc2"), "playerfl needs 2 layers to choose between; the model has 1"),
+        (biased(), "layer 'fc2'"),
+        (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_first(model: nn.Module, words: str, tmp_path: Path) -> None:

@@ -493,7 +493,7 @@ BARE = [*LAYERS[:2], Layer("norm", (), ("norm.mean",)), *LAYERS[2:]]
     ("rows", "error", "message"),
     [
         (measured(rows_of(), layers=[]), UsageError, "names no layers"),
-        (measured(rows_of(), layers=["conv1"]), UsageError, "not a layer: 'conv1'"),
+        (measured(rows_of(), layers=["conv1"]), UsageError, "'conv1'"),
         (measured([row("loss", 1.0, client="a")]), UsageError, "no values of layers"),
         (measured(rows_of({"": (4, [1.0] * 4)})), UsageError, "no federation_sensitivity of single clients"),
         (measured(rows_of({"a": (4, [1.0, 2.0, 3.0])})), UsageError, "no federation_.* of layer 'fc10' at client 'a'"),

