@@ -96,7 +96,7 @@ class Limit:
         Raises:
             DivergedError: the run has to stop.
         """
-        text = f"{where}: training diverges, with {reason}; a smaller lr may help"
+        text = f"{where}: training diverges, with {reason}. Use a smaller lr."
         if self._stops:
             raise DivergedError(text)
         if not self._noted:

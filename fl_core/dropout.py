@@ -79,10 +79,10 @@ def read_trace(path: Path | str, clients: Sequence[str]) -> list[tuple[int, str]
             table = csv.DictReader(file)
             missing = [name for name in TRACE_COLUMNS if name not in (table.fieldnames or ())]
             if missing:
-                raise UsageError(f"{path} is no trace of lost replies: its header has no column {missing[0]!r}")
+                raise UsageError(f"{path} must have a column {missing[0]!r} in its header; got none.")
             return sorted({_lost_reply(record, f"{path}, line {table.line_num}", clients) for record in table})
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read as a trace of lost replies: {error}") from error
+        raise UsageError(f"{path} must be a readable trace of lost replies; got another ({error}).") from error
 
 
 def _lost_reply(record: dict[str, str], place: str, clients: Sequence[str]) -> tuple[int, str]:

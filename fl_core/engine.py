@@ -322,7 +322,9 @@ class Engine:
             UsageError: clients live elsewhere, and what they keep with them.
         """
         if not isinstance(self.clients, LocalClients):
-            raise UsageError(f"the models of {self.names[client]!r} are where the client is, not at the server")
+            raise UsageError(
+                f"models of {self.names[client]!r} are not available on the server of a remote federation."
+            )
         return self.clients.models(client, self._offer(client, Round(self.done)), self.done)
 
     def _evaluate_all(self, untuned: frozenset[int]) -> None:

@@ -48,6 +48,11 @@ def listing(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def needs_package(package: str, purpose: str, extra: str) -> UsageError:
+    """Return the error for a missing optional package, with the command that installs it."""
+    return UsageError(f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'.")
+
+
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 

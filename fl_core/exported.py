@@ -78,7 +78,7 @@ class Exported:
         file = self.about["file"]
         if file["format"] != "safetensors":
             raise UsageError(
-                f"{self.path} is a program for others to run ({file['format']}): export the model as safetensors"
+                f"{self.path} must be an export as safetensors; got {file['format']}, which other programs run."
             )
         built = _built(self.path, self.about, model, allow_code)
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
@@ -113,7 +113,7 @@ class Predictions:
             UsageError: the model predicts a number.
         """
         if not self.classes:
-            raise UsageError("the model predicts a number: it has outputs, and no classes")
+            raise UsageError("the model must predict classes; got a number. Use the outputs.")
         single = self.outputs.shape[1] == 1 and len(self.classes) == 2
         return torch.cat([torch.zeros_like(self.outputs), self.outputs], dim=1) if single else self.outputs
 
@@ -213,7 +213,9 @@ def export(
     example = models.example(task.data.shape)
     with tree.one_thread():
         if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained[chosen], example)):
-            raise UsageError(f"{about['model']['callable']} does not give the same model when it is called again")
+            raise UsageError(
+                f"{about['model']['callable']} must give the same model when it is called again; got another."
+            )
     if format == "safetensors":
         content = save(tree.state_dict(rebuilt))
     else:
@@ -235,11 +237,11 @@ def read(path: Path | str) -> Exported:
     path = Path(path).resolve()  # links may lead to its folder, but not within it
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
-        raise UsageError(f"{path} is no exported model: there is no {name} beside it")
+        raise UsageError(f"{path} must be an exported model with {name} next to it; got none.")
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
     if not known or not about.keys() >= {"model", "inputs", "classes", "file"}:
-        raise UsageError(f"{path.parent / name} does not describe an exported model")
+        raise UsageError(f"{path.parent / name} must describe an exported model; got other data.")
     return Exported(path, about)
 
 
@@ -281,7 +283,7 @@ def predict(
     if bad:
         first = samples.names[bad[0]]
         raise NonFiniteError(
-            f"{len(bad)} of {len(outputs)} samples have outputs that are NaN or infinite, the first is sample {first}"
+            f"outputs must be finite; got others for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
     return Predictions(samples.names, exported.classes, outputs, samples.ids)
 
@@ -342,7 +344,9 @@ def _built(
     if model is not None:
         made = copy.deepcopy(model)
     elif not said["callable"]:
-        raise UsageError(f"{path} was trained with a model of your own, {said['class']}: pass it again, model=...")
+        raise UsageError(
+            f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
+        )
     else:
         check_stored(str(path), said["callable"], said["options"], allowed)
         made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
@@ -372,23 +376,26 @@ def _format(out: Path, asked: str | None) -> str:
     if named not in (None, asked):
         suffix = next(suffix for suffix, name in SUFFIXES.items() if name == asked)
         raise UsageError(
-            f"{out} is named as a file of format {named}, and the format asked for is {asked}: name it "
-            f"{out.with_suffix(suffix).name}, or leave the format out"
+            f"name of a file of format {asked} must end in {suffix}; got {out}, which is {named}. "
+            f"Name it {out.with_suffix(suffix).name}, or leave the format out."
         )
     return asked
 
 
 def _check_free(out: Path) -> None:
     if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent} to export to")
+        raise UsageError(f"folder {out.parent} must be there to export to; got none. Make it first.")
     for path in (out, out.with_name(f"{out.name}.json")):
         if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} is there already and stays as it is: choose another file, or remove it first")
+            raise UsageError(f"{path} must be a new file; got one that is there. Choose another name, or remove it.")
 
 
 def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) -> str:
     if client is not None:
         return check_known(f"client with a {which} model", client, trained)
     if len({tree.digest(tree.state_dict(model)) for model in trained.values()}) > 1:
-        raise UsageError(f"every client has a {which} model of its own: say whose (--client): {listing(trained)}")
+        raise UsageError(
+            f"client must be one of {listing(trained)}, which have {which} models of their own; got none. "
+            "Pass --client NAME."
+        )
     return next(iter(trained))

@@ -57,8 +57,8 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
     config = run.task_config()
     if not _has_global_model(run):
         raise UsageError(
-            f"{path} is a run of {config['algorithm']}, whose models are the clients' own: start from a run with a "
-            f"global model, such as one of fedavg"
+            "init must be a run with a global model, such as one of fedavg; "
+            f"got {path}, a run of {config['algorithm']}."
         )
     which = "last" if run.stopping() is None else run.best_round("global")
     found = dict(run.checkpoint(which, lazy=True).server.trees["model"])
@@ -118,6 +118,6 @@ def _match_words(
         stored[name], matched = rows, True
     if not matched:
         raise UsageError(
-            f"{path} has another vocabulary, and no embedding of the model has a row for each of its words"
+            f"{path} must have the same vocabulary, or an embedding with a row for each of its words; got neither."
         )
     return [f"{len(pairs)} of {len(words)} words start as {path} has them, the others fresh"]

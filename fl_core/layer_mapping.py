@@ -56,7 +56,7 @@ class ExtendedModel:
         now = {id(tensor): name for name, tensor in self.tensors.items()}
         for name, tensor in plain.tensors.items():
             if id(tensor) not in now and not cuts:
-                raise TypeError(f"building lost the tensor {name!r}: what is kept of a model must be the same tensor")
+                raise TypeError(f"a wrapped model must keep the original tensors; got another {name!r}.")
         self.names = {name: now[id(tensor)] for name, tensor in plain.tensors.items() if id(tensor) in now}
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self.added: tuple[Layer, ...] = ()
@@ -139,7 +139,7 @@ class ExtendedModel:
                     return first
                 break
             path = _owner(path)
-        raise TypeError(f"building added {name!r} without saying in ``added_modules`` whether it is shared or personal")
+        raise TypeError(f"added_modules must say whether {name!r} is shared or personal; got nothing.")
 
     def _carried(self, layer: Layer) -> Layer:
         joining = sorted(name for name, near in self._adapters.items() if near in layer.tensors)

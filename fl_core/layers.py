@@ -103,7 +103,7 @@ def layers_of(
     check_known("way of grouping layers", by, WAYS)
     tensors = tree.named_tensors(model)
     if not tensors:
-        raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to federate")
+        raise UsageError(f"{type(model).__name__} must have parameters to federate; got none.")
     parameters = {name for name, _ in model.named_parameters()}
     unit_of = _units(model, tensors, by, groups)
     trace = _trace(model, example)
@@ -173,10 +173,12 @@ def _units(
     """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
     modules = dict(model.named_modules())
     if groups is not None and by != "block":
-        raise UsageError(f"groups of modules go with by='block', not with by={by!r}")
+        raise UsageError(f"groups of modules must be given with by='block'; got by={by!r}.")
     declared = groups if groups is not None else getattr(model, "layer_groups", ())
     if isinstance(declared, str):
-        raise UsageError(f"layer_groups must be a tuple of modules' paths, ({declared!r},), not the text {declared!r}")
+        raise UsageError(
+            f"layer_groups must be a tuple of modules' paths, such as ({declared!r},); got the text {declared!r}."
+        )
     declared = tuple(declared)
     for path in declared:
         check_known("module", path, modules)

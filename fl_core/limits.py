@@ -59,7 +59,7 @@ def check_size(
     """
     if n_bytes > (memory() if most is None else most):
         limit = f"this machine's memory of {sized(memory())}" if most is None else f"the {sized(most)} of its kind"
-        raise fault(f"{path} holds {sized(n_bytes)}, more than {limit}")
+        raise fault(f"{path} must have at most {limit}; got {sized(n_bytes)}.")
 
 
 def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
@@ -71,8 +71,8 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     check_size(f"{path}, unpacked,", unpacked)
     if unpacked > max(UNPACKED, RATIO * packed):
         raise UsageError(
-            f"{path} has {sized(packed)} that unpack to {sized(unpacked)}, over {RATIO} times as many: if they are "
-            "meant, store them without compression"
+            f"{path} must unpack to at most {RATIO} times its size; "
+            f"got {sized(unpacked)} from {sized(packed)}. Store data that are meant without compression."
         )
 
 

@@ -112,7 +112,7 @@ class LayerPlan:
         for kind, found in (("layer", names), ("tensor", tensors), ("shared layer", list(self.shared))):
             twice = sorted({name for name in found if found.count(name) > 1})
             if twice:
-                raise UsageError(f"a plan names the {kind} {twice[0]!r} twice")
+                raise UsageError(f"a plan must name each {kind} once; got {twice[0]!r} twice.")
         for name in self.shared:
             check_known("layer", name, names)
         object.__setattr__(self, "shared", tuple(name for name in names if name in set(self.shared)))
@@ -257,7 +257,7 @@ class LayerPlan:
                 for who, names in (("plan", planned - present), ("model", present - planned))
                 if names
             ]
-            raise UsageError("the plan was made for another model; " + "; ".join(parts))
+            raise UsageError(f"the plan must fit the model; got tensors {'; '.join(parts)}")
 
     # --- on disk ---
 
@@ -278,11 +278,12 @@ class LayerPlan:
         Raises:
             UsageError: the format is different or newer, a key is missing or unknown, or the contents are not a plan.
         """
-        if not isinstance(data, Mapping) or not check_version("the plan", data.get("format"), FORMAT):
-            raise UsageError(f"not a plan: its format is not {FORMAT!r}")
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        if not isinstance(data, Mapping) or not check_version("the plan", found, FORMAT):
+            raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}.")
         missing = {"layers", "shared", "why"} - data.keys()
         if missing:
-            raise UsageError(f"not a plan: {listing(sorted(missing))} missing")
+            raise UsageError(f"a plan must have layers, shared and why; got no {listing(sorted(missing))}.")
         _check_kinds("a plan", data, {"format": "", "layers": (), "shared": (), "why": {}, "sha256": ""})
         _check_kinds("a plan's evidence", data["why"], {**asdict(Evidence()), "race": {}})
         try:
@@ -296,7 +297,7 @@ class LayerPlan:
             why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
             plan = cls(layers, tuple(data["shared"]), Evidence(**why))
         except (TypeError, AttributeError, KeyError) as error:
-            raise UsageError(f"not a plan: {error}") from error
+            raise UsageError(f"a plan must be as fedlayers writes it; got another form ({error}).") from error
         has_digest = "sha256" in data or data["format"] != UNSIGNED
         if has_digest and data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
@@ -315,8 +316,11 @@ class LayerPlan:
         """
         path = Path(path)
         if not path.is_file():
-            race = "; only run takes choose, to decide by a race" if str(path) == "choose" else ""
-            raise UsageError(f"no plan at {path}{race}")
+            race = " Only fedlayers run takes choose." if str(path) == "choose" else ""
+            raise UsageError(
+                "plan must be a file that fedlayers choose or select wrote, or auto; "
+                f"got {str(path)!r}, which is not there.{race}"
+            )
         try:
             limits.check_size(path, path.stat().st_size, limits.JSON_BYTES)
             return cls.from_json(limits.parsed_json(path.read_text(encoding="utf-8")))
@@ -324,8 +328,8 @@ class LayerPlan:
             raise UsageError(f"{path}: {error}") from error
         except ValueError as error:  # no JSON, no UTF-8, or nested too deeply
             raise UsageError(
-                f"{path} is not a plan: {error}. A plan is a file that fedlayers choose or fedlayers select writes; "
-                "--plan auto makes one."
+                f"{path} must be a plan, as fedlayers choose or select writes it; got no JSON ({error}). "
+                "Use --plan auto to make one."
             ) from error
 
     @property
@@ -353,14 +357,14 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
         UsageError: a field is unknown or of another type, or there is no name.
     """
     if not isinstance(item, Mapping) or "name" not in item:
-        raise UsageError(f"not a layer: {item!r}")
+        raise UsageError(f"a layer must be an object with a name; got {item!r}.")
     data = dict(item)
     _check_kinds("a layer", data, asdict(Layer("", ())))
     for kind in ("parameters", "buffers", "tables", "frozen"):
         data[kind] = tuple(data.get(kind, ()))
         for name in data[kind]:
             if not isinstance(name, str):
-                raise UsageError(f"not a layer: {name!r} among its tensor names")
+                raise UsageError(f"names of a layer's tensors must be text; got {name!r}.")
     return Layer(**data)
 
 
@@ -370,7 +374,7 @@ def _check_kinds(what: str, data: Mapping[str, Any], like: Mapping[str, Any]) ->
         default = like[check_known(f"field of {what}", name, like)]
         kinds = {tuple: (tuple, list), type(None): (type(None), int, float)}.get(type(default), (type(default),))
         if not isinstance(value, kinds):
-            raise UsageError(f"not {what}: {name!r} is {type(value).__name__}, not {kinds[-1].__name__}")
+            raise UsageError(f"{name!r} of {what} must be {kinds[-1].__name__}; got {type(value).__name__}.")
 
 
 def shifted(plan: LayerPlan, by: int) -> LayerPlan:
@@ -395,5 +399,7 @@ def prefix_length(plan: LayerPlan) -> int:
         UsageError: they are not the first layers, so "one layer more or less" has no meaning.
     """
     if plan.cut is None:
-        raise UsageError("the plan's shared layers are not the first ones: one layer more or less is not defined")
+        raise UsageError(
+            "the plan must share the first layers; got others. One layer more or less is not defined for them."
+        )
     return plan.cut

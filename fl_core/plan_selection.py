@@ -111,16 +111,16 @@ class PlanSelection:
         moving = [layer for layer in layers if layer.used and not layer.is_frozen]
         choices = [layer for layer in moving if layer.weights]
         if len(choices) < 2:
-            raise UsageError(f"{name} needs 2 layers to choose between; the model has {len(choices)}")
+            raise UsageError(f"{name}: the model must have 2 layers to choose between; got {len(choices)}.")
         algorithm.resolve_plan(LayerPlan(layers, ()).with_first(1))
         for layer in moving:
             if set(layer.weights) <= set(layer.frozen):
                 raise UsageError(
-                    f"layer {layer.name!r} has no weights that train, so that nothing is measured of it: "
-                    "group it with another layer, or give a plan"
+                    f"layer {layer.name!r} must have weights that train, to be measured; got none. "
+                    "Group it with another layer, or give a plan."
                 )
         if not algorithm.task_info.epochs:
-            raise UsageError("a decision is made on what local training shows: epochs must be at least 1")
+            raise UsageError("epochs must be at least 1 to choose a plan; got 0.")
 
     def before_training(self, engine: MeasuringEngine) -> LayerPlan | None:
         """Measure ahead of the first round and decide on the plan; None if not asked for, or if a plan is given."""
@@ -150,7 +150,9 @@ class PlanSelection:
 
     def _decide_by(self, name: str) -> Decide:
         if self.instruments.decide is None:
-            raise UsageError(f"{name} decides on a plan: pass a plan, or instruments as fl.run does")
+            raise UsageError(
+                f"{name} must have a plan, or instruments to choose one; got neither. Pass a plan, or use fl.run."
+            )
         return self.instruments.decide
 
 
@@ -189,5 +191,5 @@ def first_models(
     measured = taken(scouting.server)
     home = scouting.clients
     if not isinstance(home, LocalClients):
-        raise UsageError("the clients' models are where the clients are, not at the server")
+        raise UsageError("client models are not available on the server of a remote federation.")
     return home.kept["local"], {engine.names[each["client"]]: each for each in measured}

@@ -66,7 +66,7 @@ class Registry(Generic[Member]):
             taken = (inside.module, inside.attribute)
         if taken != origin:
             raise UsageError(
-                f"the name {name!r} is taken by another {self.kind}, {':'.join(taken)}; choose another name"
+                f"{self.kind} must have a name of its own; got {name!r}, the name of {':'.join(taken)}. Choose another."
             )
         self._members[name] = member
         self._made_from[origin] = name
@@ -161,7 +161,7 @@ def _way(path: str) -> str:
     """Return what to write in place of a file's name with a name in it."""
     file, _, name = path.partition(":")
     module = file.removesuffix(".py").strip("./").replace("/", ".")
-    return f". Name the module without .py: {module}:{name}" if file.endswith(".py") else ""
+    return f" Name the module without .py: {module}:{name}." if file.endswith(".py") else ""
 
 
 def imported(kind: str, path: str) -> Any:
@@ -172,7 +172,7 @@ def imported(kind: str, path: str) -> Any:
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
-        raise UsageError(f"{kind} {path!r} is not of the form package.module:name{_way(path)}")
+        raise UsageError(f"{kind} must have the form package.module:name; got {path!r}.{_way(path)}")
     if "" not in sys.path:
         sys.path.append("")
     try:
@@ -180,7 +180,9 @@ def imported(kind: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but an import of it does not
-        raise UsageError(f"{kind} {path!r}: there is no module {error.name!r} to import{_way(path)}") from error
+        raise UsageError(
+            f"{kind} {path!r} must be in a module that is there; got {error.name!r}.{_way(path)}"
+        ) from error
     for part in attributes.split("."):
         if not hasattr(target, part):
             check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])

@@ -122,7 +122,9 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
     task.lost_replies = [tuple(lost) for lost in stored.get("lost_replies", [])]
     for lost in task.lost_replies:
         if len(lost) != 2 or not isinstance(lost[0], int) or lost[1] not in names:
-            raise CorruptError(f"{run.path / 'config.json'} is damaged: {lost} is no round and client of this run")
+            raise CorruptError(
+                f"{run.path / 'config.json'} is damaged: a lost reply must be a round and a client; got {lost}."
+            )
     return task
 
 
@@ -149,8 +151,8 @@ def _own_files(
         path = getattr(config, key)
         if needed[key] and known.get(key) != path:
             raise UsageError(
-                f"{run.path} names a file as its {key}, {path!r}; if it is yours, say so: --{key} {path} "
-                f"({key}={path!r} in Python)"
+                f"{run.path} uses the file {path!r} as its {key}. Pass --{key} {path} to allow it ({key}={path!r} "
+                "in Python)."
             )
     return replace(config, data_root=known.get("data_root") or (config.data_root if run.begun else None))
 
@@ -199,10 +201,10 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
         algorithm = _under_its_plan(task, server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
         if stranger is not None:
-            raise UsageError(f"{stranger!r} is no client of this run, or is missing")
+            raise UsageError(f"clients must be those of this run; {stranger!r} is another, or is missing.")
         bad = next(filter(None, map(tree.first_nonfinite, server.trees.values())), None)
         if bad is not None:
-            raise UsageError(f"{bad!r} of the server is not finite, which no round leaves behind")
+            raise UsageError(f"tensors of the server must be finite; got another {bad!r}.")
     check_one("server", server, algorithm.server_state(tree.clone(initial)))
     upcoming = _upcoming(task, algorithm, checkpoint.round) if goes_on else None
     for client, name in enumerate(names if clients else ()):
@@ -226,7 +228,7 @@ def _under_its_plan(task: Task, server: State) -> Algorithm:
     algorithm = task.algorithm(task.plan)
     if "plan" not in server.meta:
         if task.plan is None and (task.config.plan == AUTO or algorithm.decides):
-            raise UsageError(f"it has no plan, which {algorithm.name} had decided on in its first round")
+            raise UsageError(f"the plan must be there, since {algorithm.name} chose it in its first round; got none.")
         return algorithm
     plan = LayerPlan.from_json(server.meta["plan"])
     plan.check_tensors(algorithm.task_info.tensors)
@@ -275,11 +277,10 @@ def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None
     if FEDERATION in stored and not at_sites:
         names = listing(site["name"] for site in stored[FEDERATION]["sites"])
         raise UsageError(
-            f"{path} is a federation's run: what its clients keep is at their sites, {names}; fedlayers federation run "
-            f"--resume {path} continues it"
+            f"{path} must be resumed with its sites, {names}; got none. Use fedlayers federation run --resume {path}."
         )
     if at_sites and FEDERATION not in stored:
-        raise UsageError(f"{path} is no federation's run: fedlayers resume {path} continues it")
+        raise UsageError(f"{path} must be resumed without sites; got some. Use fedlayers resume {path}.")
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -313,7 +314,7 @@ def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weig
     """
     for kind in stored["own"]:
         if given[kind] is None:
-            raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
+            raise UsageError(f"{path} must be resumed with its own {kind}; got none. Pass the same again, {kind}=...")
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
     check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
     if not passed["model"]:
@@ -334,8 +335,8 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
     for key, name in needed.items():
         if name not in code:
             raise UsageError(
-                f"{path} names code as its {key}, {name!r}; if it is yours, say so: "
-                f"--allow-code {' '.join(needed.values())} (allow_code={list(needed.values())} in Python)"
+                f"{path} uses custom code {name!r} as its {key}. Pass --allow-code {' '.join(needed.values())} to "
+                f"allow it (allow_code={list(needed.values())} in Python)."
             )
 
 
@@ -344,9 +345,9 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     began = Run(path).header()
     now = task.header("")
     if began["data"] != now["data"]:
-        raise UsageError(f"{path} began with other data; pass the same data to go on")
+        raise UsageError(f"{path} must be resumed with the same data; got other data.")
     names = [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in (*began["layers"], *now["layers"])]
     if names[: len(began["layers"])] != names[len(began["layers"]) :]:
-        raise UsageError(f"{path} began with a model of other layers; pass the same model to go on")
+        raise UsageError(f"{path} must be resumed with the same model; got other layers.")
     if weights and began["checkpoint"] != now["checkpoint"]:
-        raise UsageError(f"{path} began with other weights; pass the same to go on")
+        raise UsageError(f"{path} must be resumed with the same model; got other weights.")

@@ -68,13 +68,13 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
     """
     unknown = set(columns) - set(COLUMNS)
     if unknown:
-        raise KeyError(f"not in the schema of rows: {sorted(unknown)}")
+        raise KeyError(f"columns must be in the schema of rows; got {sorted(unknown)}.")
     if value is not None and not math.isfinite(value):
         value = None
     if value is None and status == "ok":
-        raise ValueError(f"{metric}: no finite value, and no status that says why")
+        raise ValueError(f"{metric}: the value must be finite with status 'ok'; got none. Give a status that says why.")
     if value is not None and status != "ok":
-        raise ValueError(f"{metric}: a value of {value}, but the status is {status!r}")
+        raise ValueError(f"{metric}: the value must be left out with status {status!r}; got {value}.")
     if columns.get("stderr") is not None and not math.isfinite(columns["stderr"]):
         columns["stderr"] = None
     filled = {"metric": metric, "value": None if value is None else float(value), "status": status, **columns}
@@ -120,7 +120,7 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
     try:
         return header, frame(lines)
     except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
-        raise CorruptError(f"{path} has a row that is none of the schema: {error}") from error
+        raise CorruptError(f"{path} is damaged: a row does not fit the schema ({error})") from error
 
 
 def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
@@ -130,14 +130,18 @@ def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
 
 def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
-        raise UsageError(f"no rows file at {path}")
+        raise _refused(path, "no file there")
     lines = _lines(path, complete, opener)
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
-        raise UsageError(f"{path} is not a rows file: its first line has no schema")
+        raise _refused(path, "a first line without a schema")
     if not check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"):
-        raise UsageError(f"{path} is not a rows file: its schema is {header['schema']!r}")
+        raise _refused(path, f"schema {header['schema']!r}")
     return current(header), lines
+
+
+def _refused(path: Path, found: str) -> UsageError:
+    return UsageError(f"{path} must be a file of rows; got {found}.")
 
 
 def _is_row(record: Any) -> bool:
@@ -162,8 +166,8 @@ def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[
                 record = limits.parsed_json(line.decode("utf-8"))
             except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
                 if number == 1:
-                    raise UsageError(f"{path} is not a rows file: its first line is not a header ({error})") from error
-                raise CorruptError(f"{path}, line {number}: {error}") from error
+                    raise _refused(path, f"a first line that is no header ({error})") from error
+                raise CorruptError(f"{path}, line {number} is damaged: {error}") from error
             if number > 1 and not _is_row(record):
-                raise CorruptError(f"{path}, line {number}: not a row of the schema")
+                raise CorruptError(f"{path}, line {number} is damaged: it is no row of the schema")
             yield record

@@ -126,7 +126,7 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
         try:
             files.json_bytes(value)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{key} cannot be stored with the run: {error}; give plain numbers and text") from error
+            raise UsageError(f"{key} must be plain numbers and text; got another value ({error}).") from error
 
 
 def resume(
@@ -209,7 +209,7 @@ def _check_device(name: str) -> None:
                 f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write --device cuda for "
                 "a graphics card."
             ) from error
-        raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}).") from error
 
 
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:

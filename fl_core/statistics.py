@@ -93,7 +93,7 @@ def combine(values: Values, weights: Values) -> float:
     """
     m, w = _aligned(values=values, weights=weights)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
-        raise UsageError("weights must be finite, at least 0, and not all 0")
+        raise UsageError(f"weights must be finite, at least 0, and not all 0; got {w.tolist()}.")
     return float((w / w.sum()) @ m) if _whole(m) else math.nan
 
 
@@ -207,7 +207,7 @@ def share_interval(successes: int, trials: int) -> Interval:
         UsageError: there are no trials, or more successes than trials.
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise UsageError(f"{successes} of {trials} is no share")
+        raise UsageError(f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}.")
     from scipy import stats
 
     share, square = successes / trials, float(stats.norm.ppf(0.975)) ** 2
@@ -342,7 +342,10 @@ def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -
         UsageError: there are fewer than 2 algorithms or 1 block, or alpha is outside 0 to 1.
     """
     if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
-        raise UsageError(f"no critical difference of {n_algorithms} algorithms over {n_blocks} at alpha {alpha}")
+        raise UsageError(
+            "a critical difference must be of at least 2 algorithms and 1 block, at alpha between 0 and 1; "
+            f"got {n_algorithms}, {n_blocks} and {alpha}."
+        )
     from scipy import stats
 
     quantile = stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
@@ -351,7 +354,7 @@ def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -
 
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise UsageError(f"level must lie between 0 and 1; got {level}")
+        raise UsageError(f"level must be between 0 and 1; got {level}.")
 
 
 def _rank_error(n_algorithms: int, n_blocks: int) -> float:
@@ -370,14 +373,14 @@ def _aligned(**named: Values) -> list[NDArray[np.float64]]:
         if isinstance(values, pd.Series):
             order = values.index if order is None else order
             if not values.index.is_unique or set(values.index) != set(order):
-                raise UsageError(f"{name} is not for the same clients as {next(iter(named))}, each once")
+                raise UsageError(f"{name} must be of the same clients as {next(iter(named))}, each once; got others.")
             values = values.loc[order].to_numpy(float, na_value=math.nan)
         vectors.append(np.asarray(values, dtype=float))
     lengths = {name: vector.shape for name, vector in zip(named, vectors, strict=True)}
     if any(vector.ndim != 1 for vector in vectors) or len(set(lengths.values())) > 1:
-        raise UsageError(f"vectors of one length are needed, not shapes {lengths}")
+        raise UsageError(f"values must be vectors of one length; got shapes {lengths}.")
     if len(vectors[0]) == 0:
-        raise UsageError(f"no values in {next(iter(named))}")
+        raise UsageError(f"{next(iter(named))} must have values; got none.")
     return vectors
 
 

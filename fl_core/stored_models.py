@@ -82,12 +82,12 @@ def load_kind(
             trees.setdefault(kind, {}).setdefault(name, each)
     which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
-        raise UsageError(f"{path} has no {which!r} models after round {checkpoint.round}; it has: {listing(trees)}")
+        raise UsageError(f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}.")
     built = {}
     for client in (c.name for c in task.data.clients):
         if client in trees[which]:
             if trees[which][client].keys() < tree.named_tensors(task.model).keys():
-                raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
+                raise UsageError(f"client {client!r} must have a whole {which!r} model to load; got a part of it.")
             built[client] = copy_with(task.model, trees[which][client])
     return which, built, task
 

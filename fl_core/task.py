@@ -172,10 +172,10 @@ def assemble(
     below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
     splits = algorithm.uses_plan or below.uses_plan
     if config.plan is not None and plan is not None:
-        raise UsageError(f"a plan was given, and the configuration has plan={config.plan!r}: choose one")
+        raise UsageError(f"plan must be given once; got an object and plan={config.plan!r}. Choose one.")
     if (config.plan is not None or plan is not None) and not splits:
         obey = sorted(name for name, member in registry().items() if member.uses_plan)
-        raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
+        raise UsageError(f"algorithm must be one that takes a plan ({listing(obey)}); got {config.algorithm}.")
     given = data is not None
     data = data or loaded
     if data is None:
@@ -188,7 +188,7 @@ def assemble(
     said = [] if given or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
-        raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
+        raise UsageError(f"{data.name}: each client must have training samples; got none for {listing(empty)}.")
     blind = [client.name for client in data.clients if not len(client.validation)]
     if config.patience and blind:
         raise UsageError(
@@ -296,7 +296,7 @@ def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_
     """Check that a model has more than a single output if its algorithm compares the logits of classes."""
     if algorithm.needs_logits and outputs != n_classes:
         raise UsageError(
-            f"{algorithm.name} compares the logits of classes, and with loss {criterion.name!r} a model has one output"
+            f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, with one output."
         )
 
 
@@ -347,6 +347,6 @@ def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -
         for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:
                 raise UsageError(
-                    f"client {client.name!r} has {len(client.split(split))} {split} sample, and the model normalises "
-                    "over batches: it needs at least 2"
+                    f"client {client.name!r} must have at least 2 {split} samples, since the model normalises over "
+                    f"batches; got {len(client.split(split))}."
                 )

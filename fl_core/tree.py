@@ -72,7 +72,7 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     wanted = set(names)
     missing = wanted - tree.keys()
     if missing:
-        raise KeyError(f"not in the tree: {listing(sorted(missing))}")
+        raise KeyError(f"names must be in the tree; got {listing(sorted(missing))}.")
     return {name: tensor for name, tensor in tree.items() if name in wanted}
 
 
@@ -149,11 +149,11 @@ def check_same(
     if a.keys() != b.keys():
         only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
         parts = [f"only in {who}: {listing(keys, 4)}" for who, keys in ((name_a, only_a), (name_b, only_b)) if keys]
-        raise UsageError("tensor names differ; " + "; ".join(parts))
+        raise UsageError("tensor names must be the same; got " + "; ".join(parts))
     for key in a:
         if a[key].shape != b[key].shape:
             shapes = f"{tuple(a[key].shape)} in {name_a}, {tuple(b[key].shape)} in {name_b}"
-            raise UsageError(f"tensor {key!r} has different shapes: {shapes}")
+            raise UsageError(f"tensor {key!r} must have the same shape; got {shapes}.")
 
 
 def check_unaliased(tree: Mapping[str, Tensor]) -> None:
@@ -168,7 +168,9 @@ def check_unaliased(tree: Mapping[str, Tensor]) -> None:
             continue
         address = tensor.untyped_storage().data_ptr()
         if address in seen:
-            raise UsageError(f"tensors {seen[address]!r} and {name!r} share memory")
+            raise UsageError(
+                f"tensors must have memory of their own; got {seen[address]!r} and {name!r}, which share it."
+            )
         seen[address] = name
 
 
@@ -216,14 +218,16 @@ class Mean:
             UsageError: the weight is not positive, or a shape differs from an earlier tree's.
         """
         if not (weight > 0 and math.isfinite(weight)):
-            raise UsageError(f"a weight of {weight} in a mean; weights must be above 0 and finite")
+            raise UsageError(f"weights of a mean must be above 0 and finite; got {weight}.")
         for key, tensor in tree.items():
             if not tensor.is_floating_point():
                 self._total.setdefault(key, tensor.clone())
                 self._dtype.setdefault(key, tensor.dtype)
                 continue
             if key in self._dtype and self._shape(key) != tensor.shape:
-                raise UsageError(f"tensor {key!r} has different shapes: {self._shape(key)} and {tuple(tensor.shape)}")
+                raise UsageError(
+                    f"tensor {key!r} must have the same shape; got {self._shape(key)} and {tuple(tensor.shape)}."
+                )
             self._dtype.setdefault(key, tensor.dtype)
             self._weight[key] = self._weight.get(key, 0.0) + weight
             self._accumulate(key, tensor.detach(), weight)

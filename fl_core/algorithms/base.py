@@ -344,9 +344,9 @@ class Algorithm:
 
 def _from_outside(algorithm: Any, name: str) -> type[Algorithm]:
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise UsageError(f"algorithm {name!r} is not a class made of fl_core.algorithms.Algorithm")
+        raise UsageError(f"algorithm must be a class made of fl_core.algorithms.Algorithm; got {name!r}.")
     if not algorithm.name:
-        raise UsageError(f"algorithm {name!r} needs a name for its rows: give the class name = '...'")
+        raise UsageError(f"algorithm {name!r} must have a name for its rows; got none. Give the class name = '...'.")
     return algorithm
 
 
@@ -360,7 +360,9 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
         UsageError: another algorithm has that name, or it has none.
     """
     if not algorithm.name:
-        raise UsageError(f"algorithm {algorithm.__qualname__} needs a name for its rows: give the class name = '...'")
+        raise UsageError(
+            f"algorithm {algorithm.__qualname__} must have a name for its rows; got none. Give the class name = '...'."
+        )
     ALGORITHMS.add(algorithm.name, algorithm, algorithm)
     return algorithm
 

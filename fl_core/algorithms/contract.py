@@ -78,22 +78,22 @@ def check_hooks(algorithm: type, base: type) -> None:
     where = f"{algorithm.__module__}.{algorithm.__qualname__}"
     for name, member in list(vars(algorithm).items()):
         if name in RENAMED:
-            raise UsageError(f"{where} defines {name!r}: that hook is now {RENAMED[name]}")
+            raise UsageError(f"{where}: hook {name!r} must have its present name, {RENAMED[name]}. Rename it.")
         if name == "Config" and not is_dataclass(member):
-            raise UsageError(f"{where}.Config must be a frozen dataclass: write @dataclass(frozen=True) above it")
+            raise UsageError(f"{where}.Config must be a frozen dataclass. Write @dataclass(frozen=True) above it.")
         hook, own = vars(base).get(name), getattr(member, "__func__", member)
         if name.startswith("_") or not callable(own):
             continue
         if isinstance(hook, classmethod):
             if not (isinstance(member, classmethod) or inspect.ismethod(member)):
-                raise UsageError(f"{where}.{name} is asked of the class: write @classmethod above it")
+                raise UsageError(f"{where}.{name} must be a class method. Write @classmethod above it.")
             hook = hook.__func__
         if not inspect.isfunction(hook):
             _check_helper(algorithm, base, name, where)
             continue
         expected, actual = _arguments(hook), _arguments(own)
         if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
-            raise UsageError(f"{where}.{name} takes ({', '.join(actual)}); it is called with ({', '.join(expected)})")
+            raise UsageError(f"{where}.{name} must take ({', '.join(expected)}); got ({', '.join(actual)}).")
         if name in HOOK_SPECS and not inspect.ismethod(member):  # a method bound to another algorithm is checked there
             looked_at = checked(own, name)
             setattr(algorithm, name, classmethod(looked_at) if isinstance(member, classmethod) else looked_at)
@@ -108,8 +108,8 @@ def _check_helper(algorithm: type, base: type, name: str, where: str) -> None:
     near = [] if inherited or not inspect.isfunction(member) else get_close_matches(name, hooks, 1, 0.7)
     if near and _arguments(member) == _arguments(hooks[near[0]]):
         raise UsageError(
-            f"{where} defines {name!r}, which no round calls: is it the hook {near[0]!r}? A helper with these "
-            "arguments may be called so after an underscore"
+            f"{where}: a method with the arguments of a hook must be one; got {name!r}. "
+            f"Name it {near[0]!r}, or begin its name with an underscore."
         )
 
 
@@ -131,7 +131,7 @@ def refuse_assignment(algorithm: AlgorithmLike, name: str) -> None:
         UsageError: says where what changes belongs.
     """
     if vars(algorithm).get(FROZEN):
-        raise UsageError(f"{algorithm.name} sets self.{name} during a run. {_PLACE}")
+        raise UsageError(f"{algorithm.name} must not set self.{name} during a run. {_PLACE}")
 
 
 def freeze(algorithm: AlgorithmLike) -> None:
@@ -159,7 +159,7 @@ def check_unchanged(algorithm: AlgorithmLike) -> None:
         now = _contents_of(part) if CONTENTS in vars(part) else {}
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if changed:
-            raise UsageError(f"{part.name} changed self.{changed[0]} in place during a run. {_PLACE}")
+            raise UsageError(f"{part.name} must not change self.{changed[0]} in place during a run. {_PLACE}")
 
 
 def _with_inner(algorithm: AlgorithmLike) -> Iterator[AlgorithmLike]:
@@ -308,12 +308,12 @@ def check_returned(algorithm: AlgorithmLike, name: str, value: Any) -> None:
     """
     form = HOOK_SPECS[name]
     if not form.fits(value):
-        raise UsageError(f"{algorithm.name}: {name} returned {_shown(value)}; it must return {form.words}")
+        raise UsageError(f"{algorithm.name}: {name} must return {form.words}; got {_shown(value)}.")
     if form is NAMES and not value <= (known := algorithm.task_info.tensors):
         check_known(f"tensor that {name} of {algorithm.name} returned,", min(value - known), sorted(known))
     if name == "models" and algorithm.evaluates not in value:
         made = listing(value) or "no models"
-        raise UsageError(f"{algorithm.name}: models returned {made}; it must return one named {algorithm.evaluates!r}")
+        raise UsageError(f"{algorithm.name}: models must return one named {algorithm.evaluates!r}; got {made}.")
 
 
 def _shown(value: Any) -> str:

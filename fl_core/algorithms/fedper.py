@@ -43,7 +43,7 @@ class Partial(Algorithm):
 
     def _plan(self) -> LayerPlan:
         if self.plan is None:
-            raise RunError(f"{self.name} has no plan yet")
+            raise RunError(f"{self.name} must have a plan by now; got none.")
         return self.plan
 
 

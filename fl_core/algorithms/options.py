@@ -48,7 +48,7 @@ def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any
     known = {field.name for each_algorithm in algorithms for field in fields(each_algorithm.Config)}
     for key in values:
         if not known:
-            raise UsageError(f"{algorithm.name} has no configuration keys; {key!r} was given")
+            raise UsageError(f"{algorithm.name} must have no configuration keys; got {key!r}. Leave it out.")
         check_known(f"configuration key of {algorithm.name}", key, known)
     return tuple(_filled(algorithm.name, each_algorithm.Config, values) for each_algorithm in algorithms)
 
@@ -58,7 +58,7 @@ def _filled(name: str, config: type, values: Mapping[str, Any]) -> Any:
     filled = {f.name: _typed(name, f.name, values[f.name], hints[f.name]) for f in keys if f.name in values}
     needed = [f.name for f in keys if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
     if needed:
-        raise UsageError(f"{name} needs a value for {needed[0]!r}")
+        raise UsageError(f"{name} must have a value for {needed[0]!r}; got none.")
     return config(**filled)
 
 

@@ -228,10 +228,10 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
     numeric = any(is_number(word) for word in words if word.lower() != "nan")
     lacking = [row for row, word in enumerate(words) if word.lower() in (MISSING if numeric else ("", "nan"))]
     if lacking:
-        what = f"{words[lacking[0]]!r} is no value" if words[lacking[0]] else "the cell is empty"
+        what = repr(words[lacking[0]]) if words[lacking[0]] else "an empty cell"
         raise UsageError(
-            f"{where}, {place(lacking[0])}: {what}. Each sample must have a label, and {len(lacking)} of {len(words)} "
-            "have none. Remove these rows."
+            f"{where}, {place(lacking[0])}: each sample must have a label; "
+            f"got {what}, one of {len(lacking)} in {len(words)} rows. Remove these rows."
         )
     if numeric:
         return labels(numbers(cells, where, place), where, place=place)
@@ -353,21 +353,21 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
     if isinstance(cells, np.ndarray):
         lacking = np.flatnonzero(np.isnan(cells))
         if lacking.size and not missing:
-            raise MissingError(f"{where}, {place(int(lacking[0]))}: the value is missing")
+            raise MissingError(f"{where}, {place(int(lacking[0]))}: the value must not be missing")
         return cells
     values = np.empty(len(cells))
     for row, cell in enumerate(cells):
         if cell.strip().lower() in MISSING:
             if not missing:
-                what = f"{cell!r} is no value" if cell.strip() else "the cell is empty"
+                what = f"the cell must have a value; got {cell!r}" if cell.strip() else "the cell must not be empty"
                 raise MissingError(f"{where}, {place(row)}: {what}")
             values[row] = np.nan
             continue
         try:
             values[row] = float(cell)
         except ValueError as error:
-            comma = " (a decimal point is needed, not a comma)" if is_number(cell.replace(",", ".", 1)) else ""
-            raise NotNumberError(f"{where}, {place(row)}: {cell!r} is not a number{comma}") from error
+            comma = " with a decimal point, not a comma" if is_number(cell.replace(",", ".", 1)) else ""
+            raise NotNumberError(f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}") from error
     return values
 
 

@@ -75,7 +75,8 @@ class Reading:
             codecs.lookup(self.encoding)
         except LookupError as error:
             raise UsageError(
-                f"unknown encoding {self.encoding!r}: utf-8, utf-16, latin-1 and cp1252 are some"
+                "encoding must be one that Python knows, such as utf-8, utf-16, latin-1 or cp1252; "
+                f"got {self.encoding!r}."
             ) from error
         check_known("scale", self.scale or choices.SCALES[0], choices.SCALES)
         check_known("impute", self.impute, choices.IMPUTES)
@@ -119,7 +120,7 @@ class Reading:
         """
         asked = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
         if asked:
-            raise UsageError(f"{what}; leave out {listing(asked)}")
+            raise UsageError(f"{what}. Leave out {listing(asked)}.")
 
 
 READING = tuple(field.name for field in fields(Reading) if field.name not in ("classes", "categories"))

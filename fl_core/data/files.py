@@ -112,7 +112,7 @@ def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]
             key = "x" if "x" in file.files else "x_train"
             owner = any(key in file.files for key in OWNER_KEYS)
         if key not in file.files:
-            raise UsageError(f"{path}: no array 'x' or 'x_train'; it has {listing(file.files) or 'none'}")
+            raise UsageError(f"{path} must have an array 'x' or 'x_train'; got {listing(file.files) or 'none'}.")
         shape, dtype = _npy_header(path, key)
         if dtype == np.uint8 and len(shape) > 2:
             return _image_shape(shape[1:]), owner
@@ -144,13 +144,13 @@ def read_npz(
         try:
             data: dict[str, Array] = {key: file[key] for key in file.files}
         except _DAMAGED as error:
-            raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
+            raise _not_plain(path, error) from error
     split = "x_train" in data
     for key in _SPLIT_FORM if split else _ONE_FORM:
         if key not in data:
             raise UsageError(
-                f"{path}: no array {key!r}; needed are {' '.join(_ONE_FORM)}, or {' '.join(_SPLIT_FORM)}; "
-                f"it has {listing(data) or 'none'}"
+                f"{path} must have arrays {' '.join(_ONE_FORM)}, or {' '.join(_SPLIT_FORM)}; "
+                f"got no {key!r} among {listing(data) or 'none'}."
             )
     if split:
         _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
@@ -184,8 +184,9 @@ def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> 
         _check_length(path, data, f"y_{key}", f"x_{key}")
     if sides[0].shape[1:] != sides[1].shape[1:] or sides[0].dtype != sides[1].dtype:
         raise UsageError(
-            f"{path}: x_train is {data['x_train'].dtype} {list(sides[0].shape)}, "
-            f"but x_test is {data['x_test'].dtype} {list(sides[1].shape)}"
+            f"{path}: x_train and x_test must have the same type and shape of a sample; "
+            f"got {data['x_train'].dtype} {list(sides[0].shape)} and {data['x_test'].dtype} "
+            f"{list(sides[1].shape)}."
         )
     names = _names(path, data, "classes")
     train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}", task) for key in ("y_train", "y_test"))
@@ -267,7 +268,11 @@ def array_of(path: Path, key: str) -> Array:
         try:
             return file[key]
         except _DAMAGED as error:
-            raise UsageError(f"{path}: {error}; store plain numbers and text, not Python objects") from error
+            raise _not_plain(path, error) from error
+
+
+def _not_plain(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{path} must hold plain numbers and text, not Python objects ({error}).")
 
 
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
@@ -298,10 +303,10 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
         with path.open("rb") as opened:
             start = opened.read(6)
         if not start.startswith(_NPZ):  # numpy treats anything else as a pickle
-            raise ValueError("it is no archive of arrays, which numpy.savez writes")
+            raise ValueError("no archive of arrays, as numpy.savez writes")
         file = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
-        raise UsageError(f"{path} is not a readable .npz file: {error}") from error
+        raise UsageError(f"{path} must be a readable .npz file; got another ({error}).") from error
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} must be an .npz file of named arrays; got a single array.")
     return file
@@ -322,8 +327,9 @@ def _check_sizes(path: Path) -> None:
         shape, dtype = _npy_header(path, key)
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > entry.file_size:
             raise UsageError(
-                f"{path}, array {key!r} is not readable: its header says {list(shape)} numbers of {dtype}, "
-                f"{limits.sized(math.prod(shape) * dtype.itemsize)}, and it has {limits.sized(entry.file_size)}"
+                f"{path}, array {key!r} must have the bytes that its header says, "
+                f"{limits.sized(math.prod(shape) * dtype.itemsize)} for {list(shape)} of {dtype}; "
+                f"got {limits.sized(entry.file_size)}."
             )
 
 
@@ -335,7 +341,7 @@ def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
             read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
             shape, _, dtype = read_header(file)
     except _DAMAGED as error:
-        raise UsageError(f"{path}, array {key!r} is not readable: {error}") from error
+        raise UsageError(f"{path}, array {key!r} must be readable; got another ({error}).") from error
     return shape, dtype
 
 

@@ -136,21 +136,21 @@ class Inputs:
         _check_no_ids(ids, "samples in memory")
         if self._words:
             raise UsageError(
-                f"the model takes words in {listing(map(repr, self._words))}: give a table with the columns "
-                f"{listing(self.columns)}, as a file or a DataFrame"
+                f"samples must be a table with the columns {listing(self.columns)}, since "
+                f"{listing(map(repr, self._words))} hold words; got an array. Give a file or a DataFrame."
             )
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
 
     def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
-            raise UsageError(f"there is no file or folder of new samples at {path}")
+            raise UsageError(f"new samples must be a file or a folder; got {path}, which is not there.")
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
         if self.words is not None or len(self.shape) == 1:
             known = (*TABLES, *known)
         if kind not in known:
-            raise UsageError(f"{path}: the model takes {self._described()}, from {' or '.join(known)}")
+            raise UsageError(f"new samples must be {self._described()}, from {' or '.join(known)}; got {path}.")
         if kind not in TABLES or self.words is not None:
             _check_no_ids(ids, str(path))
         if kind == "folder":
@@ -187,7 +187,7 @@ class Inputs:
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)
         if not found:
-            raise UsageError(f"{path}: no images ({', '.join(image_folders.IMAGES)})")
+            raise UsageError(f"{path} must have images ({', '.join(image_folders.IMAGES)}); got none.")
         x = files.pixels(found, gray=self.shape[0] == 1)
         names = [file.relative_to(path).as_posix() for file in found]
         return self._arrays(x, str(path), lambda row: names[row], names)

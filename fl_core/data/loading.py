@@ -165,7 +165,7 @@ def available_datasets(*names: str, data_root: Location | None = None) -> str:
             reasons.append(str(error))
         else:
             return name
-    raise UsageError("; ".join(reasons) or "available_datasets needs the name of a dataset")
+    raise UsageError("; ".join(reasons) or "available_datasets must have the name of a dataset; got none.")
 
 
 def _opened(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
@@ -214,7 +214,7 @@ def _path(dataset: Location) -> Path:
                 )
         return path
     if len(path.parts) > 1 or path.suffix:
-        raise UsageError(f"there is no dataset file or folder at {path}")
+        raise UsageError(f"dataset must be a file or a folder; got {path}, which is not there.")
     check_known("dataset (and no such path)", str(dataset), sorted(DATASETS))
     raise AssertionError(dataset)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_core import limits
 from fl_core.data.arrays import Cells
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, needs_package
 
 _UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
 
@@ -42,9 +42,9 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
     try:
         table = file.read(columns=list(names))
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} is not a readable .parquet file: {error}") from error
+        raise UsageError(f"{path} must be a readable .parquet file; got a damaged one ({error}).") from error
     if not table.num_rows:
-        raise UsageError(f"{path}: columns and no rows")
+        raise UsageError(f"{path} must have rows; got columns alone.")
     return {name: _cells(table.column(name), name in texts, f"{path}, column {name!r}") for name in names}
 
 
@@ -53,18 +53,18 @@ def _opened(path: Path) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise UsageError(f"{path}: .parquet files are read with pyarrow: pip install 'fedlayers[parquet]'") from error
+        raise needs_package("pyarrow", f"read {path}", "parquet") from error
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} is not a readable .parquet file: {error}") from error
+        raise UsageError(f"{path} must be a readable .parquet file; got another ({error}).") from error
 
 
 def _cells(column: Any, text: bool, where: str) -> Cells:
     from pyarrow import types
 
     if types.is_nested(column.type):
-        raise UsageError(f"{where} holds {column.type}; a table has one number or text in each cell")
+        raise UsageError(f"{where} must have one number or text in each cell; got {column.type}.")
     number = types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type)
     values = column.to_pylist()
     if number and not text:

@@ -61,7 +61,7 @@ class Preprocessing:
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
             named = repr(self.columns[column]) if self.columns else column
-            raise UsageError(f"row {row} (rows count from 0), column {named}: the value is missing")
+            raise UsageError(f"row {row} (rows count from 0), column {named}: the value must not be missing.")
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)

@@ -38,7 +38,7 @@ class Dataset:
 
 def _adopt(function: Any, name: str) -> Dataset:
     if not callable(function):
-        raise UsageError(f"dataset {name!r} is a {type(function).__name__}; name a function that returns the data")
+        raise UsageError(f"dataset {name!r} must be a function that returns the data; got a {type(function).__name__}.")
     return Dataset(name, function)
 
 

@@ -48,10 +48,11 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
         root = os.environ.get(ROOT_VARIABLE, root)
     if not root:
         raise UsageError(
-            f"{name} needs a data root: pass data_root (--data-root) or set {ROOT_VARIABLE}; looked for there: {files}"
+            f"{name} must have a data root, with {files}; got none. "
+            f"Pass data_root (--data-root) or set {ROOT_VARIABLE}."
         )
     if not Path(root).is_dir():
-        raise UsageError(f"{name}: the data root {root} is not a folder; looked for in it: {files}")
+        raise UsageError(f"{name}: the data root must be a folder, with {files}; got {root}.")
     return Path(root)
 
 
@@ -63,7 +64,7 @@ def find_file(name: str, data_root: Location | None, file: str) -> Path:
     """
     path = find_root(name, data_root, file) / file
     if not path.is_file():
-        raise UsageError(_missing(name, path.parent, file, "it cannot be downloaded automatically"))
+        raise UsageError(_missing(name, path.parent, file, "It cannot be downloaded automatically."))
     return path
 
 
@@ -95,7 +96,7 @@ def from_torchvision(name: str, kind: str, folder: str, data_root: Location | No
     if not present and packed_file.is_file():
         return training_side(read_npz(packed_file))
     if not present and not download:
-        raise UsageError(_missing(name, root, layouts, "torchvision fetches it with download=True"))
+        raise UsageError(_missing(name, root, layouts, "Load with download=True to fetch it."))
     return _read_torchvision(name, kind, root, folder, download)
 
 
@@ -107,10 +108,12 @@ def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: b
         images = getattr(torchvision.datasets, kind)(root, train=True, download=download, **options)
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         if download:
-            raise RunError(f"{name} could not be downloaded to {root}: {error}") from error
+            raise RunError(
+                f"{name} could not be downloaded to {root}: {error}. Check the network, or copy the files there."
+            ) from error
         raise UsageError(
-            f"{name}: torchvision cannot read {root / folder}, whose files are incomplete or damaged ({error}); "
-            f"remove the folder, or load with download=True"
+            f"{name}: the files in {root / folder} are incomplete or damaged ({error}). "
+            "Remove the folder, or load with download=True."
         ) from error
     x = np.asarray(images.data)
     if kind == "EMNIST":
@@ -143,4 +146,4 @@ def only_classes(source: Source, names: tuple[str, ...]) -> Source:
 
 def _missing(name: str, root: Path, files: str, way: str) -> str:
     present = sorted(entry.name for entry in root.iterdir())
-    return f"{name}: no {files} below {root}; {way}; there are: {listing(present) or 'no files'}"
+    return f"{name} must have {files} below {root}; got {listing(present) or 'no files'}. {way}"

@@ -89,7 +89,7 @@ def named_columns(
         check_known(f"column of {path}", name, header)
     twice = repeated([name for name in header if name in names])
     if twice is not None:
-        raise UsageError(f"{path}: column {twice!r} is there more than once")
+        raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once.")
     return _columns(path, header, names, texts, reading)
 
 
@@ -119,14 +119,13 @@ def features(
             values = arrays.numbers(cells, where, place, missing)
         except arrays.MissingError as error:
             raise UsageError(
-                f"{error}; --impute mean, median or most_frequent fills what is missing, --exclude-columns {name} "
-                "leaves the "
-                "column out"
+                f"{error}. Fill what is missing, --impute mean, median or most_frequent, or leave the column out: "
+                f"--exclude-columns {name}."
             ) from error
         except arrays.NotNumberError as error:
             others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
             raise UsageError(
-                f"{error} ({others:,} of {len(cells):,} cells are none). Correct them in the file, or leave the column "
+                f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, or leave the column "
                 f"out: --exclude-columns {shlex.quote(name)}."
             ) from error
         x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
@@ -160,7 +159,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     if twice is not None:
         at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
         raise UsageError(
-            f"{path}: column {twice!r} is there more than once: columns {at}. Rename or remove one of them."
+            f"{path}: names of columns must be distinct; got {twice!r} as columns {at}. Rename or remove one of them."
         )
     client, label, text_column = (getattr(reading, role) for role in ROLES)
     for role, name in zip(ROLES, (client, label, text_column), strict=True):
@@ -178,7 +177,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
         for name in sorted(set(getattr(reading, key) or ()) - set(found)):
             if name in (client, label):
                 role = "client" if name == client else "label"
-                raise UsageError(f"{path}: column {name!r} is the {role} and no feature ({key})")
+                raise UsageError(f"{path}: {key} must name features; got {name!r}, the {role}.")
             check_known(f"column of {path} ({key}, --{key.replace('_', '-')})", name, found)
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
@@ -206,8 +205,9 @@ def header_of(path: Path, reading: Reading) -> list[str]:
     if counts.get(other):
         named = "tab" if other == "\t" else f"'{other}'"
         raise UsageError(
-            f"{path}: its first line is one cell, {header[0]!r}, which reads as {counts[other] + 1} columns with "
-            f"another separator: --separator {named}"
+            f"{path} must have its columns parted by the separator; "
+            f"got one cell, {header[0]!r}, which has {counts[other] + 1} columns with another: --separator "
+            f"{named}"
         )
     return header
 
@@ -241,7 +241,7 @@ def _columns(
         lines.append(line)
         table.append(cells if chosen is None else [cells[k] for k in chosen])
     if not table:
-        raise UsageError(f"{path}: a header and no rows")
+        raise UsageError(f"{path} must have rows; got a header and no rows.")
     found = dict(zip(header if chosen is None else names, zip(*table, strict=True), strict=True))
     return {name: found[name] for name in names}, lambda row: f"line {lines[row]}"
 
@@ -254,7 +254,7 @@ def names_clients(path: Path, reading: Reading) -> bool:
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except ValueError as error:
-        raise UsageError(f"{path} is not a readable .jsonl file: {error}") from error
+        raise UsageError(f"{path} must be a readable .jsonl file; got another ({error}).") from error
     return isinstance(first, dict) and reading.client_column in first
 
 
@@ -305,15 +305,17 @@ def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, An
                 try:
                     entry = parsed_json(line)
                 except ValueError as error:
-                    raise UsageError(f"{path}, line {number}: no JSON: {error}") from error
+                    raise UsageError(f"{path}, line {number} must be JSON; got other text ({error}).") from error
                 if not isinstance(entry, dict):
-                    raise UsageError(f"{path}, line {number}: {type(entry).__name__}, not an object of keys and values")
+                    raise UsageError(
+                        f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
+                    )
                 lines.append(number)
                 entries.append(entry)
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     if not entries:
-        raise UsageError(f"{path} is empty")
+        raise UsageError(f"{path} must have rows; got an empty file.")
     return lines, entries
 
 
@@ -347,9 +349,9 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except csv.Error as error:
-        raise UsageError(f"{path} is not a readable .csv file: {error}") from error
+        raise UsageError(f"{path} must be a readable .csv file; got another ({error}).") from error
     if not width:
-        raise UsageError(f"{path} is empty")
+        raise UsageError(f"{path} must have rows; got an empty file.")
 
 
 # --- encodings -------------------------------------------------------------------------------------------------
@@ -371,7 +373,7 @@ def _undecodable(path: Path, reading: Reading, error: UnicodeError | None) -> Us
         guess = "cp1252" if guess == "latin-1" and windows else guess
     if guess in ("latin-1", "cp1252") and reading.encoding != ENCODING:
         guess = ENCODING
-    return UsageError(f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}: try --encoding {guess}")
+    return UsageError(f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}. Try --encoding {guess}.")
 
 
 def _likely_encoding(path: Path) -> str:

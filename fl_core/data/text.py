@@ -110,12 +110,14 @@ def agreed(texts: Source, vocabulary: Path | str) -> Source:
 def read_vocabulary(path: Path) -> tuple[str, ...]:
     """Return the words of a file with one per line. Errors are as in :func:`agreed`."""
     if not path.is_file():
-        raise UsageError(f"there is no vocabulary {path}: a file with a word a line, or {HASHED}:N")
+        raise UsageError(
+            f"vocabulary must be a file with a word a line, or {HASHED}:N; got {path}, which is not there."
+        )
     limits.check_size(path, path.stat().st_size)
     try:
         words = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8: {error}") from error
+        raise UsageError(f"{path} must be text in UTF-8; got other bytes ({error}).") from error
     lines: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if words_of(word) != [word]:
@@ -140,4 +142,4 @@ def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
     """
     for row, cell in enumerate(texts):
         if not cell.strip():
-            raise UsageError(f"{where}, {place(row)}: the text is empty")
+            raise UsageError(f"{where}, {place(row)}: the text must not be empty.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_core import limits
 from fl_core.data.arrays import Cells
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, needs_package
 
 _DAMAGED = (zipfile.BadZipFile, OSError, KeyError, ValueError, TypeError, EOFError)
 
@@ -47,7 +47,7 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> tuple[d
             if any(cell is not None for cell in row)
         ]
     if not found:
-        raise UsageError(f"{path}: a header and no rows")
+        raise UsageError(f"{path} must have rows; got a header and no rows.")
     cells = zip(*(row for _, row in found), strict=True)
     return {name: _cells(each, name in texts) for name, each in zip(names, cells, strict=True)}, [k for k, _ in found]
 
@@ -58,7 +58,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
     try:
         import openpyxl
     except ModuleNotFoundError as error:
-        raise UsageError(f"{path}: .xlsx files are read with openpyxl: pip install 'fedlayers[xlsx]'") from error
+        raise needs_package("openpyxl", f"read {path}", "xlsx") from error
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -71,7 +71,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
     except UsageError:
         raise
     except _DAMAGED as error:
-        raise UsageError(f"{path} is not a readable .xlsx file: {error}") from error
+        raise UsageError(f"{path} must be a readable .xlsx file; got a damaged one ({error}).") from error
 
 
 def _names(row: Sequence[Any]) -> list[str]:

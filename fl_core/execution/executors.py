@@ -231,8 +231,8 @@ def check_sendable(model: nn.Module) -> None:
         pickle.dumps(model)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
-            f"model {type(model).__name__} cannot be sent to worker processes: {error}; define its classes and "
-            "functions at the top of a module, or train without workers (workers=0)"
+            f"model {type(model).__name__} must be sendable to worker processes; got another ({error}). "
+            "Define its classes and functions at the top of a module, or use workers=0."
         ) from error
 
 

@@ -140,7 +140,7 @@ def _scalar(loss: Callable[..., Any], name: str) -> Callable[..., Tensor]:
         value = loss(*args)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise UsageError(f"{name} returned {shown}; it must return a tensor of one number, of the whole batch")
+            raise UsageError(f"{name} must return a tensor of one number, for the whole batch; got {shown}.")
         return value
 
     return objective

@@ -80,8 +80,8 @@ def _reserved(n_bytes: int) -> IO[bytes]:
         if error.errno not in _FULL:
             raise
         raise RunError(
-            f"no room for {limits.sized(n_bytes)} that worker processes share, neither in {MEMORY} nor in "
-            f"{tempfile.gettempdir()} ({error.strerror}): make room in one of them, or use --workers 0"
+            f"there is no room for {limits.sized(n_bytes)} that worker processes share, neither in {MEMORY} "
+            f"nor in {tempfile.gettempdir()} ({error.strerror}). Make room in one of them, or use --workers 0."
         ) from error
 
 

@@ -44,7 +44,9 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str =
         return False
     if precision != "float32":
         if wanted == "on":
-            raise UsageError(f"precision={precision} trains clients one by one: stack=auto or off goes with it")
+            raise UsageError(
+                f"stack must be auto or off with precision={precision}; got on. Clients train one by one then."
+            )
         return False
     small = sum(param.numel() for param in model.parameters()) < LARGEST
     return (small or wanted == "on") and _perceptron(model) is not None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from fl_core import statistics
 from fl_core.dropout import REPLY_LOST
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, needs_package
 from fl_core.registry import Registry
 from fl_core.rows import Row
 
@@ -74,7 +74,7 @@ class Logger:
 
 def _from_outside(made: Any, name: str) -> type[Logger]:
     if not (isinstance(made, type) and issubclass(made, Logger)):
-        raise UsageError(f"logger {name!r} is not a class made of fl.Logger")
+        raise UsageError(f"logger must be a class made of fl.Logger; got {name!r}.")
     return made
 
 
@@ -105,7 +105,7 @@ def _made(name: str) -> Logger:
     found = LOGGERS[name]
     missing = [package for package in found.needs if find_spec(package) is None]
     if missing:
-        raise UsageError(f"logging to {name} needs the package {missing[0]}: pip install 'fedlayers[{name}]'")
+        raise needs_package(f"package {missing[0]}", f"log to {name}", name)
     return found()
 
 

@@ -42,8 +42,9 @@ class MLflow(Logger):
         except Exception as error:  # its store or the network may raise anything
             reason = str(error).strip().partition("\n")[0]
             raise UsageError(
-                f"MLflow cannot write to {mlflow.get_tracking_uri()}: {reason} (MLFLOW_TRACKING_URI names a server or, "
-                "with MLFLOW_ALLOW_FILE_STORE=true, a folder, file:mlruns)"
+                f"MLflow cannot write to {mlflow.get_tracking_uri()}: {reason}. "
+                "Set MLFLOW_TRACKING_URI to a server or, with MLFLOW_ALLOW_FILE_STORE=true, to a folder such as "
+                "file:mlruns."
             ) from error
 
     def begin(self, run: LoggedRun) -> None:

@@ -41,7 +41,7 @@ def adapt(
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UsageError(
-            "low-rank adapters need peft: pip install 'fedlayers[lora]'; lora_targets=none trains without adapters"
+            "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or use lora_targets=none."
         ) from error
     if rank < 1:
         raise UsageError(f"rank must be at least 1; got {rank}.")

@@ -66,8 +66,8 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
     chained: Any = getattr(model, "blocks", None)
     if not isinstance(chained, nn.Sequential) or not len(chained):
         raise UsageError(
-            f"{type(model).__name__} has no residual blocks that could be left out (a torch.nn.Sequential called "
-            "'blocks'); timm's ViT and MLP-Mixer have: timm:vit_tiny_patch16_224, timm:mixer_b16_224"
+            f"{type(model).__name__} must have residual blocks, a torch.nn.Sequential called 'blocks'; "
+            "got none. Use a model such as timm:vit_tiny_patch16_224 or timm:mixer_b16_224."
         )
     blocks = Blocks(*chained)
     model.blocks = blocks
@@ -83,12 +83,15 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
             model(example)
             uneven = [str(k) for k, same in seen if not same]
             if uneven:
-                raise UsageError(f"{type(model).__name__}: blocks {listing(uneven)} change the shape of their input")
+                raise UsageError(
+                    f"{type(model).__name__}: blocks must keep the shape of their input; "
+                    f"got another from blocks {listing(uneven)}."
+                )
             once = [k for k, _ in seen] == list(range(len(blocks)))
             blocks.absent = frozenset(name for name, _ in blocks.named_children())
             model(example)
             if not once or len(seen) != len(blocks):
-                raise UsageError(f"{type(model).__name__} does not simply run one block after the other")
+                raise UsageError(f"{type(model).__name__} must run one block after the other; got another way.")
     finally:
         blocks.absent = frozenset()
         for hook in hooks:

@@ -111,6 +111,6 @@ def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: in
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"model {name} does not fit samples of shape {shape}: {error!r}") from error
+        raise UsageError(f"model {name} must fit samples of shape {shape}; got {error!r}.") from error
     finally:
         model.train()

@@ -35,7 +35,9 @@ class Exits(nn.Module):
             if not 1 <= number < len(blocks):
                 raise UsageError(f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}.")
         if not (isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_head")):
-            raise UsageError(f"{type(model).__name__} has no norm and forward_head, which further classifiers need")
+            raise UsageError(
+                f"{type(model).__name__} must have norm and forward_head for further classifiers; got a model without."
+            )
         head = model.get_submodule(head_path(model, example))
         assert isinstance(head, nn.Linear)
         with torch_seeded(seed_of(seed, "classifiers")):

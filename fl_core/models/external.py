@@ -52,7 +52,8 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
         _check_loaded(model, fresh)
     except UsageError as error:
         raise UsageError(
-            f"{error} (pretrained weights: timm's cache, the network, or a file, pretrained=PATH)"
+            f"pretrained weights cannot be used: {str(error).removesuffix('.')}. "
+            "Use timm's cache, the network, or a file, pretrained=PATH."
         ) from error
     return model
 
@@ -72,7 +73,7 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
         if id(param) not in heads and len(param.unique()) > 1 and torch.equal(param, start[name])
     ]
     if left:
-        raise UsageError(f"the pretrained weights do not have all of the model; missing: {listing(left, 4)}")
+        raise UsageError(f"pretrained weights must be of the whole model; got none for {listing(left, 4)}.")
 
 
 def _pretrained(full: str, name: str, wanted: Any) -> Options:
@@ -88,7 +89,9 @@ def _pretrained(full: str, name: str, wanted: Any) -> Options:
         except RuntimeError as error:  # a tag that it does not know
             raise UsageError(f"model {full}: {error}") from error
         if published is None or not published.has_weights:
-            raise UsageError(f"model {full}: timm knows of no pretrained weights; give a file, pretrained=PATH")
+            raise UsageError(
+                f"model {full} must have pretrained weights in timm; got none. Give a file, pretrained=PATH."
+            )
         return {"pretrained": True}
     if not isinstance(wanted, str) or not Path(wanted).is_file():
         raise UsageError(f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}.")

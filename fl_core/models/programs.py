@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, needs_package
 
 NEEDED = ("onnx", "onnxscript")
 
@@ -36,7 +36,9 @@ def torch_export(model: nn.Module, example: Tensor) -> bytes:
         for member in archive.infolist():
             start = archive.read(member)[:2]
             if start == b"PK" or (start[:1] == b"\x80" and member.filename.endswith((".pt", ".pkl"))):
-                raise UsageError(f"torch.export would pickle {member.filename}: export the model as safetensors")
+                raise UsageError(
+                    f"the program must be without pickles; torch.export would write {member.filename}. Use safetensors."
+                )
     return file.getvalue()
 
 
@@ -48,7 +50,7 @@ def onnx(model: nn.Module, example: Tensor) -> bytes:
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise UsageError(f"ONNX needs the packages {' and '.join(NEEDED)}: pip install 'fedlayers[onnx]'")
+        raise needs_package(" and ".join(NEEDED), "export to ONNX", "onnx")
     with _explained("ONNX", model):
         program = torch.onnx.export(
             model,
@@ -75,7 +77,7 @@ def _explained(what: str, model: nn.Module) -> Iterator[None]:
     except Exception as error:  # of many types, each of PyTorch's own
         first = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"{what} cannot follow {type(model).__name__} ({first}); safetensors holds any model"
+            f"{what} must be able to follow {type(model).__name__} ({first}). Use safetensors, which holds any model."
         ) from error
     finally:
         logging.getLogger("torch").setLevel(level)

@@ -99,7 +99,7 @@ class Prompted(nn.Module):
         if task == "classify":
             return self.head(self.transform(features, self._tokens("prompts")))
         if self.projection is None:
-            raise ValueError(f"no task {task!r}: the model was built without a projection")
+            raise ValueError(f"task must be one with a projection; got {task!r}.")
         features = features if self.direct else self.transform(features, self._tokens("contrast_prompts"))
         return normalize(self.projection(features))
 

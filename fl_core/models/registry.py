@@ -25,7 +25,9 @@ _OWN = {"package.module:callable": "your own: called with shape= and n_classes= 
 def _adopt(builder: Any, name: str) -> Builder:
     is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)  # a module is callable too
     if not callable(builder) or is_module:
-        raise UsageError(f"model {name!r} is a {type(builder).__name__}; name a function or class that makes a model")
+        raise UsageError(
+            f"model {name!r} must be a function or class that makes a model; got a {type(builder).__name__}."
+        )
     return builder
 
 

@@ -38,16 +38,18 @@ def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
         f"{what}: {listing(keys, 4)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys
     ]
     if problems:
-        raise UsageError(f"the weights in {where} do not fit the model; " + "; ".join(problems))
+        raise UsageError(f"weights in {where} must fit the model; got others: {'; '.join(problems)}.")
     for name, tensor in stored.items():
         if tensor.shape != wanted[name].shape:
             shapes = f"{tuple(tensor.shape)} in {where}, {tuple(wanted[name].shape)} in the model"
-            raise UsageError(f"tensor {name!r} has different shapes: {shapes}")
+            raise UsageError(f"tensor {name!r} must have the same shape; got {shapes}.")
     for tied in names.values():
         first, *rest = [name for name in tied if name in stored]
         for name in rest:
             if not torch.equal(stored[first], stored[name]):
-                raise UsageError(f"the model ties {first!r} and {name!r}, but {where} has different values for them")
+                raise UsageError(
+                    f"tied tensors {first!r} and {name!r} must have the same values; got others in {where}."
+                )
     with torch.no_grad():
         for name, tensor in stored.items():
             wanted[name].copy_(tensor)
@@ -56,7 +58,7 @@ def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a state-dict file, on the CPU, without running any code from it."""
     if not path.is_file():
-        raise UsageError(f"no weights file at {path}")
+        raise UsageError(f"weights must be a file; got {path}, which is not there.")
     limits.check_size(path, path.stat().st_size)
     try:
         if zipfile.is_zipfile(path):
@@ -69,8 +71,8 @@ def read(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # errors for damaged files have no common type
         first_line = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{path} cannot be read as a file of weights: {first_line}") from error
+        raise UsageError(f"{path} must be a readable file of weights; got another ({first_line}).") from error
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
-        held = f"its keys are {listing(map(str, stored), 6)}" if isinstance(stored, dict) else type(stored).__name__
-        raise UsageError(f"{path} is not a state dict, names to tensors ({held})")
+        held = f"keys {listing(map(str, stored), 6)}" if isinstance(stored, dict) else type(stored).__name__
+        raise UsageError(f"{path} must be a state dict, names to tensors; got {held}.")
     return stored

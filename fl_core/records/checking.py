@@ -52,7 +52,7 @@ def verify(run: RunFiles) -> list[str]:
     """Check every covered byte of a run; see :meth:`fl_core.records.store.Run.verify`."""
     if not run.begun:
         path = run.path / "manifest.json"
-        raise CorruptError(f"{path} is missing: the run was never fully created; resume starts it from round 0")
+        raise CorruptError(f"{path} is missing: the run was never fully created. Resume it to start from round 0.")
     timed = _timed(run)  # first: a writer may be at work, and the checkpoint comes before its round's time
     blobs = [name.removesuffix(".safetensors") for name in run.folder.names("blobs") if _BLOB.fullmatch(name)]
     begun = run.folder.read(JOURNAL).decode(errors="replace").split() if run.folder.has(JOURNAL) else []
@@ -120,8 +120,8 @@ def _check_named(run: RunFiles, strange: set[str]) -> None:
         name = f"blobs/{blob}.safetensors"
         if run.folder.is_own(name) and sha(run.folder.read(name)) == blob:
             raise CorruptError(
-                f"{run.path / 'checkpoints'} lacks a checkpoint after round {last}, which {name} belongs to; resume "
-                "trains those rounds again"
+                f"the checkpoint after round {last} in {run.path / 'checkpoints'} is missing: {name} belongs to "
+                "it. Resume the run to train those rounds again."
             )
 
 
@@ -142,11 +142,9 @@ def check_chain(run: RunFiles, manifests: Mapping[int, Mapping[str, Any]]) -> No
             path, before = run.checkpoint_path(which), run.checkpoint_path(found["previous"])
             after = [follows(later) for later in linked.values() if later["previous"] == which]
             if not after:
-                raise ForeignError(
-                    f"{path} was not written after {before} as it is: one of the two does not belong here"
-                )
+                raise ForeignError(f"{path} and {before} do not belong together: one is of another time or run.")
             raise ForeignError(
-                f"{before if any(after) else path} is not the checkpoint that its neighbours stood beside"
+                f"{before if any(after) else path} is of another time or run: it does not fit its neighbours."
             )
 
 
@@ -209,8 +207,8 @@ def _progress(run: RunFiles, timed: set[int]) -> str:
     if gone:
         what = "finished" if gone == asked else f"saved round {gone}"
         raise CorruptError(
-            f"{run.checkpoint_path(gone)} is missing: the run had {what}, {last} of {asked} rounds are left; resume "
-            "trains the others again"
+            f"{run.checkpoint_path(gone)} is missing: the run had {what}, and {last} of {asked} rounds are "
+            "left. Resume it to train the others again."
         )
     if last != asked and run.finished:
         return f"{last} of at most {asked} rounds: stopped by the stopping rule"

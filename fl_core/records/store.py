@@ -89,7 +89,7 @@ class Run:
         if not self.folder.has("config.json"):
             if self.folder.has("manifest.json"):
                 raise CorruptError(f"{self.path / 'config.json'} is missing")
-            raise UsageError(f"no run at {self.path}: it has no config.json")
+            raise UsageError(f"run must be a directory with a config.json; got {self.path}.")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Run:
         """
         if which < 0 or not self.folder.has(checkpoint_name(which)):
             known = ", ".join(map(str, self.rounds)) or "none yet"
-            raise UsageError(f"{self.path} has no checkpoint after round {which}; there are: {known}")
+            raise UsageError(f"round of {self.path} must be one with a checkpoint ({known}); got {which}.")
         found, path = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT), self.checkpoint_path(which)
         if found["round"] != which:
             raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
@@ -212,14 +212,14 @@ class Run:
         """
         if which == "last":
             if not self.rounds:
-                raise UsageError(f"{self.path} has no checkpoint yet")
+                raise UsageError(f"{self.path} must have a checkpoint; got none yet.")
             which = self.rounds[-1]
         try:
             manifest = self.manifest(int(which))
         except ValueError as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"a round is a number or 'last', not {which!r}") from error
+            raise UsageError(f"round must be a number or 'last'; got {which!r}.") from error
         entries: dict[str, dict[str, Any]] = {}
         for name, entry in manifest["states"].items():
             kind, _, client = name.partition("/")
@@ -240,7 +240,7 @@ class Run:
         trees = self._trees(entry, blobs.tensors)
         if "model" not in trees:
             raise CorruptError(
-                f"{self.path / blob_name(entry['blob'])} is damaged: it is to be a model, and holds none"
+                f"{self.path / blob_name(entry['blob'])} is damaged: it must hold a model, and holds none"
             )
         return trees["model"]
 
@@ -295,7 +295,7 @@ class Run:
         """
         found = self.folder.read_signed("manifest.json")
         if not check_version(self.path, found.get("format"), FORMAT):
-            raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest of a run")
+            raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it must be the manifest of a run")
         self._fits("manifest.json", found, schema.MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
             raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}")
@@ -366,7 +366,7 @@ class Run:
         model = model or rule.main
         if model not in rule.best:
             known = listing(rule.best) or "none"
-            raise UsageError(f"{self.path} has no best round of {model!r} models yet; it has those of: {known}")
+            raise UsageError(f"model must be one with a best round in {self.path} ({known}); got {model!r}.")
         return rule.best[model]
 
     def covered_rows(self) -> dict[str, Any]:

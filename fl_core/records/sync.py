@@ -90,7 +90,9 @@ def write_files(path: Path, parcel: FileBatch, run: bool = True) -> None:
     folder = Folder(path)
     for name, data in parcel.items():
         if not (_OF_RUN if run else _OF_FOLDER).fullmatch(name):
-            raise CorruptError(f"{name!r} is no file of {'a run' if run else 'its folder'}, for {path}")
+            raise CorruptError(
+                f"name of a file in {path} must be that of {'a run' if run else 'its folder'}; got {name!r}."
+            )
         folder.write(name, data)
 
 

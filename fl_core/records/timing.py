@@ -116,12 +116,12 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"no timing at {path}")
+        raise UsageError(f"timing must be a file of a run; got {path}, which is not there.")
     records = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         record = _record(line)
         if record is None:
-            raise CorruptError(f"{path}, line {number}: not the timing of a round")
+            raise CorruptError(f"{path}, line {number} is damaged: it is not the timing of a round")
         records[int(record["round"])] = record
     return records
 

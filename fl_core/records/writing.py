@@ -129,7 +129,9 @@ class Writer:
             if not rounds:
                 raise
             path = self.run.checkpoint_path(rounds[-1])
-            raise type(error)(f"{error}; remove {path} to go on from the checkpoint before it") from error
+            raise type(error)(
+                f"{str(error).removesuffix('.')}. Remove {path} to resume from the checkpoint before it."
+            ) from error
 
     def _check_last(self, rounds: Sequence[int], accept: Callable[[Checkpoint], None] | None) -> None:
         """Read everything that the run resumes from. Unchanged clients need not be written again."""
@@ -174,7 +176,7 @@ class Writer:
             return set()
         first, *rest = self.folder.read(JOURNAL).decode(errors="replace").splitlines() or [""]
         if rest and first != self._journal_head().decode().strip():
-            raise ForeignError(f"{self.path / JOURNAL} is not this run's journal; remove it to go on")
+            raise ForeignError(f"{self.path / JOURNAL} is another run's. Remove it to resume.")
         return {blob for blob in rest if re.fullmatch(r"[0-9a-f]{64}", blob)}
 
     def _journal_head(self) -> bytes:
@@ -270,7 +272,7 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make the directory {path}: {error.strerror}") from error
+        raise UsageError(f"directory {path} cannot be made: {error.strerror}. Choose another one.") from error
     folder = Folder(path)
     with folder.locked():
         check_free(path)  # another writer may have come and gone
@@ -286,12 +288,12 @@ def check_free(path: Path) -> None:
         UsageError: the directory is not free. The message names its contents.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file, not a directory")
+        raise UsageError(f"{path} must be a directory; got a file.")
     if (path / "config.json").exists():
-        raise UsageError(f"{path} already holds a run: resume it, or choose another directory")
+        raise UsageError(f"{path} must be free; got a run. Resume it, or choose another directory.")
     traces = {path / "lock", *path.glob("config.json.*.part")}
     if path.is_dir() and not traces.issuperset(path.iterdir()):
-        raise UsageError(f"{path} is not empty; choose another directory")
+        raise UsageError(f"{path} must be empty; got other files. Choose another directory.")
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def joined(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
     """
     for name in trees:
         if _SEPARATOR in name:
-            raise UsageError(f"a tree called {name!r} cannot be stored: the name has a {_SEPARATOR!r}")
+            raise UsageError(f"name of a tree must be without {_SEPARATOR!r}; got {name!r}.")
     return {f"{name}{_SEPARATOR}{key}": value for name, tree in trees.items() for key, value in tree.items()}
 
 
@@ -59,7 +59,7 @@ def parted(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V
     for key, value in tree.items():
         name, _, rest = key.partition(_SEPARATOR)
         if name not in trees:
-            raise ValueError(f"its tensor {key!r} belongs to none of the trees that it should hold")
+            raise ValueError(f"its tensor {key!r} belongs to none of its trees")
         trees[name][rest] = value
     return trees
 
@@ -87,7 +87,7 @@ def tensors(data: bytes) -> dict[str, Tensor]:
         loaded: dict[str, Tensor] = load(data)
     for name, tensor in loaded.items():
         if (kind := str(tensor.dtype).removeprefix("torch.")) not in _TYPES.values():
-            raise ValueError(f"its tensor {name!r} has numbers of type {kind}, which no model here computes with")
+            raise ValueError(f"its tensor {name!r} must have numbers that models compute with; got {kind}")
     return loaded
 
 

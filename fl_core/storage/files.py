@@ -58,7 +58,9 @@ def check_version(path: Path | str, found: object, newest: str) -> bool:
     kind, _, number = newest.rpartition("/")
     match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
     if match and int(match[1]) > int(number):
-        raise UsageError(f"{path} was written by a newer fedlayers: format {found}, this one reads up to /{number}")
+        raise UsageError(
+            f"{path} must have a format up to {newest}; got {found}. A newer fedlayers wrote it: update yours."
+        )
     return bool(match)
 
 
@@ -254,7 +256,9 @@ class Folder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
-                raise BusyError(f"{self.path} is being written by another process (pid {holder})") from error
+                raise BusyError(
+                    f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
+                ) from error
             with self._named("lock"):
                 if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
                     os.ftruncate(handle, 0)
@@ -287,7 +291,9 @@ class Folder:
     def _folder_of(self, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
         *above, last = name.split("/")
         if {"", ".", ".."} & {*above, last}:
-            raise CorruptError(f"{name!r} is no name of a file below {self.path}")
+            raise CorruptError(
+                f"name of a file below {self.path} must be without empty parts, '.' and '..'; got {name!r}."
+            )
         with self._folder(above, make) as handle:
             yield handle, last
 

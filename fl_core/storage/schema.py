@@ -1,7 +1,7 @@
 """The types in each JSON file of a run directory. Digests show damage but not who wrote a file.
 
 >>> validate({"round": 3, "rows": {"bytes": -1}}, {"round": COUNT, "rows": {"bytes": COUNT}})
-'rows.bytes is -1, not a whole number from 0'
+'rows.bytes must be a whole number from 0; got -1'
 >>> validate({"round": 3}, {"round": COUNT, "chain?": str})
 ''
 """
@@ -95,4 +95,4 @@ def _is(found: Any, form: Any) -> bool:
 
 def _wrong(found: Any, name: str, wanted: str) -> str:
     shown = repr(found)
-    return f"{name or 'it'} is {shown if len(shown) <= 40 else type(found).__name__}, not {wanted}"
+    return f"{name or 'it'} must be {wanted}; got {shown if len(shown) <= 40 else type(found).__name__}"

@@ -13,7 +13,9 @@ from fl_core.tree import Tree
 
 
 def _not_here(*args: Any, **options: Any) -> Any:
-    raise RuntimeError("this context belongs to no client: it has no data and no model beside the one that is trained")
+    raise RuntimeError(
+        "this context must belong to a client; got one without data and models. Use it in a client's hook."
+    )
 
 
 @dataclass

@@ -54,13 +54,15 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
     """
     outputs, y = outputs.detach().cpu(), y.detach().cpu()
     if outputs.ndim != 2 or y.shape != outputs.shape[:1] or len(y) == 0:
-        raise UsageError(f"scores need outputs [n, C] and labels [n], not {tuple(outputs.shape)} and {tuple(y.shape)}")
+        raise UsageError(
+            f"scores must be of outputs [n, C] and labels [n]; got {tuple(outputs.shape)} and {tuple(y.shape)}."
+        )
     logits = loss.logits(outputs).double().numpy()
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
         raise NonFiniteError(f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite")
     if loss.task != REGRESSION and (y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]):
-        raise UsageError(f"labels must be integers from 0 to {logits.shape[1] - 1}")
+        raise UsageError(f"labels must be integers from 0 to {logits.shape[1] - 1}; got {y.min()} to {y.max()}.")
     value = float(loss.per_sample(outputs, y).double().mean())
     if loss.task == REGRESSION:
         return {"loss": value, **_of_numbers(logits[:, 0], y.double().numpy())}
@@ -161,9 +163,9 @@ def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> 
         UsageError: no samples, or a batch size below 1.
     """
     if len(x) == 0:
-        raise UsageError("no samples to predict")
+        raise UsageError("there must be samples to predict; got none.")
     if batch < 1:
-        raise UsageError(f"a batch of {batch} samples; it must be at least 1")
+        raise UsageError(f"batch must be at least 1; got {batch}.")
     with torch.no_grad(), in_mode(model, False) if isinstance(model, nn.Module) else nullcontext():
         return torch.cat([model(part) for part in x.split(batch)])
 

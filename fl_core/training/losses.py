@@ -60,8 +60,8 @@ class Loss:
         """
         if (self.task == REGRESSION) != (n_classes == 0):
             fitting = listing(name for name, kind in LOSSES.items() if (kind.task == REGRESSION) == (n_classes == 0))
-            what = f"the data have {n_classes} classes" if n_classes else "the data's targets are numbers"
-            raise UsageError(f"loss {self.name!r} is for {self.task}, and {what}: choose one of {fitting}")
+            what = f"{n_classes} classes" if n_classes else "numbers"
+            raise UsageError(f"loss for {what} must be one of {fitting}; got {self.name!r}.")
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,18 @@ class _Weighted(Loss):
         if isinstance(self.alpha, Sequence) and not isinstance(self.alpha, str):
             object.__setattr__(self, "alpha", tuple(self.alpha))
             if not self.alpha:
-                raise UsageError(f"{self.name}: alpha is an empty list; give one weight for each class, or one number")
+                raise UsageError(f"{self.name}: alpha must be one number, or one for each class; got an empty list.")
         for value in self._weights():
             _number(f"{self.name}: alpha", value, self.largest_alpha)
 
     def check(self, n_classes: int) -> None:
         super().check(n_classes)
         if n_classes < 2:
-            raise UsageError(f"{self.name} needs at least 2 classes, not {n_classes}")
+            raise UsageError(f"{self.name}: there must be at least 2 classes; got {n_classes}.")
         if isinstance(self.alpha, tuple) and len(self.alpha) != n_classes:
-            raise UsageError(f"{self.name}: alpha has {len(self.alpha)} weights for {n_classes} classes")
+            raise UsageError(
+                f"{self.name}: alpha must have one weight for each of the {n_classes} classes; got {len(self.alpha)}."
+            )
 
     def _weights(self) -> tuple[float, ...]:
         return self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
@@ -174,7 +176,7 @@ class BinaryCrossEntropy(Loss):
     def check(self, n_classes: int) -> None:
         super().check(n_classes)
         if n_classes != 2:
-            raise UsageError(f"{self.name} tells 2 classes apart, and there are {n_classes}: choose cross_entropy")
+            raise UsageError(f"{self.name}: there must be 2 classes; got {n_classes}. Use cross_entropy.")
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class Huber(_OfNumbers):
     def __post_init__(self) -> None:
         _number(f"{self.name}: delta", self.delta, math.inf)
         if not self.delta > 0:
-            raise UsageError(f"{self.name}: delta is {self.delta}; it must be above 0")
+            raise UsageError(f"{self.name}: delta must be above 0; got {self.delta}.")
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.huber_loss(logits.squeeze(-1), y.to(logits.dtype), reduction="none", delta=self.delta)
@@ -239,7 +241,7 @@ class ClassWeighted(Loss):
         for weight in self.weights:
             _number("class_weights", weight, math.inf)
             if not weight > 0:
-                raise UsageError(f"class_weights: {weight} is not above 0")
+                raise UsageError(f"class_weights must be above 0; got {weight}.")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -261,10 +263,12 @@ class ClassWeighted(Loss):
 
     def check(self, n_classes: int) -> None:
         if self.base.task == REGRESSION:
-            raise UsageError(f"class_weights have no meaning for loss {self.base.name!r}, which is for {REGRESSION}")
+            raise UsageError(f"class_weights must be left out for {REGRESSION}; got loss {self.base.name!r}.")
         self.base.check(n_classes)
         if len(self.weights) != n_classes:
-            raise UsageError(f"class_weights has {len(self.weights)} weights for {n_classes} classes")
+            raise UsageError(
+                f"class_weights must have one weight for each of the {n_classes} classes; got {len(self.weights)}."
+            )
 
 
 LOSSES: dict[str, type[Loss]] = {
@@ -287,8 +291,8 @@ def balanced(counts: Sequence[int], names: Sequence[str]) -> tuple[float, ...]:
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
         raise UsageError(
-            f"no client has a training sample of {listing(empty)}, so there is no balanced weight: give one weight a "
-            "class, class_weights W,W,..."
+            f"each class must have a training sample for balanced weights; got none of {listing(empty)}. "
+            "Give class_weights W,W,... instead."
         )
     return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
@@ -310,7 +314,7 @@ def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
     known = [field.name for field in fields(kind)]
     for option in options:
         if not known:
-            raise UsageError(f"loss {name!r} takes no options, so not {option!r}")
+            raise UsageError(f"loss {name!r} must have no options; got {option!r}. Leave it out.")
         check_known(f"option of loss {name!r}", option, known)
     loss = kind(**options)
     if n_classes is not None:
@@ -320,10 +324,10 @@ def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
 
 def _number(what: str, value: Any, largest: float) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UsageError(f"{what} is {value!r}, not a number")
+        raise UsageError(f"{what} must be a number; got {value!r}.")
     if not (math.isfinite(value) and 0 <= float(value) <= largest):
         bounds = "at least 0 and finite" if math.isinf(largest) else f"between 0 and {largest:g}"
-        raise UsageError(f"{what} is {value}; it must be {bounds}")
+        raise UsageError(f"{what} must be {bounds}; got {value}.")
 
 
 def _is_target(logits: Tensor, y: Tensor) -> Tensor:

@@ -63,7 +63,9 @@ class Training:
                 raise UsageError(f"{name} must be at least {least}; got {getattr(self, name)}.")
         for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
             if getattr(self, name) and not used:
-                raise UsageError(f"{name}={getattr(self, name)} has no meaning for optimizer {self.optimizer!r}")
+                raise UsageError(
+                    f"{name} must be left out with optimizer {self.optimizer!r}; got {getattr(self, name)}."
+                )
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"lr must be a number above 0; got {self.lr}.")
         check_clip(self.max_grad_norm)

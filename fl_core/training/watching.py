@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fl_core.training.workspace import Workspace
 from fl_core.untouched import tensors_in
 
-SMALLER = "; a smaller lr may help"
+SMALLER = ". Use a smaller lr."
 
 
 class Watch:
@@ -63,9 +63,7 @@ class Watch:
         bad = tree.first_nonfinite({name: live[name] for name in names if held is None or name in held})
         if bad is not None:
             text = (
-                f"{by} leaves {self._tensor(bad)} not finite; a smaller lr may help"
-                if by
-                else f"{self._tensor(bad)} is not finite"
+                f"{by} leaves {self._tensor(bad)} not finite{SMALLER}" if by else f"{self._tensor(bad)} is not finite"
             )
             raise NonFiniteError(self._said(text))
 
@@ -86,7 +84,7 @@ class Watch:
             NonFiniteError: names the first output that is not finite, or else the loss, or else the first gradient.
         """
         if not math.isfinite(loss):
-            hint = "; a smaller lr may help" if "the output of" in self._output else ""
+            hint = SMALLER if "the output of" in self._output else ""
             raise NonFiniteError(
                 self._said(f"{self._output}{hint}" or f"all outputs are finite, and the loss is {loss}")
             )

@@ -168,8 +168,8 @@ def biased() -> Wired:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (biased(), "layer 'fc2'.*train"),
-        (frozen("fc1", "fc2"), "playerfl.* 2 .*1"),
+        (biased(), "layer 'fc2'"),
+        (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_first(model: nn.Module, words: str, tmp_path: Path) -> None:

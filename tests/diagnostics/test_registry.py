@@ -233,7 +233,7 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
         ({"options": {"loudness": {"volume": 1}}}, "option of loudness 'volume'"),
         ({"mode": "train"}, "mode 'train'"),
         ({"name": "own_layers:loudnes"}, "mean 'loudness'"),
-        ({"name": "own_layer:loudness"}, "module 'own_layer'"),
+        ({"name": "own_layer:loudness"}, "'own_layer'"),
         ({"name": "own_layers:Loudness"}, "function.*type"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -271,7 +271,7 @@ def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
 
         report = diagnose(models(), pair(), "tensor_count", progress=False)
         assert len(select(report, "first", metric="tensor_count").shared) == 1
-        with pytest.raises(UsageError, match=r"'cka'.*metric"):
+        with pytest.raises(UsageError, match="'cka'"):
             metric(description="x", direction="y")(type(tensor_count)(tensor_count.__code__, globals(), "cka"))
 
 

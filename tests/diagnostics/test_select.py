@@ -493,7 +493,7 @@ BARE = [*LAYERS[:2], Layer("norm", (), ("norm.mean",)), *LAYERS[2:]]
     ("rows", "error", "message"),
     [
         (measured(rows_of(), layers=[]), UsageError, "no layers"),
-        (measured(rows_of(), layers=["conv1"]), UsageError, "layer.*'conv1'"),
+        (measured(rows_of(), layers=["conv1"]), UsageError, "'conv1'"),
         (measured([row("loss", 1.0, client="a")]), UsageError, "values"),
         (measured(rows_of({"": (4, [1.0] * 4)})), UsageError, "federation_sensitivity.*single"),
         (measured(rows_of({"a": (4, [1.0, 2.0, 3.0])})), UsageError, "no federation_.*'fc10'.*'a'"),

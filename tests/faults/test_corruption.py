@@ -174,7 +174,7 @@ class TestTheLastCheckpoint:
         with pytest.raises(CorruptError) as caught:
             resume(finished)
         manifest = finished / f"checkpoints/{ROUNDS:06d}.json"
-        assert f"remove {manifest} " in str(caught.value)
+        assert f"Remove {manifest} " in str(caught.value)
         manifest.unlink()
         resume(finished)
         assert contents(finished) == contents(pristine)
@@ -305,7 +305,7 @@ def test_a_pickle_as_weights_is_not_executed(tmp_path, bomb, name):
 def test_a_pickle_as_a_plan_or_rows_is_not_executed(tmp_path, bomb, reader):
     pickled, executed = bomb
     (tmp_path / "file").write_bytes(pickled)
-    with pytest.raises(UsageError, match="not a"):
+    with pytest.raises(UsageError, match=r"a plan|of rows"):
         reader(tmp_path / "file")
     assert not executed()
 

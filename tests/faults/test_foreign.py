@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_no_part_and_is_named(run, monkeypatch, call):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        with pytest.raises(OSError, match="No space left on device") as caught:
+        with pytest.raises(OSError, match="No space") as caught:
             files.Folder(run).write("blobs/x", b"much")
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(run / "blobs/x")
@@ -303,7 +303,7 @@ def test_a_newer_run_is_refused_by_name(run, name):
         (run / "manifest.json").unlink()
         shutil.rmtree(run / "checkpoints")
     before = contents(run)
-    message = rf"run.*{NEWER}.*/{store.FORMAT[-1]}"
+    message = rf"run.*/{store.FORMAT[-1]}.*{NEWER}"
     for reader in (resume, lambda path: Run(path).config):
         with pytest.raises(UsageError, match=message):
             reader(run)

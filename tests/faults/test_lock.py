@@ -61,7 +61,7 @@ def refused_as_busy(out, pid):
     before = contents(out)
     with pytest.raises(BusyError, match=f"pid {pid}"):
         runner.resume(out, progress=False)
-    with pytest.raises(UsageError, match="resume"):
+    with pytest.raises(UsageError, match="Resume"):
         runner.run(CONFIG, out, progress=False)
     assert contents(out) == before
 

@@ -36,7 +36,7 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Pat
     assert run.rounds == [3]
     assert run.verify()
     assert clean(interrupted) == 0
-    with pytest.raises(UsageError, match="round 2"):
+    with pytest.raises(UsageError, match="got 2"):
         load_models(interrupted, 2)
     found = runner.resume(interrupted, progress=False)
     assert found.rows == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][-len(found.rows) :]

@@ -45,7 +45,7 @@ def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
         with pytest.raises(SystemExit, match="2"):
             cli.main(line)
         said = capsys.readouterr().err.splitlines()[-1]
-        assert re.search(f"'{own_file}'.*--allow-code {own_file}", said)
+        assert f"--allow-code {own_file}" in said
     cli.main(["resume", "run", "--allow-code", own_file])
     assert "1 round of quarter: run" in capsys.readouterr().out
 

@@ -241,7 +241,7 @@ def test_another_dataset_is_noted(done) -> None:
         ("no json", "fedlayers tune"),
         ("{}", "fedlayers tune"),
         (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "fedlayers tune"),
-        (json.dumps({"format": "fedlayers.tuned/2"}), "newer"),
+        (json.dumps({"format": "fedlayers.tuned/2"}), "newer fedlayers"),
     ],
 )
 def test_files_that_are_no_tuning_are_refused(tmp_path: Path, text: str | None, message: str) -> None:

@@ -46,7 +46,7 @@ def test_clients_with_too_few_samples(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_word_among_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--dataset", changed("age", 7, "F"))
-    assert "line 9: 'F' " in text
+    assert "got 'F' (1 of 60" in text
     assert "--exclude-columns age" in text
 
 
@@ -108,7 +108,7 @@ def test_another_name_for_the_clients(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_plan_that_is_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.json").write_text("fc1 shared\n")
     text = said(capsys, "--dataset", "heart", "--algorithm", "fedper", "--plan", "plan.json")
-    assert "is not a plan" in text
+    assert "must be a plan" in text
     assert "fedlayers choose" in text
 
 

@@ -183,7 +183,7 @@ def test_a_stored_partition_is_used_again():
     again = data.load("digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99)
     assert again.digest == first.digest
     assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(first.clients, again.clients, strict=True))
-    with pytest.raises(UsageError, match=r"\b740\b.*\b1797\b"):
+    with pytest.raises(UsageError, match=r"\b1797\b.*\b740\b"):
         data.load("digits", indices=data.load("heart").partition)
 
 
@@ -194,7 +194,7 @@ def test_a_stored_partition_is_used_again():
         ({"alpha": 0.1}, r"alpha.*0\.1"),
         ({"partition": "iid"}, "partition.*iid"),
         ({"splits": (0.5, 0.25, 0.25)}, "splits"),
-        ({"max_samples": 1000}, r"\b1797\b.*\b1000\b"),
+        ({"max_samples": 1000}, r"\b1000\b.*\b1797\b"),
     ],
 )
 def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
@@ -210,11 +210,14 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
         ({"dataset": "nowhere/data.npz"}, "nowhere/data.npz"),
         ({"dataset": "digits", "partition": "natural"}, "natural.*dirichlet, dirichlet"),
         ({"dataset": "digits", "partition": "dirchlet"}, "'dirichlet'"),
-        ({"dataset": "digits", "alpha": 0.5}, "alpha=0.5.*'iid'"),
+        ({"dataset": "digits", "alpha": 0.5}, "alpha.*'iid'.*0.5"),
         ({"dataset": "heart", "classes_per_client": 2}, "classes_per_client.*'natural'"),
         ({"dataset": "digits", "samples_per_client": 9}, "samples_per_client.*fedpft_dirichlet"),
         ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "dominance.*non_iid_2"),
-        ({"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900}, "would need"),
+        (
+            {"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900},
+            "samples_per_client",
+        ),
         ({"dataset": "heart", "clients": 3}, r"clients.*\b4\b"),
         ({"dataset": "heart", "scale": "standard"}, "scale.*heart"),
         ({"dataset": "digits", "clients": 2000}, "1797"),
@@ -501,7 +504,7 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
         ({3: "north,,1,0"}, "'a', line 5.*empty"),
         ({3: "north,1,nan,0"}, "'b', line 5.*'nan'.*--impute.*--exclude-columns b"),
         ({3: "north,1,NA,0"}, "'b', line 5.*'NA'"),
-        ({3: 'north,1,"2,5",0'}, "'b', line 5.*'2,5'.*decimal"),
+        ({3: 'north,1,"2,5",0'}, "'b', line 5.*decimal.*'2,5'"),
         ({3: "north,1,1e60,0"}, "'b', line 5"),
         ({3: "north,1,1,0.5"}, r"'label', line 5.*0\.5"),
         ({3: "north,1,1,cat"}, "'label', line 5.*'cat'"),
@@ -532,7 +535,7 @@ def test_bad_headers_are_refused(tmp_path, header, options, message):
 
 def test_empty_tables_are_refused(tmp_path):
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(UsageError, match="is empty"):
+    with pytest.raises(UsageError, match="empty file"):
         data.load(tmp_path / "empty.csv")
     with pytest.raises(UsageError, match="no rows"):
         data.load(write(tmp_path / "head.csv", []))
@@ -695,12 +698,12 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
-    ways = r"--data-root.*FEDLAYERS_DATA_ROOT.*MNIST/raw/.*mnist\.npz"
+    ways = r"MNIST/raw/.*mnist\.npz.*--data-root.*FEDLAYERS_DATA_ROOT"
     with pytest.raises(UsageError, match=ways):
         data.load("mnist")
     with pytest.raises(UsageError, match=r"airline_tweets\.jsonl"):
         data.load("airline_tweets")
-    with pytest.raises(UsageError, match=r"gone.*folder"):
+    with pytest.raises(UsageError, match=r"folder.*gone"):
         data.load("mnist", data_root=tmp_path / "gone")
     with pytest.raises(UsageError, match=r"MNIST/raw/.*mnist\.npz.*download=True"):
         data.load("mnist", data_root=tmp_path)

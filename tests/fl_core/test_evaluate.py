@@ -208,9 +208,9 @@ def test_predict_restores_after_an_error_and_takes_a_callable():
         predict(model, torch.zeros(2, 5))
     assert model.training
     assert torch.equal(predict(lambda x: 2 * x, torch.ones(5, 2), 2), 2 * torch.ones(5, 2))
-    with pytest.raises(UsageError, match="no samples"):
+    with pytest.raises(UsageError, match="samples"):
         predict(model, torch.zeros(0, 4))
-    with pytest.raises(UsageError, match="batch of 0"):
+    with pytest.raises(UsageError, match=r"batch.*got 0"):
         predict(model, torch.zeros(1, 4), 0)
 
 

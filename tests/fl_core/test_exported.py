@@ -295,14 +295,14 @@ def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, r"--client.*cleveland, hungarian"),
+        ({}, r"cleveland, hungarian.*--client"),
         ({"client": "vaa"}, "'vaa'.*'va'"),
-        ({"client": "va", "which": "global"}, "'global'.*personal"),
-        ({"client": "va", "round": 7}, r"round.*\b7\b.*1, 2"),
+        ({"client": "va", "which": "global"}, "personal.*'global'"),
+        ({"client": "va", "round": 7}, r"1, 2.*\b7\b"),
         ({"client": "va", "format": "onxx"}, "'onxx'.*'onnx'"),
         (
             {"client": "va", "format": "onnx", "out": "a.pt2"},
-            r"a\.pt2.*torch_export.*onnx",
+            r"onnx.*a\.pt2.*torch_export",
         ),
         ({"client": "va", "format": "safetensors", "out": "a.onnx"}, r"a\.safetensors"),
         ({"client": "va", "out": "nowhere/a"}, "folder.*nowhere"),
@@ -334,7 +334,7 @@ HEAD = ",".join(COLUMNS)
         (lambda at: at / "nothing.csv", r"nothing\.csv"),
         (
             lambda at: write(at / "a.txt", ""),
-            r"a\.txt.*10 numbers.*age.*\.csv.*\.npz",
+            r"10 numbers.*age.*\.csv.*\.npz.*a\.txt",
         ),
         (lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), r"a\.csv.*'oldpeak'"),
         (lambda at: write(at / "a.csv", f"{HEAD}\n"), "no rows"),
@@ -365,7 +365,7 @@ INPUTS = {
     [
         ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"gray.*\[n, 8, 8\]"),
         ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "gray.*uint8"),
-        ("gray", lambda at: at, "no images"),
+        ("gray", lambda at: at, "images.*none"),
         ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"floating-point.*\[n, 1, 8, 8\]"),
         ("floats", lambda at: at, r"floating-point.*\.npz"),
         ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "3 columns.*2"),

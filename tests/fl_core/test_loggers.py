@@ -164,7 +164,7 @@ def test_a_logger_without_its_package_says_what_to_install(tmp_path: Path, monke
     ("name", "message"),
     [
         ("tensorbord", "'tensorbord'.*'tensorboard'"),
-        ("math:sqrt", "'math:sqrt'.*Logger"),
+        ("math:sqrt", "Logger.*'math:sqrt'"),
     ],
 )
 def test_what_is_no_logger_is_refused_before_anything_is_written(tmp_path: Path, name: str, message: str) -> None:

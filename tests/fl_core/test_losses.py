@@ -180,8 +180,8 @@ def test_a_label_outside_the_classes_is_an_error(loss, label):
         ("player_focal", {"alpha": [0.5, 0.5], "n_classes": 3}, "3 classes.*2"),
         ("focal", {"n_classes": 1}, "2 classes.*1"),
         ("bce", {"n_classes": 3}, "2 classes.*3"),
-        ("focal", {"n_classes": 0}, "'focal'.*mse"),
-        ("mse", {"n_classes": 2}, "'mse'.*cross_entropy"),
+        ("focal", {"n_classes": 0}, "mse.*'focal'"),
+        ("mse", {"n_classes": 2}, "cross_entropy.*'mse'"),
         ("huber", {"delta": 0.0}, "above 0"),
     ],
 )

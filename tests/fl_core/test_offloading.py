@@ -134,7 +134,7 @@ def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
             clients[name]
         with pytest.raises(KeyError):
             clients[name] = State()
-    with pytest.raises(UsageError, match="cannot be stored"):
+    with pytest.raises(UsageError, match="a tree"):
         clients["b"] = State({"mo|del": {"w": torch.ones(1)}})
 
 

@@ -185,11 +185,11 @@ def of_alpha(alpha, labels=LABELS, clients=5):
         (dealt(LABELS, 5, 40, 2, 1.5), r"dominance.*1\.5"),
         (dealt(LABELS, 5, 40, 2, 0), "dominance.*got 0"),
         (dealt(LABELS, 5, 40, 2, True), "dominance.*True"),
-        (dealt(LABELS, 2, 61, 1, 1.0), r"61.*class \d.*60"),
+        (dealt(LABELS, 2, 61, 1, 1.0), r"class \d.*61.*60"),
         (lambda: general.pathological(LABELS, 5, 11, 0), "classes_per_client.*10.*11"),
         (lambda: general.pathological(LABELS, 5, 0, 0), "classes_per_client.*got 0"),
         (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client.*2\.0"),
-        (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0.*1.*4"),
+        (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0.*4.*1"),
         (lambda: general.iid(LABELS, 601, 0), "600"),
         (lambda: general.iid(LABELS, 0, 0), "clients.*got 0"),
         (lambda: general.iid(LABELS, 2.0, 0), r"clients.*2\.0"),
@@ -372,7 +372,7 @@ def test_splits_of_a_client_do_not_depend_on_the_other_clients():
 def test_a_partition_is_refused_by_other_samples():
     toy = source()
     made = make(toy, "iid", clients=2)
-    with pytest.raises(UsageError, match=r"600.*599"):
+    with pytest.raises(UsageError, match=r"599.*600"):
         made.check(source(LABELS[:599]))
     other = source()
     other.x[17, 1] += 1
@@ -425,7 +425,7 @@ def test_a_new_partition_is_one_class(own_members):
     made = make(source(), "turns", clients=3, start=1)
     assert made.params == {"clients": 3, "start": 1, "splits": [0.64, 0.16, 0.2]}
     assert {int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))} == {1}
-    with pytest.raises(UsageError, match=r"start=1.*'iid'.*turns"):
+    with pytest.raises(UsageError, match=r"start.*'iid'.*turns"):
         make(source(), "iid", clients=3, start=1)
     with pytest.raises(UsageError, match=r"'alfa'.*'alpha'"):
         make(source(), "dirichlet", clients=3, alfa=1)

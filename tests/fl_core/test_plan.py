@@ -145,7 +145,7 @@ def test_another_model_is_refused_by_the_first_differences():
     more.register_buffer("running", torch.zeros(1))
     with pytest.raises(UsageError) as caught:
         PLAN.check_fits(more)
-    assert str(caught.value).endswith("only in the model: running")
+    assert "model: running" in str(caught.value)
 
 
 def test_many_differences_are_counted():
@@ -230,13 +230,13 @@ def damaged(**changes):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "not a plan"),
+        ([], "list"),
         ({}, "format"),
         (damaged(format="fedlayers.plan/9"), "format"),
         (damaged(layers=None, why=None), "layers, why"),
         (damaged(layers="fc1"), "'layers'.*str"),
         (damaged(layers=["fc1"]), "layer.*'fc1'"),
-        (damaged(layers__0__name=None), "not a layer"),
+        (damaged(layers__0__name=None), "a name"),
         (damaged(layers__0__name=5), "'name'.*int"),
         (damaged(layers__0__used="yes"), "'used'.*str"),
         (damaged(layers__0__parameters="fc1.weight"), "'parameters'.*str"),
@@ -251,7 +251,7 @@ def damaged(**changes):
         (damaged(why__rules="x"), "'rules'.*'rule'"),
         (damaged(why__threshold="high"), "'threshold'.*str"),
         (damaged(why__values=3), "'values'.*int"),
-        (damaged(why__clients={"a": 3}), "not a plan"),
+        (damaged(why__clients={"a": 3}), "plan.*int"),
         (damaged(why__values=["high"]), "values"),
         (damaged(why__clients={"a": ["high"]}), "values"),
         (damaged(why__race=["nothing"]), "'race' is list"),
@@ -268,7 +268,7 @@ def test_damaged_plans_are_refused(data, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "no plan at"), (b"", "is not a plan"), (b"{", "is not a plan"), (b"\xff", "plan")]
+    ("content", "message"), [(None, r"plan\.json'"), (b"", "JSON"), (b"{", "JSON"), (b"\xff", "plan")]
 )
 def test_files_that_are_no_plans(tmp_path, content, message):
     path = tmp_path / "plan.json"

@@ -174,7 +174,7 @@ def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_best_round_is_named(stopped: Any) -> None:
-    with pytest.raises(UsageError, match=r"'personal'.*global, local"):
+    with pytest.raises(UsageError, match=r"global, local.*'personal'"):
         load_models(stopped["fedavg"][0], "best", "personal", data=TOY)
 
 

@@ -96,7 +96,7 @@ class TestRoundTrip:
         run = Run(tmp_path)
         assert run.config == CONFIG
         assert not run.begun
-        with pytest.raises(CorruptError, match=r"manifest\.json is missing.*resume"):
+        with pytest.raises(CorruptError, match=r"manifest\.json is missing.*Resume"):
             run.verify()
 
     @settings(max_examples=30, deadline=None)
@@ -287,7 +287,7 @@ class TestAtomicWriting:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space"):
             files.write_atomically(path, b"new")
         assert path.read_bytes() == b"old"
 
@@ -310,14 +310,14 @@ class TestErrors:
     def test_no_checkpoint_yet(self, begun):
         with pytest.raises(UsageError, match="checkpoint"):
             begun.run.checkpoint()
-        with pytest.raises(UsageError, match=r"round 1.*none"):
+        with pytest.raises(UsageError, match=r"none.*got 1"):
             begun.run.checkpoint(1)
 
     @pytest.mark.parametrize("which", [1, 3, -1, "5"])
     def test_no_such_round(self, begun, which):
         for done in (2, 4):
             begun.checkpoint(checkpoint(done))
-        with pytest.raises(UsageError, match=rf"round.*{which}.*2, 4"):
+        with pytest.raises(UsageError, match=rf"2, 4.*got {which}"):
             begun.run.checkpoint(which)
 
     @pytest.mark.parametrize("which", ["first", "", "2.5"])
@@ -340,13 +340,13 @@ class TestErrors:
 
     def test_a_run_is_there_already(self, begun):
         for refused in (lambda: writing.check_free(begun.path), lambda: writing.create(begun.path, {}).__enter__()):
-            with pytest.raises(UsageError, match="resume"):
+            with pytest.raises(UsageError, match="Resume"):
                 refused()
         assert begun.run.config == CONFIG
 
     def test_something_else_is_there(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("!")
-        with pytest.raises(UsageError, match="is not empty"), writing.create(tmp_path, CONFIG):
+        with pytest.raises(UsageError, match="be empty"), writing.create(tmp_path, CONFIG):
             pass
         with pytest.raises(UsageError, match="a file"):
             writing.check_free(tmp_path / "thesis.tex")

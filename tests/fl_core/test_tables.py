@@ -76,8 +76,8 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
     ("how", "message"),
     [
         ({"exclude_columns": ["doze"]}, r"--exclude-columns.*'doze'.*'dose'"),
-        ({"columns": ["label"]}, "'label'.*columns"),
-        ({"exclude_columns": ["client"]}, "'client'.*exclude_columns"),
+        ({"columns": ["label"]}, ": columns.*'label'"),
+        ({"exclude_columns": ["client"]}, "exclude_columns.*'client'"),
         ({"columns": ["age"], "exclude_columns": ["one"]}, "exclude_columns"),
         ({"columns": ["age", "age"]}, "columns.*'age'"),
         ({"columns": "age"}, "columns.*'age'"),

@@ -142,7 +142,7 @@ def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "is empty"), ('{"text": "a"', "line 1.*JSON"), ("[1]", "line 1.*list"), (b"\xff", "read")],
+    [("", "empty file"), ('{"text": "a"', "line 1.*JSON"), ("[1]", "line 1.*list"), (b"\xff", "read")],
 )
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "t.jsonl"

@@ -162,7 +162,7 @@ def test_digest_is_of_contents_not_of_layout_or_order(dtype):
 
 def test_aliases_are_refused_by_name():
     base = torch.zeros(4)
-    with pytest.raises(UsageError, match=r"'a'.*'c'.*memory"):
+    with pytest.raises(UsageError, match=r"memory.*'a'.*'c'"):
         tree.check_unaliased({"a": base, "b": torch.zeros(4), "c": base[1:2]})
     tree.check_unaliased({"a": torch.zeros(0), "b": torch.zeros(0), "c": base})
 
@@ -277,7 +277,7 @@ def test_weights_must_be_positive(weight):
 def test_shapes_that_differ(position):
     trees = [{"a": torch.zeros(2, 3)} for _ in range(10)]
     trees[position] = {"a": torch.zeros(3)}
-    with pytest.raises(UsageError, match=r"'a'.*shapes"):
+    with pytest.raises(UsageError, match=r"'a'.*shape"):
         tree.mean(trees, [1] * 10)
 
 

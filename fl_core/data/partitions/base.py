@@ -152,7 +152,9 @@ class Partitioning:
         divided = []
         for number, (name, part) in enumerate(zip(self.names(pool, clients), parts, strict=True)):
             if not together and not len(tests[number]):
-                raise UsageError(f"client {name!r} has no sample of the official test set of {pool.name}")
+                raise UsageError(
+                    f"client {name!r} must have a sample of the official test set of {pool.name}; got none."
+                )
             divided.append(split_of(name, number, train[part], None if together else tests[number], shares, seed))
         return divided
 

@@ -215,9 +215,9 @@ def dirichlet(
         best = max(best, smallest)
     else:
         raise UsageError(
-            f"dirichlet partition of {len(labels)} samples over {clients} clients with alpha={float(alpha):g}: "
-            f"in {draws} draws the smallest client had at most {best} samples, and {min_size} are needed; "
-            f"ask for a larger alpha, fewer clients or more samples, or for partition 'iid'"
+            f"dirichlet partition: each of {clients} clients must have at least {min_size} of {len(labels)} "
+            f"samples with alpha={float(alpha):g}; got at most {best} for the smallest in {draws} draws. "
+            "Use a larger alpha, fewer clients, more samples, or partition 'iid'."
         )
     pieces = [
         np.split(generator.permutation(rows), np.cumsum(count)[:-1])
@@ -244,8 +244,8 @@ def pathological(labels: Integers, clients: int, classes_per_client: int, seed: 
     for k, label in enumerate(present):
         if sizes[k] < len(holders[k]):
             raise UsageError(
-                f"pathological partition: class {label} has {sizes[k]} samples for {len(holders[k])} clients; "
-                f"ask for fewer clients or fewer classes a client"
+                f"pathological partition: class {label} must have a sample for each of its {len(holders[k])} "
+                f"clients; got {sizes[k]}. Use fewer clients or fewer classes_per_client."
             )
         if holders[k]:
             order = generator.permutation(np.flatnonzero(labels == label))
@@ -278,7 +278,9 @@ def natural(owner: Integers, names: Sequence[str]) -> list[Integers]:
     parts = [np.flatnonzero(owner == number) for number in range(len(names))]
     empty = [name for name, part in zip(names, parts, strict=True) if not len(part)]
     if empty:
-        raise UsageError(f"natural clients without samples to train on: {listing(empty)}; ask for more samples")
+        raise UsageError(
+            f"natural clients must have samples to train on; got none for {listing(empty)}. Use more samples."
+        )
     return parts
 
 
@@ -357,8 +359,9 @@ def _capped(
             return parts
         best = max(best, smallest)
     raise UsageError(
-        f"{kind} partition: in {draws} draws with alpha={alpha:g} the smallest of {clients} {what} had at most {best} "
-        f"of {len(labels)} samples, and {min_size} are needed; ask for a larger alpha or fewer clients"
+        f"{kind} partition: each of {clients} {what} must have at least {min_size} of {len(labels)} "
+        f"samples with alpha={alpha:g}; got at most {best} for the smallest in {draws} draws. "
+        "Use a larger alpha or fewer clients."
     )
 
 

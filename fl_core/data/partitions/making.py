@@ -83,4 +83,6 @@ def _check_options(kind: str, partitioning: type[Partitioning], options: dict[st
             having = {other: options_of(member) for other, member in PARTITIONS.members().items()}
             check_known("option of a partition", name, sorted({option for own in having.values() for option in own}))
             owners = [other for other, own in having.items() if name in own]
-            raise UsageError(f"{name}={value} has no meaning for partition {kind!r}; it belongs to {listing(owners)}")
+            raise UsageError(
+                f"{name} must be left out with partition {kind!r}; got {value}. It belongs to {listing(owners)}."
+            )

@@ -156,8 +156,8 @@ def dominated(
     if left.min() < 0:
         scarce = int(left.argmin())
         raise UsageError(
-            f"{clients} clients with {samples} samples each would need {int(counts[:, scarce].sum())} of class "
-            f"{present[scarce]}, which has {int(sizes[scarce])}; ask for fewer samples_per_client or fewer clients"
+            f"class {present[scarce]} must have {int(counts[:, scarce].sum())} samples for {clients} clients "
+            f"with {samples} each; got {int(sizes[scarce])}. Use fewer samples_per_client or fewer clients."
         )
     parts: list[list[Integers]] = [[] for _ in range(clients)]
     for k, label in enumerate(present):
@@ -301,8 +301,9 @@ def by_shares(
             counts = _counts(row, size, left)
             if counts is None:
                 raise UsageError(
-                    f"a client needs {sum(sizes)} samples of its classes, which have {int(left[row > 0].sum())} left; "
-                    "ask for fewer samples_per_client or more classes a client"
+                    f"each client must have {sum(sizes)} samples of its classes; "
+                    f"got {int(left[row > 0].sum())} that are left. Use fewer samples_per_client or more "
+                    "classes_per_client."
                 )
             taken = [
                 order[len(order) - n : len(order) - n + k] for order, n, k in zip(orders, left, counts, strict=True)

@@ -94,7 +94,9 @@ class Partition:
             }
             return cls(indices=indices, **meta)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"not a stored partition: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"the tree must be a stored partition; got another ({type(error).__name__}: {error})."
+            ) from error
 
     @property
     def _overlaps(self) -> bool:
@@ -108,15 +110,17 @@ class Partition:
             UsageError: the samples differ in number or content, or indices overlap or are out of range.
         """
         if self.n_samples != len(source):
-            raise UsageError(f"the stored partition is of {self.n_samples} samples; {source.name} has {len(source)}")
+            raise UsageError(
+                f"the stored partition must be of {len(source)} samples, as {source.name}; got {self.n_samples}."
+            )
         if self.source_digest != source.digest:
             raise UsageError(
-                f"the stored partition was made for other samples than those of {source.name}: "
-                f"digest {self.source_digest[:12]}, not {source.digest[:12]}"
+                f"the stored partition must be of the samples of {source.name}, digest {source.digest[:12]}; "
+                f"got other samples, {self.source_digest[:12]}."
             )
         every = np.concatenate([part[split] for part in self.indices.values() for split in SPLITS])
         if every.size and (every.min() < 0 or every.max() >= len(source)):
-            raise UsageError(f"the stored partition has indices outside 0..{len(source) - 1}")
+            raise UsageError(f"the stored partition must have indices from 0 to {len(source) - 1}; got others.")
         groups = [np.concatenate([part[split] for split in SPLITS]) for part in self.indices.values()]
         if self._overlaps:  # clients may share a sample unless one of them tests on it
             tested, others = (
@@ -127,10 +131,10 @@ class Partition:
         else:
             groups = [every]
         if any(len(np.unique(group)) != len(group) for group in groups):
-            raise UsageError("the stored partition has a sample twice")
+            raise UsageError("the stored partition must have each sample once; got a sample twice.")
 
 
 def _places(tensor: torch.Tensor) -> Integers:
     if tensor.dtype != torch.int64 or tensor.ndim != 1:
-        raise ValueError(f"positions of samples are whole numbers, not {tensor.dtype} {list(tensor.shape)}")
+        raise ValueError(f"positions of samples must be whole numbers; got {tensor.dtype} {list(tensor.shape)}")
     return tensor.cpu().numpy()
