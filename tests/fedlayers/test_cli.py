@@ -392,8 +392,8 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     assert all(name in out for name in ("many", "one_class", "few"))
     measure = ("diagnose", "mine", "--metrics", "federation_sensitivity", "--out", "rows.jsonl")
     # a run from elsewhere must not choose what is imported and called
-    assert "names code as its model" in own_data.refused(*measure)
-    assert "names code as its model" in own_data.refused(*measure, "--allow-code", "own_model_of_a_test:other")
+    assert "own_model_of_a_test:network" in own_data.refused(*measure)
+    assert "own_model_of_a_test:network" in own_data.refused(*measure, "--allow-code", "own_model_of_a_test:other")
     own_data(*measure, "--allow-code", "own_model_of_a_test:network")
     own_data("select", "rows.jsonl")
     plan = LayerPlan.load("plan.json")
