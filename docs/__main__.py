@@ -11,13 +11,13 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
-from docs import links, sources
+from docs import links, narrow, sources
 
 
 def main(
     out: Annotated[Path, arg(help="Folder of the site; its pages are begun at index.html.")] = Path("out/site"),
 ) -> None:
-    """Build the site as HTML, every warning an error, and check the links of its pages."""
+    """Build the site as HTML, every warning an error. Check its links, and its pages on a narrow screen."""
     made = out.with_name(f"{out.name}.sources")
     for folder in (made, out):
         shutil.rmtree(folder, ignore_errors=True)
@@ -25,8 +25,8 @@ def main(
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(made), str(out)]
     if subprocess.run(sphinx, check=False).returncode:
         sys.exit(1)
-    if broken := list(links.broken(out)):
-        print("\n".join(broken), file=sys.stderr)
+    if faults := [*links.broken(out), *narrow.too_wide(out)]:
+        print("\n".join(faults), file=sys.stderr)
         sys.exit(1)
     print(f"site: {out / 'index.html'}; all links lead somewhere, and no page asks the network for anything")
 

@@ -233,7 +233,7 @@ def _says(metric: str, stored: Stored) -> str:
     units = [f"{unit.replace('^2', '²') or 'none'} ({listing(names)})" for unit, names in variants.items()]
     if len(variants) == 1:
         units = [unit.replace("^2", "²") or "none" for unit in variants]
-    drawn = []
+    drawn: list[str] = []
     if about.pairs:
         drawn = [f"The curve is each client's mean{'' if about.distance else ' of 1 − value'} over the others"]
     parts = (about.description, *about.direction.split("; "), f"unit: {', '.join(units)}", *drawn)

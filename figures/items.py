@@ -43,7 +43,7 @@ SCALES = (QUICK, "paper")
 """What runs on two cores within an hour, and the papers' full setting."""
 ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
 
-RECODED = "its images are re-coded as JPEG: levels are not comparable with published ones, differences of methods are"
+RECODED = "its images are re-coded as JPEG, so only differences of methods are comparable"
 """What to know of the CIFAR-10 behind the stored rows."""
 
 

@@ -114,12 +114,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         above.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
         _summary(below.subplots(), regrets, mean)
     caption = (
-        f"Above: macro-F1 on the test split, which no choice saw, after the last round of FedPer under every cut, from "
-        f"none to all layers; coloured marks: what each rule chose after the first epoch. "
-        f"The axes have one length and end where scores do, at 0 and 100 %; an interval of few seeds may reach "
-        f"beyond. Below, regret: the score of the cut with the best mean over seeds (the star) minus the choice's; a "
-        f"grey mark is a dataset's mean over seeds, the bar the mean over datasets with its 95 % interval. "
-        f"{_sizes(header, frame, regrets)}."
+        f"Above: macro-F1 on the test split after the last round of FedPer, under every cut from none to all layers. "
+        f"No choice saw that split. Coloured marks: each rule's choice after the first epoch. "
+        f"The axes end at 0 and 100 %; an interval of few seeds may reach beyond. "
+        f"Below: regret, the score of the best mean over seeds (the star) minus the choice's. A "
+        f"grey mark is a dataset's mean over seeds. The bar is the mean over datasets with its 95 % interval. "
+        f"{_sizes(header, frame, regrets)}"
         + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
     )
     text = _page(regrets, mean) + (
@@ -182,10 +182,11 @@ def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, regrets: Mapping[str,
         config = header["runs"][name]["config"]
         samples = frame[(frame["run"] == name) & (frame["metric"] == "samples")].groupby("client")["value"].median()
         parts.append(
-            f"{TITLES[name]} {len(samples)} clients × {samples.min():.0f}-{samples.max():.0f} training samples, "
-            f"{config['rounds']} rounds, {network(config)}, {each.scores['seed'].nunique()} seeds"
+            f"{TITLES[name][0].upper()}{TITLES[name][1:]}: {len(samples)} clients × {samples.min():.0f}-"
+            f"{samples.max():.0f} training samples and {each.scores['seed'].nunique()} seeds. They train "
+            f"{network(config)} in {config['rounds']} rounds."
         )
-    return "; ".join(parts)
+    return " ".join(parts)
 
 
 # --- table, page and findings ----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fl_core.errors import listing
 
 Value = float | str
 NONE = "–"
-LEGEND = f"A cell is what the paper has / what runs here have; one entry where both are the same, {NONE} for none."
+LEGEND = f"A cell has the paper's value / the value here. One entry: both are the same. {NONE}: none."
 PRECISE = 1e-9
 """Relative difference up to which two numbers are the same."""
 

@@ -86,7 +86,7 @@ class SiteFile:
         if not name or not name.strip() or "/" in name:
             raise UsageError(f"name must be the site's, a text without a slash; got {name!r}.")
         if "dataset" not in data:
-            raise UsageError("[data] must have a dataset, by name or path; got none.")
+            raise UsageError("[data] needs a dataset: a name, or the path of a file")
         for key in data:
             check_known("key of [data]", key, DATA)
         here = path.parent

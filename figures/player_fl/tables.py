@@ -97,9 +97,9 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     made = [line for each in found.values() for line in lines(each)]
     caption = (
         f"{table.label[0].upper()}{table.label[1:]}: median over seeds with "
-        f"{spreads(ours)}, of the test split after the last round; diamonds: {table.place}{placeholder_client(shown)}. "
-        "Mean rank "
-        f"over {ours.ranking.blocks.shape[1]} datasets; triangles, as in the authors' code: {RELEASED.title}. "
+        f"{spreads(ours)}. Scores are of the test split after the last round. Diamonds: {table.place}"
+        f"{placeholder_client(shown)}. Ranks are means over {ours.ranking.blocks.shape[1]} datasets. Triangles follow "
+        f"the authors' code: {RELEASED.title}. "
         f"{sizes(header, frame)} {missing(header)}"
     )
     findings = [*order(table, ours, apart(header)), methods_differ(table, ours, apart(header)), printed_ranks(table)]

@@ -121,17 +121,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         own = frame[(frame["run"] == each.dataset) & (frame["client"] != "")]
         counts = own.groupby("client")["n_train"].median()
         sizes.append(
-            f"{CASES[each.dataset].title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
-            f"samples, batch {config['batch_size']}, {each.seeds} seeds"
+            f"{CASES[each.dataset].title} with {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
+            f"samples in batches of {config['batch_size']} ({each.seeds} seeds)"
         )
     stand = ", ".join(f"{CASES[name].title} for {title}" for name, title in STAND_IN.items())
     gone = header["missing"]
     missing = f" {len(gone)} runs are missing (listed on the page)." if gone else ""
     caption = (
         f"The last federated layer after one epoch on the paper's networks: {'; '.join(sizes)}. A row is a threshold "
-        f"on the ratio of consecutive federation sensitivities, a cell the most frequent decision and its share of the "
-        f"seeds; colour: layers fewer (orange) or more (violet) than Table A.2. {stand}; "
-        f"{' and '.join(ABSENT.values())} are not at hand.{missing}"
+        f"on the ratio of consecutive federation sensitivities. A cell is the most frequent decision with its share of "
+        f"the seeds. Colour: layers fewer (orange) or more (violet) than Table A.2. Replacements: {stand}. "
+        f"{' and '.join(ABSENT.values())} cannot be had.{missing}"
     )
     text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(gone)
     far = {name: f"not {title}" for name, title in STAND_IN.items()} | ({} if items.at_paper(header) else FEW)

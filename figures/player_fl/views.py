@@ -227,9 +227,9 @@ def _caption(
     upper, lower = (way.what for way in ways)
     printed = "its ranges are grey" if banded else "no values of it were read off"
     return (
-        f"Top: {upper}. Bottom: {lower}, on which the published picture rests; {printed}. "
-        f"{count(header['seeds'])}; the airline tweets stand for Sent-140, whose network they have. EMNIST's 62 "
-        f"classes and MIMIC-III cannot be had. {'; '.join(told) or 'No rows yet'}."
+        f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one; {printed}. "
+        f"Rows have {count(header['seeds'])}. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
+        f"classes and MIMIC-III cannot be had. {' '.join(told) or 'No rows yet.'}"
         + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
     )
 
@@ -253,15 +253,13 @@ def _sizes(
     sizes = {way.metric: own.loc[own["metric"] == way.metric, "n_samples"].max() for way in ways}
     most = " and ".join(dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size)))
     width = config["model_options"].get("width")
-    parts = [
-        names.network(config["model"]) + (f" of width {width}" if width else ""),
-        f"{own['client'].nunique()} clients",
-        f"{total:,.0f} training samples",
-        f"lr {config['lr']:g}",
-        f"batch {config['batch_size']}",
-        *([] if FIRST in moments else [f"{config['rounds']} rounds"]),
-    ]
-    return f"{NETWORKS[dataset].title} ({', '.join(parts)}; measured on up to {most} samples)"
+    title, network = NETWORKS[dataset].title, names.network(config["model"]) + (f" of width {width}" if width else "")
+    rounds = "" if FIRST in moments else f" in {config['rounds']} rounds"
+    return (
+        f"{title[0].upper()}{title[1:]}: {own['client'].nunique()} clients with {total:,.0f} training samples. They "
+        f"train {network}{rounds} with lr {config['lr']:g} and batch {config['batch_size']}, and measure up to {most} "
+        "samples."
+    )
 
 
 FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {

@@ -35,11 +35,11 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
         counts = own.groupby("client")["n_train"].median()
         seeds = [len(header["had"][name]) for name in runs]
         parts.append(
-            f"{case.title} {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training samples, "
-            f"{config['rounds']} rounds, batch {config['batch_size']}, {network(config)}, "
-            f"{_between(seeds)} seeds"
+            f"{case.title[0].upper()}{case.title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} "
+            f"training samples and {_between(seeds)} seeds. They train {network(config)} in {config['rounds']} rounds "
+            f"with batch {config['batch_size']}."
         )
-    return "; ".join(parts) + "."
+    return " ".join(parts)
 
 
 def _between(counts: Sequence[int]) -> str:
@@ -149,10 +149,10 @@ def _random(frame: pd.DataFrame) -> str:
         counts = part["layer"].value_counts()
         listed = ", ".join(f"{layer} in {count}" for layer, count in counts.items())
         said.append(f"{CASES[str(run).partition('.')[0]].title} up to {listed}")
-    shared = f"{NAMES[CONTROL]} shared, by its rule, on {'; '.join(said)} of the seeds. " if said else ""
+    shared = f"{NAMES[CONTROL]} shared by its rule, in numbers of seeds: {'; '.join(said)}. " if said else ""
     return (
-        f"{shared}{NAMES['playerfl_random']} draws a prefix for each seed; the paper's row of that name holds, as far "
-        f"as its development code shows, {NAMES['playerfl_minus']}, which takes its place under `released`."
+        f"{shared}{NAMES['playerfl_random']} draws a prefix for each seed. By its development code, the "
+        f"paper's row of that name holds {NAMES['playerfl_minus']}. That takes its place under `released`."
     )
 
 

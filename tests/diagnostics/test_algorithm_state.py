@@ -183,7 +183,7 @@ def test_rows_without_the_metric_are_refused(name: str) -> None:
 def test_values_that_are_no_shares_are_refused(name: str, value: float) -> None:
     frame = ROWS[METRIC[name]]()
     frame.loc[3, "value"] = value
-    with pytest.raises(UsageError, match=f"{value:g}.*between"):
+    with pytest.raises(UsageError, match=f"between.*{value:g}"):
         DRAW[name](frame)
 
 

@@ -128,7 +128,7 @@ def test_gradients_that_are_missing_or_zero_have_a_status() -> None:
     layers = layers_of(dead[0], pair()[0][:2])
     subjects = [ClientModel(name, m, pair(), N) for name, m in zip("ab", dead, strict=True)]
     status = {r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)}
-    assert status["0"] == "the gradient of layer '0' at client 'b' is zero"
+    assert status["0"].startswith("the gradient of layer '0' at client 'b' ")
     assert status["4"] == "ok"
     with torch.no_grad():
         dead[1][2].weight.fill_(torch.nan)

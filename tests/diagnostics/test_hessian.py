@@ -531,9 +531,7 @@ def test_unused_layers_have_no_value() -> None:
 def test_exact_where_there_is_no_exact_value() -> None:
     results = measure(mlp(nn.GELU()), inputs(7, 4), estimator="exact")
     assert results["4"].status == "ok"
-    assert results["0"].status == (
-        "no exact value: 0.weight: Gelu on the way to the logits is not piecewise linear in it"
-    )
+    assert results["0"].status.startswith("no exact value: 0.weight: Gelu ")
     assert math.isnan(results["0"].trace)
 
 

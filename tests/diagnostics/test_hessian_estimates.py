@@ -239,8 +239,7 @@ def test_rows_say_why_they_are_not_exact() -> None:
     x, y = pair(8, 4)
     frame = diagnose(mlp(nn.GELU).float(), (x.float(), y), "hessian_trace", progress=False).frame
     said = dict(zip(frame["layer"], frame["estimator"], strict=True))
-    why = "0.weight: Gelu on the way to the logits is not piecewise linear in it"
-    assert said["0"] == f"activation(probes=8); not exact: {why}"
+    assert said["0"].startswith("activation(probes=8); not exact: 0.weight: Gelu ")
     assert said["4"] == "exact"
 
 
@@ -276,7 +275,7 @@ def test_pyhessian_does_not_stop_early_on_a_negative_trace() -> None:
 
 @pytest.mark.parametrize("backend", ["pyhessian", "curvlinops"])
 def test_what_other_packages_cannot_do_is_refused(backend: str) -> None:
-    with pytest.raises(UsageError, match="eval mode"):
+    with pytest.raises(UsageError, match=r"mode .*'eval'"):
         measure(mlp(), pair(4, 4), backend=backend, mode="train")
     with pytest.raises(UsageError, match="weight-space"):
         measure(mlp(), pair(4, 4), backend=backend, estimator="exact")

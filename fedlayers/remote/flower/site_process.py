@@ -75,7 +75,7 @@ def checked_address(place: str) -> str:
     """
     host, _, port = place.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"superlink must be host:port, such as server.example.org:8000; got {place!r}.")
+        raise UsageError(f"superlink {place!r}: expected host:port, such as server.example.org:8000")
     return place
 
 
