@@ -3,9 +3,10 @@
 Each name is imported when it is first used.
 
 >>> import fedlayers as fl
->>> engine = fl.run(dataset="heart", algorithm="fedavg", rounds=1, progress=False)
->>> engine.algorithm.name
-'fedavg'
+>>> result = fl.run(dataset="heart", algorithm="fedavg", rounds=1, progress=False)
+>>> result
+1 round of fedavg on heart, 4 clients: cleveland, hungarian, switzerland, va
+macro_f1 on test samples, mean over clients: global 0.1, local 0.1
 """
 
 from fl_core.interrupts import quiet_imports
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from diagnostics.plan_costs import plan_cost as plan_cost
     from diagnostics.report import Report as Report
     from diagnostics.representation.probe import probe_set as probe_set
+    from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
     from fedlayers.studies.choice import Choice as Choice
@@ -113,6 +115,7 @@ _HOMES = {
     "Run": "fl_core.records.store",
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
+    "RunResult": "fedlayers.run_result",
     "State": "fl_core.algorithms.base",
     "ClientModel": "diagnostics.client_model",
     "Tuned": "fedlayers.studies.tuned",

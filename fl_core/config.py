@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from fl_core import choices, data
 from fl_core.data import columns as tables
@@ -19,6 +19,11 @@ from fl_core.registry import is_outside
 from fl_core.scores import CLASSIFICATION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from fl_core.data.own import OwnData
     from fl_core.training.phases import Training
 
 AUTO = "auto"
@@ -200,6 +205,9 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
     fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
     """
 
+    own_data: ClassVar[Any] = None
+    own_model: ClassVar[Any] = None
+
     @property
     def training(self) -> Training:
         """Return the local training (optimiser, rates, epochs) of a resolved configuration."""
@@ -231,6 +239,54 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
         for name in values:
             check_known("configuration key", name, [f.name for f in fields(cls)])
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemoryConfig(RunConfig):
+    """The configuration of a run with data, a model or both from Python, in place of those that it names.
+
+    Attributes:
+        own_data: a source, which the run's seed partitions, or a federation.
+        own_model: a module, which is copied, or a callable that builds one.
+    """
+
+    own_data: OwnData | None = field(default=None, repr=False, compare=False)  # type: ignore[misc]
+    own_model: nn.Module | Callable[..., nn.Module] | None = field(  # type: ignore[misc]
+        default=None, repr=False, compare=False
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(RunConfig(**_plain(self)))
+
+
+def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
+    """Return the configuration with data and a model from Python, if any are given.
+
+    Args:
+        data: as of :func:`fl_core.data.own.as_data`, read by the configuration's keys.
+        model: a module, a callable that builds one, or a name.
+
+    Raises:
+        UsageError: the data or the model are nothing of this kind.
+    """
+    if isinstance(model, str):
+        config, model = replace(config, model=model), None
+    if data is None and model is None:
+        return config
+    if data is not None:
+        from fl_core.data.own import as_data
+
+        data = as_data(data, config.reading)
+    if model is not None and not callable(model):
+        raise UsageError(
+            f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
+        )
+    data, model = (config.own_data if data is None else data), (config.own_model if model is None else model)
+    return InMemoryConfig(**_plain(config), own_data=data, own_model=model)
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    return {each.name: getattr(config, each.name) for each in fields(RunConfig)}
 
 
 GROUPS: dict[str, type] = {
@@ -296,28 +352,29 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
         raise
 
 
-def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
+def resolved(config: RunConfig) -> RunConfig:
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
-    Args:
-        given: data in place of the configuration's dataset. They give their name, and their recipe or the general one.
+    Data from Python give their name, and their recipe or the general one.
 
     Raises:
-        UsageError: a value is invalid, or with ``given`` a key is set that is about reading or partitioning data.
+        UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.
     """
     check(config)
-    if given is not None:
+    given = config.own_data
+    if given is not None and isinstance(given, data.FederatedData):
         config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
         recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
-        recipe = data.recipe(config.dataset, data_root=config.data_root, download=config.download, **keys)
-        config = replace(config, scale=config.scale or data.default_scale(config.dataset, **keys))
+        named = config.dataset if given is None else given
+        recipe = data.recipe(named, data_root=config.data_root, download=config.download, **keys)
+        config = replace(config, scale=config.scale or data.default_scale(named, **keys))
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
-    own_model = recipe.model_options if config.model in (None, recipe.model) else {}
+    own_model = recipe.model_options if config.model in (None, recipe.model) and config.own_model is None else {}
     loss = config.loss or recipe.loss
     own_loss = recipe.loss_options if loss == recipe.loss else {}
     rounds = recipe.rounds if config.rounds is None else config.rounds
@@ -402,14 +459,15 @@ def _shown(value: object) -> str:
 
 
 def _check_types(config: RunConfig) -> None:
-    for name, hint in get_type_hints(RunConfig).items():
-        value = getattr(config, name)
+    hints = get_type_hints(RunConfig)
+    for name in (each.name for each in fields(RunConfig)):
+        value, hint = getattr(config, name), hints[name]
         parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         kinds = [get_origin(part) or part for part in parts]
         accepted = (*kinds, int) if float in kinds else tuple(kinds)
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-            hint = " Pass data in memory as data= to fl.run." if name == "dataset" else ""
+            hint = " Pass data in memory as data=." if name == "dataset" else ""
             raise UsageError(f"{name} must be {wanted}; got {_shown(value)}.{hint}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{name} must be finite; got {value}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,7 +18,6 @@ import fl_core
 from fl_core import models, runner, tree
 from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
-from fl_core.data import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
@@ -63,7 +61,7 @@ class Exported:
         """Return the names of the classes, in the order of the logits."""
         return tuple(self.about["classes"])
 
-    def model(self, *, model: nn.Module | None = None, allow_code: str | Collection[str] = ()) -> nn.Module:
+    def model(self, *, model: Any = None, allow_code: str | Collection[str] = ()) -> nn.Module:
         """Return the model with its trained weights, in evaluation mode.
 
         Args:
@@ -164,8 +162,8 @@ def export(
     client: str | None = None,
     round: int | str | None = None,
     format: str | None = None,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Exported:
     """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
@@ -175,7 +173,7 @@ def export(
     identifies the run by its digests. :func:`predict` reads both files.
 
     >>> import fedlayers as fl
-    >>> engine = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
+    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
     >>> made = fl.export("runs/fedper", "va.safetensors", client="va")
     >>> made.about["model"]["callable"], made.classes
     ('heart_mlp', ('0', '1', '2', '3', '4'))
@@ -247,13 +245,13 @@ def predict(
     new: Any,
     *,
     ids: Sequence[str] | None = None,
-    model: nn.Module | None = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
     """Predict new samples with an exported model. They are prepared exactly as the training samples were.
 
     >>> import fedlayers as fl, numpy as np
-    >>> engine = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
+    >>> result = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
     >>> _ = fl.export("runs/heart", "heart.safetensors", which="global")
     >>> fl.predict("heart.safetensors", np.zeros((2, 10))).logits.shape
     torch.Size([2, 5])
@@ -339,7 +337,7 @@ def _built(
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     if model is not None:
-        made = copy.deepcopy(model)
+        made = models.copied(model, shape, n_classes, seed=seed, options=said["options"])
     elif not said["callable"]:
         raise UsageError(f"{path} was trained with a model of your own, {said['class']}: pass it again, model=...")
     else:

@@ -13,9 +13,9 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, FILES, READING, RunConfig, absolute, is_file, located
+from fl_core.config import AUTO, DEALING, FILES, READING, RunConfig, absolute, in_memory, is_file, located
 from fl_core.config import check as check_config
-from fl_core.data import Partition
+from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, UsageError, listing
 from fl_core.models import is_code
@@ -74,11 +74,12 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
             "in_force",
             "command",
             "own",
+            "partitioned",
             "lost_replies",
             FEDERATION,
         ),
     )
-    if "data" in stored["own"]:  # earlier runs also stored an unused partition
+    if "data" in stored["own"] and not stored.get("partitioned"):  # earlier runs also stored an unused partition
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
@@ -103,10 +104,12 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         config, plan = stored_config(stored)
         check_config(config)
     config = RunConfig(**{key: getattr(config, key) for key in FROM_FILE})
+    config = in_memory(config, given["data"], given["model"])
     dealt: dict[str, Any] = {}
     start = None
     if run.begun:
-        dealt = {} if given["data"] is not None else _dealt(run, stored)
+        dealt = {} if isinstance(config.own_data, FederatedData) else _dealt(run, stored)
+        _check_same_data(run, config, dealt)
         start = run.start()
     if trained:
         config = replace(config, model_options=without_weights(str(config.model), config.model_options))
@@ -114,7 +117,7 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         config = replace(config, init=None)
     config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
     try:
-        task = assemble(config, **given, **dealt, plan=plan, start=start)
+        task = assemble(config, **dealt, plan=plan, start=start)
     except UsageError as error:
         raise UsageError(f"{run.path}: {error}") from error
     names = {client.name for client in task.data.clients}
@@ -164,6 +167,22 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
             "partition": partition,
             "preprocessing": None if fitted is None else Preprocessing.from_json(fitted),
         }
+
+
+def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> None:
+    """Refuse data from Python that are not those of the run, before anything is made of them.
+
+    Raises:
+        UsageError: their digest differs.
+    """
+    data = config.own_data
+    if isinstance(data, Source):
+        data = data.asked(config.scale or "none", config.impute).first(min(config.max_samples or len(data), len(data)))
+        same = data.digest == dealt["partition"].source_digest
+    else:
+        same = data is None or data.digest == run.header()["data"]
+    if not same:
+        raise UsageError(f"{run.path} began with other data; pass the same data to go on")
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, clients: bool = True) -> Algorithm:
@@ -296,7 +315,9 @@ def allowed_by(config: RunConfig) -> set[str]:
 
 def named_by(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
-    return {"allow_code": allowed_by(config), **{key: located(config)[key] for key in ("dataset", "data_root", "init")}}
+    own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
+    files = {key: located(config)[key] for key in ("dataset", "data_root", "init")}
+    return {"allow_code": allowed_by(config), **files, **own}
 
 
 def allowed_code(allow_code: str | Collection[str]) -> set[str]:
@@ -310,14 +331,23 @@ def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weig
     Args:
         weights: whether stored tensors replace pretrained weights.
     """
-    for kind in stored["own"]:
-        if given[kind] is None:
-            raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
+    check_given(path, stored, **given)
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
     check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
     if not passed["model"]:
         model, options = str(stored["model"]), stored["model_options"]
         check_stored(str(path), model, options, code, weights)
+
+
+def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
+    """Refuse to continue a run without its own data or model from Python.
+
+    Raises:
+        UsageError: one is missing. The message names its argument.
+    """
+    for kind in stored["own"]:
+        if given[kind] is None:
+            raise UsageError(f"{path} began with {kind} of your own: pass the same again, {kind}=...")
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:

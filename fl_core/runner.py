@@ -15,7 +15,7 @@ from torch import nn
 from fl_core import restore, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import AUTO, RunConfig
-from fl_core.data import FederatedData
+from fl_core.data import FederatedData, Source
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
@@ -42,9 +42,9 @@ def run(
     out: Path | str | None = None,
     *,
     instruments: Instruments | None = None,
-    data: FederatedData | None = None,
+    data: Any = None,
     loaded: FederatedData | None = None,
-    model: nn.Module | None = None,
+    model: Any = None,
     plan: LayerPlan | None = None,
     initial: tree.Tree | None = None,
     command: str = "",
@@ -81,16 +81,14 @@ def run(
     loggers = loggers_of(log)
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
-    own = [kind for kind, given in (("data", data), ("model", model)) if given is not None]
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers, "trained_by": trained_by}
-    return start(task, out, instruments, own, command=command, **options)
+    return start(task, out, instruments, command=command, **options)
 
 
 def start(
     task: Task,
     out: Path | str | None,
     instruments: Instruments,
-    own: Sequence[str] = (),
     *,
     clients: ClientBackend | None = None,
     beside: Mapping[str, Any] | None = None,
@@ -100,7 +98,7 @@ def start(
     loggers: Sequence[Logger] = (),
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
-    """Begin a run of a checked task, for which ``own`` names the objects from Python. Otherwise this is as :func:`run`.
+    """Begin a run of a checked task, otherwise as :func:`run`.
 
     Args:
         clients: the client backend. The default is this process and its workers.
@@ -117,7 +115,8 @@ def start(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    stored |= {"command": command, "lost_replies": task.lost_replies, "own": list(own), **(beside or {})}
+    stored |= {"command": command, "lost_replies": task.lost_replies, "own": list(task.own), **(beside or {})}
+    stored |= {"partitioned": True} if isinstance(task.config.own_data, Source) else {}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
@@ -136,8 +135,8 @@ def resume(
     out: Path | str,
     *,
     instruments: Instruments | None = None,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
     dataset: str | None = None,
     data_root: Path | str | None = None,
@@ -345,8 +344,8 @@ def load_models(
     round: int | str = "last",
     which: str = "local",
     *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
     """Return the models of a checkpoint, one for each client, with their task.
@@ -378,8 +377,8 @@ def load_kind(
     round: int | str,
     which: str | None,
     *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[str, dict[str, nn.Module], Task]:
     """Return the name of the models, and then what :func:`load_models` returns.

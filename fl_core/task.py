@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ from fl_core import data as datasets
 from fl_core import initial, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
-from fl_core.config import AUTO, DEALING, READING, RunConfig, resolved, weights_of
+from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, resolved, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
@@ -55,6 +54,11 @@ class Task:
     start: Tree | None = None  # the base model's initial weights, if they are not the seed's
     said: tuple[str, ...] = ()
     lost_replies: list[tuple[int, str]] = field(default_factory=list)  # from the configuration's trace
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Return which of ``data`` and ``model`` are the user's objects from Python."""
+        return tuple(kind for kind in ("data", "model") if getattr(self.config, f"own_{kind}") is not None)
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
@@ -122,9 +126,9 @@ class Task:
 def assemble(
     config: RunConfig,
     *,
-    data: FederatedData | None = None,
+    data: Any = None,
     loaded: FederatedData | None = None,
-    model: nn.Module | None = None,
+    model: Any = None,
     partition: Partition | None = None,
     preprocessing: Preprocessing | None = None,
     plan: LayerPlan | None = None,
@@ -133,8 +137,9 @@ def assemble(
     """Build everything that a run needs, and check that it fits together before any work starts.
 
     Args:
-        data, model: your own objects in place of those that the configuration names. The configuration then has no
-            options on reading or partitioning data.
+        data, model: your own objects in place of those that the configuration names
+            (:func:`fl_core.config.in_memory`). With a federation the configuration has no options on reading or
+            partitioning data.
         loaded: the configuration's own data, if they are loaded already.
         partition: a stored partition in place of a new draw.
         preprocessing: the stored fitted numbers of a table's preparation.
@@ -144,13 +149,8 @@ def assemble(
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
-    if data is not None and not isinstance(data, FederatedData):
-        raise UsageError(
-            f"data must be a federation, as fl.from_clients({{client: (x, y)}}) makes it; got {_kind(data)}."
-        )
-    if model is not None and not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a module, an object of a class made of torch.nn.Module; got {_kind(model)}.")
-    config = resolved(config, data)
+    config = resolved(in_memory(config, data, model))
+    given, own_model = config.own_data, config.own_model
     algorithm = find(config.algorithm)
     below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
     splits = algorithm.uses_plan or below.uses_plan
@@ -159,16 +159,18 @@ def assemble(
     if (config.plan is not None or plan is not None) and not splits:
         obey = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
-    given = data is not None
-    data = data or loaded
+    fixed = isinstance(given, FederatedData)
+    data = loaded or (given if fixed else None)
     if data is None:
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
-        data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
+        data = datasets.load(
+            config.dataset if given is None else given, indices=partition, preprocessing=preprocessing, **chosen
+        )
     if config.positive is not None:
         data = data.with_positive(config.positive)
     known = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
-    said = [] if given or known else _made_up(config, data)
+    said = [] if fixed or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: no training samples for {listing(empty)}")
@@ -180,15 +182,14 @@ def assemble(
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)
-    if model is None:
+    if own_model is None:
         named, own = str(config.model), config.model_options
         pretrained = wants_weights(named, own)
         if pretrained and start is not None:  # a copy of them
             own = {key: value for key, value in own.items() if key != PRETRAINED}
         model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
     else:
-        model = copy.deepcopy(model)  # since a run trains it
-        models.check_fit(type(model).__name__, model, data.shape, outputs)
+        model = models.copied(own_model, data.shape, outputs, seed=config.seed, options=config.model_options)
         pretrained = False
     if start is not None:
         weights.put(model, start, "the run's start.safetensors")
@@ -246,10 +247,6 @@ def assemble(
     task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
     task.algorithm(plan)  # its own configuration is checked here
     return task
-
-
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:

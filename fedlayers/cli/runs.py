@@ -58,7 +58,7 @@ class Run(Configured):
 
         from fedlayers import runs
 
-        finished(runs.run(config, self.out, command=line, log=self.logger, backend=self.backend), self.out)
+        finished(runs.run(config, self.out, command=line, log=self.logger, backend=self.backend).engine, self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
@@ -105,7 +105,7 @@ class Resume(Command):
 
         files: dict[str, Any] = {"dataset": self.dataset, "data_root": self.data_root, "init": self.init}
         own = {"allow_code": self.allow_code, **files}
-        finished(runs.resume(self.dir, log=self.logger, backend=self.backend, **own), self.dir)
+        finished(runs.resume(self.dir, log=self.logger, backend=self.backend, **own).engine, self.dir)
 
     def interrupted(self) -> str:
         return "the same command continues"

@@ -93,7 +93,7 @@ def federate(
     home = join(line, task, facts, run, timeouts)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
-    return runner.start(task, out, instruments, ["data"], clients=home, beside=beside, command=command, **options)
+    return runner.start(task, out, instruments, clients=home, beside=beside, command=command, **options)
 
 
 def resume(

@@ -16,18 +16,19 @@ from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fedlayers.studies.baselines import baseline_rows
-from fedlayers.studies.config_only import config_only
+from fedlayers.studies.called import checked_call
 from fedlayers.studies.training_job import TrainingJob, train
 from fedlayers.studies.tuned import Tuned
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find
-from fl_core.config import RunConfig, resolved
+from fl_core.config import RunConfig, in_memory, resolved
 from fl_core.data import Partition
 from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
+from fl_core.restore import check_given
 from fl_core.scores import REGRESSION, SCORES, SHOWN, TABLE, check_score, label_of, main_score, positive_in
 from fl_core.stopping import WINDOW, best_round, weighted_mean
 from fl_core.storage.files import write_atomically
@@ -297,13 +298,15 @@ def jobs_of(
     return jobs
 
 
-@config_only
+@checked_call
 def compare(
     config: RunConfig,
     algorithms: Sequence[str],
     seeds: Sequence[int],
-    out: Path | str,
+    out: Path | str = "out/compare",
     *,
+    data: Any = None,
+    model: Any = None,
     instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
@@ -328,6 +331,8 @@ def compare(
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
     Args:
+        out: the folder; default ``out/compare``, as of the command.
+        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         instruments: how runs measure and decide; by default the diagnostics.
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or one per algorithm by name; the others use their default.
@@ -344,7 +349,7 @@ def compare(
         UsageError: an unknown name or an invalid value, before the first run.
         RunError: a run failed; the same call resumes from there.
     """
-    out = Path(out)
+    out, config = Path(out), in_memory(config, data, model)
     check_folder(out)
     kind = LOSSES[str(resolved(config).loss)].task
     if score:
@@ -428,6 +433,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)
+    check_given(path, run.task_config(), data=task.config.own_data, model=task.config.own_model)
     stored, plan = runner.stored_config(run.task_config())
     config = replace(task.config, plan=None) if task.plan is not None else task.config
     free = {"workers", "device", "data_root", "download", "keep_ids"}  # these do not change results

@@ -25,7 +25,7 @@ from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 def load(
-    dataset: Location,
+    dataset: Location | Source,
     *,
     data_root: Location | None = None,
     download: bool = False,
@@ -57,7 +57,7 @@ def load(
     Args:
         dataset: a name (see :func:`datasets`); your own function as ``package.module:function`` (see :func:`dataset`),
             which is imported and called; or the path of an .npz, .csv, .parquet or .jsonl file or a folder of images
-            (see :func:`fl_core.data.files.read`).
+            (see :func:`fl_core.data.files.read`); or samples that are read already.
         data_root: folder of the named datasets' files. None means the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients. Natural clients all take part.
@@ -77,7 +77,9 @@ def load(
         RunError: a download failed.
     """
     how = Reading.of(reading)
-    if _is_named(dataset):
+    if isinstance(dataset, Source):
+        source, defaults = dataset, recipe(dataset, **reading)
+    elif _is_named(dataset):
         files.check_plain(str(dataset), how)
         source, defaults = _opened(str(dataset), data_root, download, how.task)
     else:
@@ -107,7 +109,7 @@ def load(
 
 
 def recipe(
-    dataset: Location,
+    dataset: Location | Source,
     *,
     data_root: Location | None = None,
     download: bool = False,
@@ -122,14 +124,18 @@ def recipe(
         UsageError: the argument is not a name, a function, or an existing path of a known kind.
     """
     how = Reading.of(reading)
+    if isinstance(dataset, Source):
+        return general(dataset.shape, dataset.owner is not None, how.task)
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
     return general(*files.glance(_path(dataset), how), how.task)
 
 
-def default_scale(dataset: Location, **reading: Any) -> str:
+def default_scale(dataset: Location | Source, **reading: Any) -> str:
     """Return the default scaling: ``standard`` for your own tables, ``none`` for other data. Only headers are read."""
     none, standard, *_ = SCALES
+    if isinstance(dataset, Source):
+        return standard if dataset.columns and dataset.preprocessing is None else none
     if _is_named(dataset) or not client_tables.is_table(_path(dataset)):
         return none
     how, path = Reading.of(reading), _path(dataset)

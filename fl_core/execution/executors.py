@@ -220,7 +220,7 @@ def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> 
     return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
 
 
-def check_sendable(model: nn.Module) -> None:
+def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
     """Check that a model can be sent to worker processes.
 
     Raises:
@@ -229,9 +229,10 @@ def check_sendable(model: nn.Module) -> None:
     try:
         pickle.dumps(model)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
+        name = getattr(model, "__qualname__", type(model).__name__)
         raise UsageError(
-            f"model {type(model).__name__} cannot be sent to worker processes: {error}; define its classes and "
-            "functions at the top of a module, or train without workers (workers=0)"
+            f"model {name} cannot be sent to worker processes: {error}; define its classes and functions at the top of "
+            "a module, or train without workers (workers=0)"
         ) from error
 
 
