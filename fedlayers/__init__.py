@@ -73,12 +73,14 @@ if TYPE_CHECKING:
     from fl_core.exported import Predictions as Predictions
     from fl_core.exported import export as export
     from fl_core.exported import predict as predict
+    from fl_core.joining import join as join
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
     from fl_core.loggers.base import LoggedRun as LoggedRun
     from fl_core.loggers.base import Logger as Logger
     from fl_core.loggers.base import logger as logger
     from fl_core.models.registry import model as model
+    from fl_core.newcomer import Newcomer as Newcomer
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
@@ -104,6 +106,7 @@ _HOMES = {
     "Measurement": "diagnostics.client_model",
     "Message": "fl_core.algorithms.base",
     "Metric": "diagnostics.metrics.base",
+    "Newcomer": "fl_core.newcomer",
     "Phase": "fl_core.training.phases",
     "Predictions": "fl_core.exported",
     "RULES": "diagnostics.decide.rules.base",
@@ -134,6 +137,7 @@ _HOMES = {
     "explain": "diagnostics.decide.explain",
     "export": "fl_core.exported",
     "train_first_round": "fl_core.runner",
+    "join": "fl_core.joining",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
     "load_models": "fl_core.runner",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
-from fedlayers.run_result import RunResult
-from fl_core.config import RunConfig, in_memory
+from fl_core.choices import JOIN_EPOCHS
+from fl_core.config import RunConfig, in_memory, resolved
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
+    from fedlayers.run_result import RunResult
+    from fl_core.engine import Engine
     from fl_core.execution.executors import MakesExecutor
     from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 CHOOSE = "choose"
 """The value of ``plan`` for which a race chooses the layers before the run."""
+LEFT_OUT = "left_out.jsonl"
+"""The file of a run with the scores of the client that was left out."""
 RACE = "-race"
 """The suffix of that race's folder, after the run's name."""
 
@@ -37,6 +42,7 @@ def run(
     progress: bool = True,
     log: Collection[str | Logger] = (),
     backend: str = "",
+    own_epochs: Sequence[int] = JOIN_EPOCHS,
     **keys: Any,
 ) -> RunResult:
     """Train one algorithm on one federation. Return its scores, plan and models.
@@ -76,6 +82,8 @@ def run(
             subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.
+        own_epochs: of the client that ``leave_out_client`` names, which tries the run's model at the end
+            (:mod:`fl_core.newcomer`).
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
@@ -107,7 +115,7 @@ def run(
         log=log,
         trained_by=trained_by,
     )
-    return RunResult(engine, None if out is None else Path(out))
+    return _result(engine, resolved(config), None if out is None else Path(out), own_epochs)
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -150,7 +158,14 @@ def _keep_quiet(line: str) -> None:
     pass
 
 
-def resume(out: Path | str, *, instruments: Instruments | None = None, backend: str = "", **options: Any) -> RunResult:
+def resume(
+    out: Path | str,
+    *,
+    instruments: Instruments | None = None,
+    backend: str = "",
+    own_epochs: Sequence[int] = JOIN_EPOCHS,
+    **options: Any,
+) -> RunResult:
     """Continue an interrupted run. The result has the same bits as an uninterrupted one.
 
     >>> import fedlayers as fl, tempfile
@@ -160,7 +175,7 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
     1
 
     Args:
-        backend: as for :func:`run`.
+        backend, own_epochs: as for :func:`run`.
         options: ``data``, ``model``, ``allow_code``, ``dataset``, ``data_root``, ``init``, ``progress`` and ``log``, as
             for :func:`fl_core.runner.resume`.
 
@@ -174,4 +189,35 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
     stored = runner.stored_config(Run(out).config)[0] if backend else RunConfig()
     trained_by = _clients_on(backend, replace(stored, workers=0))
     engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)
-    return RunResult(engine, Path(out))
+    return _result(engine, runner.stored_config(Run(out).config)[0], Path(out), own_epochs)
+
+
+def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Sequence[int]) -> RunResult:
+    """Return a run's result, after the client that was left out has tried its model."""
+    from fedlayers.run_result import RunResult
+    from fl_core import rows
+    from fl_core.newcomer import train_newcomer
+    from fl_core.records.store import Run
+
+    client = engine.data.left_out
+    if client is None:
+        return RunResult(engine, path)
+    server, done = engine.server, engine.done
+    if path is not None and engine.stopping is not None:
+        done = Run(path).best_round(None)
+        server = Run(path).checkpoint(done).server
+    made = train_newcomer(
+        config,
+        engine.data,
+        client,
+        copy.deepcopy(engine.client_runner.workspace.model).cpu(),
+        server.trees["model"],
+        engine.initial,
+        engine.algorithm.plan,
+        own_epochs,
+        round=done,
+        run="" if path is None else path.name,
+    )
+    if path is not None:
+        rows.write(path / LEFT_OUT, Run(path).header(), made.rows)
+    return RunResult(engine, path, made)

@@ -85,6 +85,8 @@ class DataConfig:
     """Fill missing numbers of a table with the training samples' mean, median or most_frequent; none refuses them."""
     keep_ids: bool = False
     """Allow a column that numbers the records, such as record_id, as a feature of your own table."""
+    leave_out_client: str | None = None
+    """Client that takes no part in training, and is scored afterwards as a new one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,19 +197,33 @@ def export(
         CorruptError: stored files are damaged.
     """
     out = Path(out)
-    format = _format(out, format)
-    _check_free(out)
+    format = format_of(out, format)
+    check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
         round = "last" if round is None and found.stopping() is None else found.best_round(which)
     which, trained, task = runner.load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
-    chosen = _client(trained, which, client)
-    about = _described(found, task, trained[chosen], which, client, round)
+    chosen = trained[_client(trained, which, client)]
+    about = described(found, task, chosen, which, client, round)
+    return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
+
+
+def write(
+    out: Path,
+    format: str,
+    about: dict[str, Any],
+    trained: nn.Module,
+    task: Task,
+    *,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> Exported:
+    """Write a model's weights and its description, after a check that the description gives the same model."""
     rebuilt = _built(out, about, model, allow_code)
-    tree.load(rebuilt, tree.state_dict(trained[chosen]))
+    tree.load(rebuilt, tree.state_dict(trained))
     example = models.example(task.data.shape)
     with tree.one_thread():
-        if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained[chosen], example)):
+        if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained, example)):
             raise UsageError(f"{about['model']['callable']} does not give the same model when it is called again")
     if format == "safetensors":
         content = save(tree.state_dict(rebuilt))
@@ -286,9 +300,10 @@ def predict(
 # --- the contents of the JSON file -----------------------------------------------------------------------------
 
 
-def _described(
+def described(
     found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
 ) -> dict[str, Any]:
+    """Return the description of a run's model, as in its JSON file."""
     config, data = task.config, task.data
     checkpoint = found.checkpoint(round, lazy=True)
     below = find(config.algorithm).base_algorithm(config.options)
@@ -360,7 +375,7 @@ def _built(
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _format(out: Path, asked: str | None) -> str:
+def format_of(out: Path, asked: str | None) -> str:
     """Return the requested format, or otherwise that of the file's name."""
     named = SUFFIXES.get(out.suffix.lower())
     if asked is None:
@@ -375,7 +390,12 @@ def _format(out: Path, asked: str | None) -> str:
     return asked
 
 
-def _check_free(out: Path) -> None:
+def check_free(out: Path) -> None:
+    """Refuse a file of weights that cannot be written or is there already.
+
+    Raises:
+        UsageError: names the path.
+    """
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} to export to")
     for path in (out, out.with_name(f"{out.name}.json")):

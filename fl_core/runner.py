@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fl_core import restore, tree
-from fl_core.algorithms.base import Round
+from fl_core.algorithms.base import Algorithm, Round
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Source
 from fl_core.dropout import Dropout, read_trace
@@ -333,7 +333,7 @@ def train_first_round(
     engine = Engine(task.algorithm(task.plan), task.data, initial, client_runner, home, everyone)
     training = None if clients is None else tuple(k for k, name in enumerate(engine.names) if name in clients)
     local, measured = first_models(engine, training)
-    return {name: _copy_with(task.model, model) for name, model in local.items()}, measured
+    return {name: copy_with(task.model, model) for name, model in local.items()}, measured
 
 
 # --- reading models back ---------------------------------------------------------------------------------------
@@ -386,13 +386,8 @@ def load_kind(
     For ``which`` None these are the personal models, or the global one if no model is personal.
     """
     found = store.Run(path)
-    checkpoint = found.checkpoint(found.best_round(which) if round == "best" else round)
-    stored, said = found.task_config(), restore.allowed_code(allow_code)
-    restore.check_at_home(found.path, stored, False)
-    restore.check_own(found.path, stored, said, True, data=data, model=model)
-    task = task_of(found, trained=True, data=data, model=model)
-    restore.check_same_start(task, found.path, weights=False)
-    algorithm = restore.check(found, checkpoint, task)
+    round = found.best_round(which) if round == "best" else round
+    task, checkpoint, algorithm = restored(found, round, data=data, model=model, allow_code=allow_code)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
@@ -406,11 +401,25 @@ def load_kind(
         if client in trees[which]:
             if trees[which][client].keys() < tree.named_tensors(task.model).keys():
                 raise UsageError(f"client {client!r} held a part of the model: it has no whole {which!r} model to load")
-            built[client] = _copy_with(task.model, trees[which][client])
+            built[client] = copy_with(task.model, trees[which][client])
     return which, built, task
 
 
-def _copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
+def restored(
+    found: store.Run, round: int | str, *, data: Any, model: Any, allow_code: str | Collection[str]
+) -> tuple[Task, store.Checkpoint, Algorithm]:
+    """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""
+    checkpoint = found.checkpoint(round)
+    stored, said = found.task_config(), restore.allowed_code(allow_code)
+    restore.check_at_home(found.path, stored, False)
+    restore.check_own(found.path, stored, said, True, data=data, model=model)
+    task = task_of(found, trained=True, data=data, model=model)
+    restore.check_same_start(task, found.path, weights=False)
+    return task, checkpoint, restore.check(found, checkpoint, task)
+
+
+def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
+    """Return a copy of a module with other weights."""
     module = copy.deepcopy(model)
     tree.load(module, source)
     return module

@@ -12,13 +12,13 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets
 from fl_core import initial, models, tree
-from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
+from fl_core.algorithms.base import Algorithm, Round, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, resolved, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.errors import UsageError, listing
 from fl_core.execution.executors import check_sendable
@@ -64,6 +64,29 @@ class Task:
         """Return the configured algorithm with the plan that it derives from the given one."""
         algorithm = find(self.config.algorithm)(self.task_info, None, self.config.options)
         return algorithm if plan is None else algorithm.with_plan(algorithm.resolve_plan(plan))
+
+    def check_joinable(self) -> None:
+        """Refuse an algorithm that has nothing to give to a client that it has never met.
+
+        A new client takes the server's model. Layers that nobody shares are in it as they were initially.
+
+        Raises:
+            UsageError: the server has no common model, or the algorithm extends the model.
+        """
+        config, initial = self.config, tree.state_dict(self.model)
+        below, algorithm = find(config.algorithm).base_algorithm(config.options), self.algorithm(self.plan)
+        extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
+        server = algorithm.server_state(tree.clone(initial))
+        common = "model" in server.trees and (
+            below.uses_plan
+            or below.evaluates == "global"
+            or not algorithm.shared(Round(0), 0)
+            or "global" in algorithm.models(server, algorithm.client_state(initial, 0), Round(0))
+        )
+        if extends or not common:
+            raise UsageError(
+                f"a new client must get one common model from the algorithm; {algorithm.name} has none. Use fedper."
+            )
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan.
@@ -160,9 +183,9 @@ def assemble(
         obey = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(f"{config.algorithm} does not split the model and takes no plan; these do: {listing(obey)}")
     fixed = isinstance(given, FederatedData)
-    data = loaded or (given if fixed else None)
+    data = loaded or (_fixed(given, config.leave_out_client) if isinstance(given, FederatedData) else None)
     if data is None:
-        drawn = (*DEALING, "seed") if partition is None else ()
+        drawn = ("leave_out_client", *((*DEALING, "seed") if partition is None else ()))
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(
             config.dataset if given is None else given, indices=partition, preprocessing=preprocessing, **chosen
@@ -246,7 +269,28 @@ def assemble(
         plan = built.plan(plan)
     task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
     task.algorithm(plan)  # its own configuration is checked here
+    if config.leave_out_client is not None:
+        task.check_joinable()
     return task
+
+
+def _fixed(data: FederatedData, leave_out_client: str | None) -> FederatedData:
+    """Return a federation from Python, without the client that is left out.
+
+    Raises:
+        UsageError: its samples were prepared by numbers that were fitted on this client, too.
+    """
+    if leave_out_client is None:
+        return data
+    made = data.preprocessing
+    if data.words is not None or (
+        made is not None and (made.fill or made.categories or made.scale not in ("none", FIXED))
+    ):
+        raise UsageError(
+            "leave_out_client needs samples that are prepared without this client; this federation was prepared with "
+            "it. Pass {client: (x, y)} or a DataFrame as data=."
+        )
+    return data.without(leave_out_client)
 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:

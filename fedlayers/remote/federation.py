@@ -261,6 +261,10 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
     """
     if config.class_weights == "balanced":
         raise UsageError("class_weights=balanced needs every site's counts of classes: give the weights, W,W,...")
+    if config.leave_out_client is not None:
+        raise UsageError(
+            f"leave_out_client must be none over sites; got {config.leave_out_client!r}. Stop that site instead."
+        )
     if config.stack == "on":
         raise UsageError("stack=on trains clients together, and at sites each is alone: leave it out")
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)

@@ -137,7 +137,7 @@ class TrainingJob:
         sync.write_files(self.path, parcel)
 
 
-_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
+_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed", "leave_out_client")
 
 
 @lru_cache(maxsize=1)
