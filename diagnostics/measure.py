@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from torch import nn
 
 from fl_core import rows, runner, tree
-from fl_core.data import FederatedData
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
@@ -48,8 +46,8 @@ def diagnose_run(
     round: int | str = "last",
     which: str = "local",
     measure_batch: int = MEASURE_BATCH,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
     command: str = "",
     null: str | Sequence[str] = (),

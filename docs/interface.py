@@ -18,13 +18,13 @@ STYLE: Any = Config(
 )
 Defined = ast.FunctionDef | ast.ClassDef
 TOPICS = {
-    "Train": "run resume RunConfig Run load_models assemble train_first_round Row row",
+    "Train": "run resume RunResult RunConfig Run load_models assemble train_first_round Row row",
     "Choose layers": "choose Choice study compare Comparison display_name tune Tuning Tuned regret Regret",
     "Data": "load available_datasets from_clients FederatedData partition dataset",
     "Models and layers": "model Layer layers_of LayerPlan",
     "Measure": "diagnose measure Report plots metric Metric Measurement ClientModel batches probe_set set_mode",
     "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
-    "Use a trained model": "export Exported predict Predictions",
+    "Use a trained model": "export Exported predict Predictions join Newcomer",
     "Write an algorithm": "Algorithm register Phase Context Message Round State Update",
     "Follow a run": "Logger logger LoggedRun",
     "Errors": "UsageError RunError",

@@ -3,9 +3,10 @@
 Each name is imported when it is first used.
 
 >>> import fedlayers as fl
->>> engine = fl.run(dataset="heart", algorithm="fedavg", rounds=1, progress=False)
->>> engine.algorithm.name
-'fedavg'
+>>> result = fl.run(dataset="heart", algorithm="fedavg", rounds=1, progress=False)
+>>> result
+1 round of fedavg on heart, 4 clients: cleveland, hungarian, switzerland, va
+macro_f1 on test samples, mean over clients: global 0.1, local 0.1
 """
 
 from fl_core.interrupts import quiet_imports
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from diagnostics.metrics.base import metric as metric
     from diagnostics.report import Report as Report
     from diagnostics.representation.probe import probe_set as probe_set
+    from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume
     from fedlayers.runs import run as run
     from fedlayers.studies.choice import Choice as Choice
@@ -70,12 +72,14 @@ if TYPE_CHECKING:
     from fl_core.exported import Predictions as Predictions
     from fl_core.exported import export as export
     from fl_core.exported import predict as predict
+    from fl_core.joining import join as join
     from fl_core.layers import Layer as Layer
     from fl_core.layers import layers_of as layers_of
     from fl_core.loggers.base import LoggedRun as LoggedRun
     from fl_core.loggers.base import Logger as Logger
     from fl_core.loggers.base import logger as logger
     from fl_core.models.registry import model as model
+    from fl_core.newcomer import Newcomer as Newcomer
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row
@@ -102,6 +106,7 @@ _HOMES = {
     "Measurement": "diagnostics.client_model",
     "Message": "fl_core.algorithms.base",
     "Metric": "diagnostics.metrics.base",
+    "Newcomer": "fl_core.newcomer",
     "Phase": "fl_core.training.phases",
     "Predictions": "fl_core.exported",
     "RULES": "diagnostics.decide.rules.base",
@@ -113,6 +118,7 @@ _HOMES = {
     "Run": "fl_core.records.store",
     "RunConfig": "fl_core.config",
     "RunError": "fl_core.errors",
+    "RunResult": "fedlayers.run_result",
     "State": "fl_core.algorithms.base",
     "ClientModel": "diagnostics.client_model",
     "Tuned": "fedlayers.studies.tuned",
@@ -131,6 +137,7 @@ _HOMES = {
     "explain": "diagnostics.decide.explain",
     "export": "fl_core.exported",
     "train_first_round": "fl_core.runner",
+    "join": "fl_core.joining",
     "layers_of": "fl_core.layers",
     "load": "fl_core.data.loading",
     "load_models": "fl_core.stored_models",

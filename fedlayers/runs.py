@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
-from fl_core.config import RunConfig
+from fl_core.choices import JOIN_EPOCHS
+from fl_core.config import RunConfig, in_memory
+from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from fl_core.data import FederatedData
+    from fedlayers.run_result import RunResult
     from fl_core.engine import Engine
     from fl_core.execution.executors import MakesExecutor
     from fl_core.loggers.base import Logger
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CHOOSE = "choose"
 """The value of ``plan`` for which a race chooses the layers before the run."""
+LEFT_OUT = "left_out.jsonl"
+"""The file of a run with the scores of the client that was left out."""
 RACE = "-race"
 """The suffix of that race's folder, after the run's name."""
 
@@ -32,31 +35,45 @@ def run(
     config: RunConfig | None = None,
     out: Path | str | None = None,
     *,
-    data: FederatedData | None = None,
-    model: nn.Module | str | None = None,
+    data: Any = None,
+    model: Any = None,
     plan: LayerPlan | Path | str | None = None,
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
     log: Collection[str | Logger] = (),
     backend: str = "",
+    own_epochs: Sequence[int] = JOIN_EPOCHS,
     **keys: Any,
-) -> Engine:
-    """Train one algorithm on one federation. Return the engine, with its last state and its rows.
+) -> RunResult:
+    """Train one algorithm on one federation. Return its scores, plan and models.
 
     >>> import fedlayers as fl
-    >>> engine = fl.run(dataset="heart", algorithm="playerfl", rounds=2, progress=False)
-    >>> engine.done
+    >>> result = fl.run(dataset="heart", algorithm="playerfl", rounds=2, progress=False)
+    >>> result.done
     2
-    >>> engine.algorithm.plan
+    >>> result.plan
     LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio t=1.2)
+
+    Your own samples and your own network:
+
+    >>> import numpy as np
+    >>> from torch import nn
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
+    >>> fl.run(data=wards, model=nn.Linear(5, 2), algorithm="fedper", rounds=1, progress=False).scores.shape[0]
+    4
 
     Args:
         config: the run's configuration. Keys of :class:`fl_core.config.RunConfig` can also be given by name, alone or
             to change it: ``fl.run(dataset="digits", clients=3, lr=0.1)``.
         out: the run directory, new or empty. None keeps nothing on disk.
-        data: your own data from :func:`fl.from_clients <fl_core.data.silos.from_clients>`, instead of a dataset's name.
-        model: a registered name, ``package.module:callable``, or your own module, which is copied.
+        data: your own data instead of a dataset's name: ``{client: samples}``, where samples are a pair (x, y) of
+            tensors or arrays, a Dataset or a DataLoader. Or a DataFrame with a column of clients, read as a table. The
+            seed splits them. A federation from :func:`fl.from_clients <fl_core.data.silos.from_clients>` keeps its
+            splits.
+        model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
+            builds one.
         plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first. ``choose`` runs a
             race first (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed).
         instruments: how the run measures and decides; by default the diagnostics.
@@ -66,6 +83,8 @@ def run(
             subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.
+        own_epochs: of the client that ``leave_out_client`` names, which tries the run's model at the end
+            (:mod:`fl_core.newcomer`).
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
@@ -76,38 +95,28 @@ def run(
 
     for key in keys:
         check_known("key of a run", key, [field.name for field in fields(RunConfig)])
-    own_model, own_plan = None, None
-    if isinstance(model, str):
-        keys["model"] = model
-    elif model is not None:
-        own_model = model
+    own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
     elif plan is not None:
         keys["plan"] = str(plan)
-    config = replace(config or RunConfig(), **keys)
+    config = in_memory(replace(config or RunConfig(), **keys), data, model)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = replace(config, stack="off")
     if config.plan == CHOOSE:
-        if data is not None or own_model is not None:
-            raise UsageError(
-                "plan=choose must have data and a model by name; got one in memory. "
-                "Save data to a file, or choose the plan first."
-            )
         config, own_plan = _raced(config, out, progress)
-    return runner.run(
+    engine = runner.run(
         config,
         out,
         instruments=instruments or default_instruments(),
-        data=data,
-        model=own_model,
         plan=own_plan,
         command=command,
         progress=progress,
         log=log,
         trained_by=trained_by,
     )
+    return _result(engine, resolved(config), None if out is None else Path(out), own_epochs)
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -150,7 +159,14 @@ def _keep_quiet(line: str) -> None:
     pass
 
 
-def resume(out: Path | str, *, instruments: Instruments | None = None, backend: str = "", **options: Any) -> Engine:
+def resume(
+    out: Path | str,
+    *,
+    instruments: Instruments | None = None,
+    backend: str = "",
+    own_epochs: Sequence[int] = JOIN_EPOCHS,
+    **options: Any,
+) -> RunResult:
     """Continue an interrupted run. The result has the same bits as an uninterrupted one.
 
     >>> import fedlayers as fl, tempfile
@@ -160,7 +176,7 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
     1
 
     Args:
-        backend: as for :func:`run`.
+        backend, own_epochs: as for :func:`run`.
         options: ``data``, ``model``, ``allow_code``, ``dataset``, ``data_root``, ``init``, ``progress`` and ``log``, as
             for :func:`fl_core.runner.resume`.
 
@@ -173,4 +189,36 @@ def resume(out: Path | str, *, instruments: Instruments | None = None, backend: 
 
     stored = restore.stored_config(Run(out).config)[0] if backend else RunConfig()
     trained_by = _clients_on(backend, replace(stored, workers=0))
-    return runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)
+    engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)
+    return _result(engine, restore.stored_config(Run(out).config)[0], Path(out), own_epochs)
+
+
+def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Sequence[int]) -> RunResult:
+    """Return a run's result, after the client that was left out has tried its model."""
+    from fedlayers.run_result import RunResult
+    from fl_core import rows
+    from fl_core.newcomer import train_newcomer
+    from fl_core.records.store import Run
+
+    client = engine.data.left_out
+    if client is None:
+        return RunResult(engine, path)
+    server, done = engine.server, engine.done
+    if path is not None and engine.stopping is not None:
+        done = Run(path).best_round(None)
+        server = Run(path).checkpoint(done).server
+    made = train_newcomer(
+        config,
+        engine.data,
+        client,
+        copy.deepcopy(engine.client_runner.workspace.model).cpu(),
+        server.trees["model"],
+        engine.initial,
+        engine.algorithm.plan,
+        own_epochs,
+        round=done,
+        run="" if path is None else path.name,
+    )
+    if path is not None:
+        rows.write(path / LEFT_OUT, Run(path).header(), made.rows)
+    return RunResult(engine, path, made)

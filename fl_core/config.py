@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from fl_core import choices
 from fl_core.data import columns as tables
@@ -16,6 +16,11 @@ from fl_core.errors import UsageError, check_known
 from fl_core.scores import CLASSIFICATION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from fl_core.data.own import OwnData
     from fl_core.training.phases import Training
 
 AUTO = "auto"
@@ -75,6 +80,8 @@ class DataConfig:
     """Fill missing numbers of a table with the training samples' mean, median or most_frequent; none refuses them."""
     keep_ids: bool = False
     """Allow a column that numbers the records, such as record_id, as a feature of your own table."""
+    leave_out_client: str | None = None
+    """Client that takes no part in training, and is scored afterwards as a new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +203,9 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
     fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
     """
 
+    own_data: ClassVar[Any] = None
+    own_model: ClassVar[Any] = None
+
     @property
     def training(self) -> Training:
         """Return the local training (optimiser, rates, epochs) of a resolved configuration."""
@@ -227,6 +237,54 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
         for name in values:
             check_known("configuration key", name, [f.name for f in fields(cls)])
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemoryConfig(RunConfig):
+    """The configuration of a run with data, a model or both from Python, in place of those that it names.
+
+    Attributes:
+        own_data: a source, which the run's seed partitions, or a federation.
+        own_model: a module, which is copied, or a callable that builds one.
+    """
+
+    own_data: OwnData | None = field(default=None, repr=False, compare=False)  # type: ignore[misc]
+    own_model: nn.Module | Callable[..., nn.Module] | None = field(  # type: ignore[misc]
+        default=None, repr=False, compare=False
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(RunConfig(**_plain(self)))
+
+
+def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
+    """Return the configuration with data and a model from Python, if any are given.
+
+    Args:
+        data: as of :func:`fl_core.data.own.as_data`, read by the configuration's keys.
+        model: a module, a callable that builds one, or a name.
+
+    Raises:
+        UsageError: the data or the model are nothing of this kind.
+    """
+    if isinstance(model, str):
+        config, model = replace(config, model=model), None
+    if data is None and model is None:
+        return config
+    if data is not None:
+        from fl_core.data.own import as_data
+
+        data = as_data(data, config.reading)
+    if model is not None and not callable(model):
+        raise UsageError(
+            f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
+        )
+    data, model = (config.own_data if data is None else data), (config.own_model if model is None else model)
+    return InMemoryConfig(**_plain(config), own_data=data, own_model=model)
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    return {each.name: getattr(config, each.name) for each in fields(RunConfig)}
 
 
 GROUPS: dict[str, type] = {
@@ -299,14 +357,15 @@ def _shown(value: object) -> str:
 
 
 def _check_types(config: RunConfig) -> None:
-    for name, hint in get_type_hints(RunConfig).items():
-        value = getattr(config, name)
+    hints = get_type_hints(RunConfig)
+    for name in (each.name for each in fields(RunConfig)):
+        value, hint = getattr(config, name), hints[name]
         parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         kinds = [get_origin(part) or part for part in parts]
         accepted = (*kinds, int) if float in kinds else tuple(kinds)
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-            hint = " Pass data in memory as data= to fl.run." if name == "dataset" else ""
+            hint = " Pass data in memory as data=." if name == "dataset" else ""
             raise UsageError(f"{name} must be {wanted}; got {_shown(value)}.{hint}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{name} must be finite; got {value}.")

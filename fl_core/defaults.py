@@ -20,28 +20,29 @@ FILES = ("dataset", "data_root", "init", "dropout_trace")
 """Keys that name files and folders, as far as they name no registered dataset."""
 
 
-def resolved(config: RunConfig, given: data.FederatedData | None = None) -> RunConfig:
+def resolved(config: RunConfig) -> RunConfig:
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
-    Args:
-        given: data in place of the configuration's dataset. They give their name, and their recipe or the general one.
+    Data from Python give their name, and their recipe or the general one.
 
     Raises:
-        UsageError: a value is invalid, or with ``given`` a key is set that is about reading or partitioning data.
+        UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.
     """
     check(config)
-    if given is not None:
+    given = config.own_data
+    if given is not None and isinstance(given, data.FederatedData):
         config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
         recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
-        recipe = data.recipe(config.dataset, data_root=config.data_root, download=config.download, **keys)
-        config = replace(config, scale=config.scale or data.default_scale(config.dataset, **keys))
+        named = config.dataset if given is None else given
+        recipe = data.recipe(named, data_root=config.data_root, download=config.download, **keys)
+        config = replace(config, scale=config.scale or data.default_scale(named, **keys))
     optimizer = config.optimizer or recipe.optimizer
     own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
-    own_model = recipe.model_options if config.model in (None, recipe.model) else {}
+    own_model = recipe.model_options if config.model in (None, recipe.model) and config.own_model is None else {}
     loss = config.loss or recipe.loss
     own_loss = recipe.loss_options if loss == recipe.loss else {}
     rounds = recipe.rounds if config.rounds is None else config.rounds

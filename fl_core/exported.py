@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,7 +18,6 @@ import fl_core
 from fl_core import models, restore, tree
 from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
-from fl_core.data import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import programs
@@ -64,7 +62,7 @@ class Exported:
         """Return the names of the classes, in the order of the logits."""
         return tuple(self.about["classes"])
 
-    def model(self, *, model: nn.Module | None = None, allow_code: str | Collection[str] = ()) -> nn.Module:
+    def model(self, *, model: Any = None, allow_code: str | Collection[str] = ()) -> nn.Module:
         """Return the model with its trained weights, in evaluation mode.
 
         Args:
@@ -165,8 +163,8 @@ def export(
     client: str | None = None,
     round: int | str | None = None,
     format: str | None = None,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Exported:
     """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
@@ -176,7 +174,7 @@ def export(
     identifies the run by its digests. :func:`predict` reads both files.
 
     >>> import fedlayers as fl
-    >>> engine = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
+    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
     >>> made = fl.export("runs/fedper", "va.safetensors", client="va")
     >>> made.about["model"]["callable"], made.classes
     ('heart_mlp', ('0', '1', '2', '3', '4'))
@@ -200,19 +198,33 @@ def export(
         CorruptError: stored files are damaged.
     """
     out = Path(out)
-    format = _format(out, format)
-    _check_free(out)
+    format = format_of(out, format)
+    check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
         round = "last" if round is None and found.stopping() is None else found.best_round(which)
     which, trained, task = load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
-    chosen = _client(trained, which, client)
-    about = _described(found, task, trained[chosen], which, client, round)
+    chosen = trained[_client(trained, which, client)]
+    about = described(found, task, chosen, which, client, round)
+    return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
+
+
+def write(
+    out: Path,
+    format: str,
+    about: dict[str, Any],
+    trained: nn.Module,
+    task: Task,
+    *,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> Exported:
+    """Write a model's weights and its description, after a check that the description gives the same model."""
     rebuilt = _built(out, about, model, allow_code)
-    tree.load(rebuilt, tree.state_dict(trained[chosen]))
+    tree.load(rebuilt, tree.state_dict(trained))
     example = models.example(task.data.shape)
     with tree.one_thread():
-        if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained[chosen], example)):
+        if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained, example)):
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
@@ -250,13 +262,13 @@ def predict(
     new: Any,
     *,
     ids: Sequence[str] | None = None,
-    model: nn.Module | None = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
     """Predict new samples with an exported model. They are prepared exactly as the training samples were.
 
     >>> import fedlayers as fl, numpy as np
-    >>> engine = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
+    >>> result = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
     >>> _ = fl.export("runs/heart", "heart.safetensors", which="global")
     >>> fl.predict("heart.safetensors", np.zeros((2, 10))).logits.shape
     torch.Size([2, 5])
@@ -291,9 +303,10 @@ def predict(
 # --- the contents of the JSON file -----------------------------------------------------------------------------
 
 
-def _described(
+def described(
     found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
 ) -> dict[str, Any]:
+    """Return the description of a run's model, as in its JSON file."""
     config, data = task.config, task.data
     checkpoint = found.checkpoint(round, lazy=True)
     below = find(config.algorithm).base_algorithm(config.options)
@@ -342,7 +355,7 @@ def _built(
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     if model is not None:
-        made = copy.deepcopy(model)
+        made = models.copied(model, shape, n_classes, seed=seed, options=said["options"])
     elif not said["callable"]:
         raise UsageError(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
@@ -367,7 +380,7 @@ def _built(
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _format(out: Path, asked: str | None) -> str:
+def format_of(out: Path, asked: str | None) -> str:
     """Return the requested format, or otherwise that of the file's name."""
     named = SUFFIXES.get(out.suffix.lower())
     if asked is None:
@@ -382,7 +395,12 @@ def _format(out: Path, asked: str | None) -> str:
     return asked
 
 
-def _check_free(out: Path) -> None:
+def check_free(out: Path) -> None:
+    """Refuse a file of weights that cannot be written or is there already.
+
+    Raises:
+        UsageError: names the path.
+    """
     if not out.parent.is_dir():
         raise UsageError(f"folder {out.parent} must be there to export to; got none. Make it first.")
     for path in (out, out.with_name(f"{out.name}.json")):

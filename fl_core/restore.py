@@ -13,9 +13,9 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, READING, RunConfig
+from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory
 from fl_core.config import check as check_config
-from fl_core.data import Partition
+from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import FILES, absolute, is_file, located
 from fl_core.errors import CorruptError, UsageError, listing
@@ -36,7 +36,7 @@ _PLAIN = """
     max_grad_norm keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device
     recompute_frozen stack memory_format precision eval_every checkpoint_every on_divergence local_scores local_models
     positive client_column label_column text_column columns exclude_columns separator encoding scale impute
-    keep_ids
+    keep_ids leave_out_client
 """
 PLAIN = tuple(_PLAIN.split())
 """Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""
@@ -75,11 +75,12 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
             "in_force",
             "command",
             "own",
+            "partitioned",
             "lost_replies",
             FEDERATION,
         ),
     )
-    if "data" in stored["own"]:  # earlier runs also stored an unused partition
+    if "data" in stored["own"] and not stored.get("partitioned"):  # earlier runs also stored an unused partition
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
@@ -104,10 +105,12 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         config, plan = stored_config(stored)
         check_config(config)
     config = RunConfig(**{key: getattr(config, key) for key in FROM_FILE})
+    config = in_memory(config, given["data"], given["model"])
     dealt: dict[str, Any] = {}
     start = None
     if run.begun:
-        dealt = {} if given["data"] is not None else _dealt(run, stored)
+        dealt = {} if isinstance(config.own_data, FederatedData) else _dealt(run, stored)
+        _check_same_data(run, config, dealt)
         start = run.start()
     if trained:
         config = replace(config, model_options=without_weights(str(config.model), config.model_options))
@@ -115,7 +118,7 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         config = replace(config, init=None)
     config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
     try:
-        task = assemble(config, **given, **dealt, plan=plan, start=start)
+        task = assemble(config, **dealt, plan=plan, start=start)
     except UsageError as error:
         raise UsageError(f"{run.path}: {error}") from error
     names = {client.name for client in task.data.clients}
@@ -167,6 +170,22 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
             "partition": partition,
             "preprocessing": None if fitted is None else Preprocessing.from_json(fitted),
         }
+
+
+def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> None:
+    """Refuse data from Python that are not those of the run, before anything is made of them.
+
+    Raises:
+        UsageError: their digest differs.
+    """
+    data = config.own_data
+    if isinstance(data, Source):
+        data = data.asked(config.scale or "none", config.impute).first(min(config.max_samples or len(data), len(data)))
+        same = data.digest == dealt["partition"].source_digest
+    else:
+        same = data is None or data.digest == run.header()["data"]
+    if not same:
+        raise UsageError(f"{run.path} must be resumed with the data that it began with; got others.")
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, clients: bool = True) -> Algorithm:
@@ -298,7 +317,9 @@ def allowed_by(config: RunConfig) -> set[str]:
 
 def named_by(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
-    return {"allow_code": allowed_by(config), **{key: located(config)[key] for key in ("dataset", "data_root", "init")}}
+    own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
+    files = {key: located(config)[key] for key in ("dataset", "data_root", "init")}
+    return {"allow_code": allowed_by(config), **files, **own}
 
 
 def allowed_code(allow_code: str | Collection[str]) -> set[str]:
@@ -312,14 +333,23 @@ def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weig
     Args:
         weights: whether stored tensors replace pretrained weights.
     """
-    for kind in stored["own"]:
-        if given[kind] is None:
-            raise UsageError(f"{path} must be resumed with its own {kind}; got none. Pass the same again, {kind}=...")
+    check_given(path, stored, **given)
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
     check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
     if not passed["model"]:
         model, options = str(stored["model"]), stored["model_options"]
         check_stored(str(path), model, options, code, weights)
+
+
+def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
+    """Refuse to continue a run without its own data or model from Python.
+
+    Raises:
+        UsageError: one is missing. The message names its argument.
+    """
+    for kind in stored["own"]:
+        if given[kind] is None:
+            raise UsageError(f"{path} must be resumed with its own {kind}; got none. Pass the same again, {kind}=...")
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:

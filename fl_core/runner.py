@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_core import restore, tree
 from fl_core.config import AUTO, RunConfig
-from fl_core.data import FederatedData
+from fl_core.data import FederatedData, Source
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
@@ -39,9 +39,9 @@ def run(
     out: Path | str | None = None,
     *,
     instruments: Instruments | None = None,
-    data: FederatedData | None = None,
+    data: Any = None,
     loaded: FederatedData | None = None,
-    model: nn.Module | None = None,
+    model: Any = None,
     plan: LayerPlan | None = None,
     initial: tree.Tree | None = None,
     command: str = "",
@@ -78,16 +78,14 @@ def run(
     loggers = loggers_of(log)
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
-    own = [kind for kind, given in (("data", data), ("model", model)) if given is not None]
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers, "trained_by": trained_by}
-    return start(task, out, instruments, own, command=command, **options)
+    return start(task, out, instruments, command=command, **options)
 
 
 def start(
     task: Task,
     out: Path | str | None,
     instruments: Instruments,
-    own: Sequence[str] = (),
     *,
     clients: ClientBackend | None = None,
     beside: Mapping[str, Any] | None = None,
@@ -97,7 +95,7 @@ def start(
     loggers: Sequence[Logger] = (),
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
-    """Begin a run of a checked task, for which ``own`` names the objects from Python. Otherwise this is as :func:`run`.
+    """Begin a run of a checked task, otherwise as :func:`run`.
 
     Args:
         clients: the client backend. The default is this process and its workers.
@@ -114,7 +112,8 @@ def start(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    stored |= {"command": command, "lost_replies": task.lost_replies, "own": list(own), **(beside or {})}
+    stored |= {"command": command, "lost_replies": task.lost_replies, "own": list(task.own), **(beside or {})}
+    stored |= {"partitioned": True} if isinstance(task.config.own_data, Source) else {}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
@@ -133,8 +132,8 @@ def resume(
     out: Path | str,
     *,
     instruments: Instruments | None = None,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
     dataset: str | None = None,
     data_root: Path | str | None = None,

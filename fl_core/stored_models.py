@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from fl_core import restore, tree
-from fl_core.algorithms.base import Round
-from fl_core.data import FederatedData
+from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, listing
 from fl_core.records import store
 from fl_core.restore import task_of
@@ -24,8 +24,8 @@ def load_models(
     round: int | str = "last",
     which: str = "local",
     *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
     """Return the models of a checkpoint, one for each client, with their task.
@@ -59,8 +59,8 @@ def load_kind(
     round: int | str,
     which: str | None,
     *,
-    data: FederatedData | None = None,
-    model: nn.Module | None = None,
+    data: Any = None,
+    model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[str, dict[str, nn.Module], Task]:
     """Return the name of the models, and then what :func:`load_models` returns.
@@ -68,13 +68,8 @@ def load_kind(
     For ``which`` None these are the personal models, or the global one if no model is personal.
     """
     found = store.Run(path)
-    checkpoint = found.checkpoint(found.best_round(which) if round == "best" else round)
-    stored, said = found.task_config(), restore.allowed_code(allow_code)
-    restore.check_at_home(found.path, stored, False)
-    restore.check_own(found.path, stored, said, True, data=data, model=model)
-    task = task_of(found, trained=True, data=data, model=model)
-    restore.check_same_start(task, found.path, weights=False)
-    algorithm = restore.check(found, checkpoint, task)
+    round = found.best_round(which) if round == "best" else round
+    task, checkpoint, algorithm = restored(found, round, data=data, model=model, allow_code=allow_code)
     rnd = Round(checkpoint.round)
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
@@ -90,6 +85,19 @@ def load_kind(
                 raise UsageError(f"client {client!r} must have a whole {which!r} model to load; got a part of it.")
             built[client] = copy_with(task.model, trees[which][client])
     return which, built, task
+
+
+def restored(
+    found: store.Run, round: int | str, *, data: Any, model: Any, allow_code: str | Collection[str]
+) -> tuple[Task, store.Checkpoint, Algorithm]:
+    """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""
+    checkpoint = found.checkpoint(round)
+    stored, said = found.task_config(), restore.allowed_code(allow_code)
+    restore.check_at_home(found.path, stored, False)
+    restore.check_own(found.path, stored, said, True, data=data, model=model)
+    task = task_of(found, trained=True, data=data, model=model)
+    restore.check_same_start(task, found.path, weights=False)
+    return task, checkpoint, restore.check(found, checkpoint, task)
 
 
 def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:

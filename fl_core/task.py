@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,13 +12,13 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets
 from fl_core import initial, models, tree
-from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
+from fl_core.algorithms.base import Algorithm, Round, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
-from fl_core.config import AUTO, DEALING, READING, RunConfig, weights_of
+from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, listing
@@ -58,6 +57,11 @@ class Task:
     said: tuple[str, ...] = ()
     lost_replies: list[tuple[int, str]] = field(default_factory=list)  # from the configuration's trace
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Return which of ``data`` and ``model`` are the user's objects from Python."""
+        return tuple(kind for kind in ("data", "model") if getattr(self.config, f"own_{kind}") is not None)
+
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
         algorithm = find(self.config.algorithm)(self.task_info, None, self.config.options)
@@ -77,6 +81,29 @@ class Task:
             config.memory_format,
             not config.recompute_frozen,
         )
+
+    def check_joinable(self) -> None:
+        """Refuse an algorithm that has nothing to give to a client that it has never met.
+
+        A new client takes the server's model. Layers that nobody shares are in it as they were initially.
+
+        Raises:
+            UsageError: the server has no common model, or the algorithm extends the model.
+        """
+        config, initial = self.config, tree.state_dict(self.model)
+        below, algorithm = find(config.algorithm).base_algorithm(config.options), self.algorithm(self.plan)
+        extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
+        server = algorithm.server_state(tree.clone(initial))
+        common = "model" in server.trees and (
+            below.uses_plan
+            or below.evaluates == "global"
+            or not algorithm.shared(Round(0), 0)
+            or "global" in algorithm.models(server, algorithm.client_state(initial, 0), Round(0))
+        )
+        if extends or not common:
+            raise UsageError(
+                f"a new client must get one common model from the algorithm; {algorithm.name} has none. Use fedper."
+            )
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan.
@@ -139,9 +166,9 @@ class Task:
 def assemble(
     config: RunConfig,
     *,
-    data: FederatedData | None = None,
+    data: Any = None,
     loaded: FederatedData | None = None,
-    model: nn.Module | None = None,
+    model: Any = None,
     partition: Partition | None = None,
     preprocessing: Preprocessing | None = None,
     plan: LayerPlan | None = None,
@@ -150,8 +177,9 @@ def assemble(
     """Build everything that a run needs, and check that it fits together before any work starts.
 
     Args:
-        data, model: your own objects in place of those that the configuration names. The configuration then has no
-            options on reading or partitioning data.
+        data, model: your own objects in place of those that the configuration names
+            (:func:`fl_core.config.in_memory`). With a federation the configuration has no options on reading or
+            partitioning data.
         loaded: the configuration's own data, if they are loaded already.
         partition: a stored partition in place of a new draw.
         preprocessing: the stored fitted numbers of a table's preparation.
@@ -161,13 +189,8 @@ def assemble(
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
-    if data is not None and not isinstance(data, FederatedData):
-        raise UsageError(
-            f"data must be a federation, as fl.from_clients({{client: (x, y)}}) makes it; got {_kind(data)}."
-        )
-    if model is not None and not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a module, an object of a class made of torch.nn.Module; got {_kind(model)}.")
-    config = resolved(config, data)
+    config = resolved(in_memory(config, data, model))
+    given, own_model = config.own_data, config.own_model
     algorithm = find(config.algorithm)
     below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
     splits = algorithm.uses_plan or below.uses_plan
@@ -176,16 +199,18 @@ def assemble(
     if (config.plan is not None or plan is not None) and not splits:
         obey = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(f"algorithm must be one that takes a plan ({listing(obey)}); got {config.algorithm}.")
-    given = data is not None
-    data = data or loaded
+    fixed = isinstance(given, FederatedData)
+    data = loaded or (_fixed(given, config.leave_out_client) if isinstance(given, FederatedData) else None)
     if data is None:
-        drawn = (*DEALING, "seed") if partition is None else ()
+        drawn = ("leave_out_client", *((*DEALING, "seed") if partition is None else ()))
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
-        data = datasets.load(config.dataset, indices=partition, preprocessing=preprocessing, **chosen)
+        data = datasets.load(
+            config.dataset if given is None else given, indices=partition, preprocessing=preprocessing, **chosen
+        )
     if config.positive is not None:
         data = data.with_positive(config.positive)
     known = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
-    said = [] if given or known else _made_up(config, data)
+    said = [] if fixed or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(f"{data.name}: each client must have training samples; got none for {listing(empty)}.")
@@ -197,15 +222,14 @@ def assemble(
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)
-    if model is None:
+    if own_model is None:
         named, own = str(config.model), config.model_options
         pretrained = wants_weights(named, own)
         if pretrained and start is not None:  # a copy of them
             own = {key: value for key, value in own.items() if key != PRETRAINED}
         model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
     else:
-        model = copy.deepcopy(model)  # since a run trains it
-        models.check_fit(type(model).__name__, model, data.shape, outputs)
+        model = models.copied(own_model, data.shape, outputs, seed=config.seed, options=config.model_options)
         pretrained = False
     if start is not None:
         weights.put(model, start, "the run's start.safetensors")
@@ -262,11 +286,28 @@ def assemble(
         plan = built.plan(plan)
     task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
     task.algorithm(plan)  # its own configuration is checked here
+    if config.leave_out_client is not None:
+        task.check_joinable()
     return task
 
 
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+def _fixed(data: FederatedData, leave_out_client: str | None) -> FederatedData:
+    """Return a federation from Python, without the client that is left out.
+
+    Raises:
+        UsageError: its samples were prepared by numbers that were fitted on this client, too.
+    """
+    if leave_out_client is None:
+        return data
+    made = data.preprocessing
+    if data.words is not None or (
+        made is not None and (made.fill or made.categories or made.scale not in ("none", FIXED))
+    ):
+        raise UsageError(
+            "leave_out_client needs samples that are prepared without this client; this federation was prepared with "
+            "it. Pass {client: (x, y)} or a DataFrame as data=."
+        )
+    return data.without(leave_out_client)
 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:

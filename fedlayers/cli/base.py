@@ -22,6 +22,9 @@ ModelCode = Annotated[
 ]
 
 
+OwnEpochs = Annotated[tuple[int, ...], option("Numbers of own epochs that a new client tries.", "N [N ...]")]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
     """A command. Its fields are its flags, its docstring is its help."""

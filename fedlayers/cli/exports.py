@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import option
-from fedlayers.cli.base import Command, ModelCode, RunDirectory
+from fedlayers.cli.base import Command, ModelCode, OwnEpochs, RunDirectory
+from fl_core.choices import JOIN_EPOCHS
 from fl_core.errors import UsageError, check_known
 
 WEIGHTS = Annotated[Positional[Path], option("A file of weights from export.", "FILE")]
@@ -60,8 +61,43 @@ class Export(Command):
         from fl_core.exported import export
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
-        made = export(self.dir, self.out, allow_code=self.allow_code, **asked)  # type: ignore[arg-type]
+        made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
         print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Join(Command):
+    """Give a new client a model of a finished run: the shared layers, and a few epochs on its own samples.
+
+    Layers that are not shared start as in the run's initial model. The client's validation samples choose the number of
+    epochs. Its test samples score it, next to training alone.
+
+    Next: fedlayers predict FILE --data ...
+
+    Examples:
+        fedlayers join runs/fedper --data new_hospital.csv --out new_hospital.safetensors
+    """
+
+    dir: RunDirectory
+    data: Annotated[Path, option("The new client's table, with labels and the columns of the run.", "FILE")]
+    client: Annotated[str, option("Its name.", "NAME")] = "new"
+    own_epochs: OwnEpochs = JOIN_EPOCHS
+    out: Annotated[Path, option("The new file of weights, for predict.", "FILE")]
+    allow_code: ModelCode = ()
+
+    def main(self, line: str) -> None:
+        from fl_core.joining import join
+
+        asked = {"client": self.client, "epochs": self.own_epochs, "out": self.out, "allow_code": self.allow_code}
+        made = join(self.dir, self.data, **asked)  # type: ignore[arg-type]
+        print(f"{newcomer(made)}\n{self.out}, {self.out.stat().st_size:,} bytes")
+
+
+def newcomer(made: Any) -> str:
+    """Return a new client's scores and the answer, for a terminal."""
+    meaning = "joined: shared layers, all train; joined_head: its own train; alone: no shared layers"
+    title = f"{made.main} of {made.client}, test split, by own epochs; {meaning}"
+    return f"{title}\n{made.table.round(4).to_string(na_rep='')}\n\n{made.text()}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

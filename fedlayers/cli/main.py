@@ -28,6 +28,7 @@ GROUPS = {
         "run": "runs:Run",
         "resume": "runs:Resume",
         "export": "exports:Export",
+        "join": "exports:Join",
         "predict": "exports:Predict",
     },
     "Measure": {

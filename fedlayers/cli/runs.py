@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
-from fedlayers.cli.base import Command, Configured, ModelCode, RunDirectory
+from fedlayers.cli.base import Command, Configured, ModelCode, OwnEpochs, RunDirectory
 from fedlayers.runs import CHOOSE
+from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig
 
 Log = Annotated[
@@ -46,6 +47,7 @@ class Run(Configured):
     model_option: SetModel = ()
     loss_option: SetLoss = ()
     logger: Log = ()
+    own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
 
     def asked_config(self) -> RunConfig:
@@ -58,7 +60,8 @@ class Run(Configured):
 
         from fedlayers import runs
 
-        finished(runs.run(config, self.out, command=line, log=self.logger, backend=self.backend), self.out)
+        asked = {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
+        show(runs.run(config, self.out, command=line, **asked), self.out)  # type: ignore[arg-type]
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
@@ -95,6 +98,7 @@ class Resume(Command):
     data_root: Annotated[Path | None, option("Folder with the named datasets' files.", "DIR")] = None
     init: Annotated[Path | None, option("The weights to start from, if it has no copy of them.", "PATH")] = None
     logger: Log = ()
+    own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
 
     def main(self, line: str) -> None:
@@ -104,8 +108,9 @@ class Resume(Command):
         from fedlayers import runs
 
         files: dict[str, Any] = {"dataset": self.dataset, "data_root": self.data_root, "init": self.init}
-        own = {"allow_code": self.allow_code, **files}
-        finished(runs.resume(self.dir, log=self.logger, backend=self.backend, **own), self.dir)
+        own: dict[str, Any] = {"allow_code": self.allow_code, **files}
+        own |= {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
+        show(runs.resume(self.dir, **own), self.dir)
 
     def interrupted(self) -> str:
         return "the same command continues"
@@ -128,6 +133,15 @@ class Verify(Command):
 
         print("\n".join(StoredRun(self.dir).verify()))
         print(f"{self.dir}: every covered byte is as it was written")
+
+
+def show(result: Any, out: Path) -> None:
+    """Print the result of a run, and of a client that it left out."""
+    from fedlayers.cli.exports import newcomer
+
+    finished(result.engine, out)
+    if result.newcomer is not None:
+        print(f"\n{newcomer(result.newcomer)}")
 
 
 def finished(engine: Any, out: Path) -> None:

@@ -111,7 +111,7 @@ class Compare(SeveralAlgorithms):
     baselines: Annotated[bool, option("Add the majority class, and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
     backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
     set: SetEach = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -175,7 +175,7 @@ class Tune(SeveralAlgorithms):
     score: Annotated[str, option("Score on validation samples, such as accuracy, auroc or loss.")] = "macro_f1"
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
     backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
     set: SetEach = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -229,7 +229,7 @@ class Choose(OneAlgorithm):
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     backend: On = ""
     federation: OfSites = NOWHERE
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
     algorithm: Annotated[str, option("Algorithm of the cuts; it must obey a plan.")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
@@ -297,7 +297,7 @@ class Regret(OneAlgorithm):
     score: Score = ""
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
     algorithm: Annotated[str, option("Algorithm of the cuts; it must obey a plan.")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
@@ -341,7 +341,7 @@ class Study(SeveralAlgorithms):
     seeds: Seeds = 5
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
     backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
     set: SetEach = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
     from fedlayers.remote.remote_clients import TimeoutPolicy
 
-AT_SITES = (*READING, *DEALING, "data_root", "download", "workers", "stack", "device")
+AT_SITES = (*READING, *DEALING, "leave_out_client", "data_root", "download", "workers", "stack", "device")
 """Keys that sites decide themselves, or that have no meaning if each client is alone."""
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedlayers.run_result import final_rows
 from fl_core.errors import listing
 from fl_core.names import printable
 from fl_core.ordering import MANY, in_order
@@ -32,8 +33,7 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
         frame: the rows of a run.
         best: the best round of each model under a stopping rule, in place of ``round``.
     """
-    of_model = frame["model"].map(best).fillna(0) if best else round
-    last = frame[(frame["round"] == of_model) & (frame["split"] == "test")]
+    last = final_rows(frame, round, best)
     when = f"best round on validation ({listing(f'{model} {at}' for model, at in best.items())})" if best else ""
     title, positive = f"test split, {when or f'round {round}'}", positive_in(last)
     if last.empty:

@@ -93,7 +93,7 @@ def federate(
     home = join(line, task, facts, run)
     beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
-    return runner.start(task, out, instruments, ["data"], clients=home, beside=beside, command=command, **options)
+    return runner.start(task, out, instruments, clients=home, beside=beside, command=command, **options)
 
 
 def resume(
@@ -261,6 +261,10 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
     """
     if config.class_weights == "balanced":
         raise UsageError("class_weights=balanced needs every site's counts of classes. Give the weights, W,W,...")
+    if config.leave_out_client is not None:
+        raise UsageError(
+            f"leave_out_client must be none over sites; got {config.leave_out_client!r}. Stop that site instead."
+        )
     if config.stack == "on":
         raise UsageError("stack=on trains clients together, and at sites each is alone. Leave it out.")
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)

@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.above_chance import guessing
 from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.config_only import config_only
 from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
 from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
@@ -35,7 +35,7 @@ from fedlayers.studies.rates import Rates, RateSearch, rates_of
 from fedlayers.studies.runtime_estimate import bytes_a_round, foreseen, measured
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
@@ -52,11 +52,13 @@ OBEYS = "fedper"
 """The algorithm that obeys the cuts if the configuration's takes no plan."""
 
 
-@config_only
+@checked_call
 def choose(
     config: RunConfig,
-    out: Path | str,
+    out: Path | str = "out/choose",
     *,
+    data: Any = None,
+    model: Any = None,
     arms: Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] = (0,),
     race_fraction: float = SHARE,
@@ -86,6 +88,8 @@ def choose(
 
     Args:
         config: of the runs. Its algorithm obeys the cuts if it takes a plan; otherwise FedPer does.
+        out: the folder; default ``out/choose``, as of the command.
+        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision; three or more also show how certain it is.
         race_fraction: share of the rounds that are raced, from 0.5 to 1. The default is all; ``decision.regret``
@@ -118,7 +122,9 @@ def choose(
     >>> choice.inference.verdict, len(choice.table)
     ('one race', 4)
     """
-    out = Path(out)
+    out, config = Path(out), in_memory(config, data, model)
+    if config.own_data is not None and link is not None:
+        raise UsageError("data must be left out over sites, which have their own. Name their dataset.")
     if with_finetuning and not complete:
         raise UsageError(
             "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."

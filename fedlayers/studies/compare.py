@@ -14,13 +14,13 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.baselines import baseline_rows
+from fedlayers.studies.called import checked_call
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.config_only import config_only
 from fedlayers.studies.training_job import TrainingJob, train
 from fedlayers.studies.tuned import Tuned
 from fl_core import restore, rows, runner
 from fl_core.algorithms import find
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.data import Partition
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_distinct, check_known, listing
@@ -28,6 +28,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
+from fl_core.restore import check_given
 from fl_core.scores import REGRESSION, check_score
 from fl_core.storage.files import write_atomically
 from fl_core.training.losses import LOSSES
@@ -85,13 +86,15 @@ def jobs_of(
     return jobs
 
 
-@config_only
+@checked_call
 def compare(
     config: RunConfig,
     algorithms: Sequence[str],
     seeds: Sequence[int],
-    out: Path | str,
+    out: Path | str = "out/compare",
     *,
+    data: Any = None,
+    model: Any = None,
     instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
@@ -116,6 +119,8 @@ def compare(
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
     Args:
+        out: the folder; default ``out/compare``, as of the command.
+        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         instruments: how runs measure and decide; by default the diagnostics.
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that obey one, or one per algorithm by name; the others use their default.
@@ -132,7 +137,7 @@ def compare(
         UsageError: an unknown name or an invalid value, before the first run.
         RunError: a run failed; the same call resumes from there.
     """
-    out = Path(out)
+    out, config = Path(out), in_memory(config, data, model)
     check_folder(out)
     kind = LOSSES[str(resolved(config).loss)].task
     if score:
@@ -218,6 +223,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)
+    check_given(path, run.task_config(), data=task.config.own_data, model=task.config.own_model)
     stored, plan = restore.stored_config(run.task_config())
     config = replace(task.config, plan=None) if task.plan is not None else task.config
     free = {"workers", "device", "data_root", "download", "keep_ids"}  # these do not change results

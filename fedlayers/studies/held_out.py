@@ -41,7 +41,7 @@ def held_out(task: Task) -> dict[str, Split]:
 def _left_over(task: Task) -> dict[str, Split]:
     config = task.config
     named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
-    if not named or config.task != CLASSIFICATION:
+    if not named or config.own_data is not None or config.task != CLASSIFICATION:
         return {}
     whole = datasets.open_named(config.dataset, data_root=config.data_root, download=config.download)
     return datasets.extra_test_samples(whole.asked(config.scale or "none", config.impute), task.data)

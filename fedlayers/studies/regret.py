@@ -18,14 +18,14 @@ from diagnostics.decide.rules.base import RULES, deciding
 from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
+from fedlayers.studies.called import checked_call
 from fedlayers.studies.compare import check_folder, compare, jobs_of
 from fedlayers.studies.comparison import headline
-from fedlayers.studies.config_only import config_only
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
@@ -33,7 +33,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
 from fl_core.registry import is_outside
-from fl_core.restore import allowed_by
+from fl_core.restore import named_by
 from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
@@ -221,13 +221,15 @@ def _number(value: float, scale: int, digits: int) -> str:
     return "–" if pd.isna(value) else f"{scale * value:.{digits}f}"
 
 
-@config_only
+@checked_call
 def regret(
     config: RunConfig,
     rules: Sequence[str] = DEFAULT_RULES,
     seeds: Sequence[int] = (0, 1, 2),
     out: Path | str = Path("out/regret"),
     *,
+    data: Any = None,
+    model: Any = None,
     score: str = "",
     backend: Backend | str = "",
     command: str = "",
@@ -247,6 +249,7 @@ def regret(
     Args:
         config: of the runs, small enough for L + 1 runs per seed. Its ``threshold`` is that of the rules.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.
+        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         score: one of :data:`fl_core.scores.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
 
@@ -255,6 +258,7 @@ def regret(
         RunError: a run failed; the same call resumes from there. A rule that cannot decide gives a line with its
             reason.
     """
+    config = in_memory(config, data, model)
     task = LOSSES[str(resolved(config).loss)].task
     score = check_score(score or MAIN[task], task)
     parsed_rules = {text: _parsed(text) for text in rules}
@@ -374,9 +378,9 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
     lines = []
     for line in scores.itertuples():
         path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
-        code = allowed_by(config)
+        own = {key: value for key, value in named_by(config).items() if key in ("allow_code", "data", "model")}
         which, _, best = str(line.model).partition("@")
-        models, task = load_models(path, "best" if best else "last", which, allow_code=code)
+        models, task = load_models(path, "best" if best else "last", which, **own)
         value = score_of(models, samples, task, score)
         lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
         lines[-1] |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}

@@ -18,14 +18,14 @@ from fedlayers.backends.names import open_backend
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import check_folder, compare, jobs_of
 from fedlayers.studies.comparison import Comparison, display_name
-from fedlayers.studies.config_only import config_only
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
@@ -62,13 +62,15 @@ class Outcome:
     page: Path
 
 
-@config_only
+@checked_call
 def study(
     config: RunConfig,
     algorithms: Sequence[str],
     seeds: Sequence[int],
-    out: Path,
+    out: Path | str = "out/study",
     *,
+    data: Any = None,
+    model: Any = None,
     rule: str | None = None,
     arms: Sequence[str] = candidates.DEFAULT,
     options: Mapping[str, dict[str, Any]] | None = None,
@@ -93,6 +95,8 @@ def study(
     call resumes.
 
     Args:
+        out: the folder; default ``out/study``, as of the command.
+        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
         arms: the candidates; see :func:`~fedlayers.studies.arms.arms_of`.
         options: each algorithm's own configuration, by name.
@@ -103,6 +107,7 @@ def study(
         UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
         RunError: there is no decision, or a run failed; the same call resumes from there.
     """
+    config = in_memory(config, data, model)
     if config.plan is not None:
         raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
     if LOSSES[str(resolved(config).loss)].task == REGRESSION:

@@ -18,6 +18,7 @@ from fl_core import runner
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolved
+from fl_core.execution.executors import check_sendable
 from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -104,11 +105,16 @@ class TrainingJob:
 
     def with_weights(self) -> TrainingJob:
         """Return the run with its pretrained initial weights, if its configuration asks for any."""
+        if self.config.own_model is not None:
+            check_sendable(self.config.own_model)
+            return self
         if self.begun or not wants_weights(self.config.model, self.config.model_options):
             return self
         return replace(self, start=runner.assemble(self.config, plan=self.plan, loaded=self._data()).start)
 
-    def _data(self) -> FederatedData:
+    def _data(self) -> FederatedData | None:
+        if self.config.own_data is not None:
+            return None  # it comes with the configuration
         return _data(json.dumps({key: getattr(self.config, key) for key in _OF_DATA}))
 
     def sent_to(self, path: Path | None) -> TrainingJob:
@@ -132,7 +138,7 @@ class TrainingJob:
         sync.write_files(self.path, parcel)
 
 
-_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
+_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed", "leave_out_client")
 
 
 @lru_cache(maxsize=1)

@@ -13,15 +13,15 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.called import checked_call
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.config_only import config_only
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
 from fedlayers.studies.runtime_estimate import foreseen
 from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
 from fl_core.algorithms.base import find
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
@@ -106,13 +106,15 @@ class Tuning:
         return not search.at(0.1) < value < search.at(0.9)
 
 
-@config_only
+@checked_call
 def tune(
     config: RunConfig,
     algorithms: Sequence[str],
     search: Mapping[str, Any],
-    out: Path | str,
+    out: Path | str = "out/tune",
     *,
+    data: Any = None,
+    model: Any = None,
     trials: int = TRIALS,
     seeds: Sequence[int] = (APART,),
     score: str = SCORE,
@@ -135,6 +137,8 @@ def tune(
 
     Args:
         config: of all runs; its ``workers`` train runs side by side.
+        out: the folder; default ``out/tune``, as of the command.
+        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         search: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
         trials: settings of each algorithm.
         seeds: of the runs, different from those of a later comparison.
@@ -154,7 +158,7 @@ def tune(
     >>> found.tuned.trials, sorted(found.tuned.options["fedprox"]), sorted(found.tuned.settings["fedavg"])
     ({'fedavg': 2, 'fedprox': 2}, ['mu'], ['lr'])
     """
-    out = Path(out)
+    out, config = Path(out), in_memory(config, data, model)
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise UsageError(f"trials must be at least 1; got {trials!r}.")
     check_distinct("tuning", "algorithm", algorithms)

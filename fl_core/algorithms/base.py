@@ -110,7 +110,7 @@ class Algorithm:
     ...
     ...     def shared(self, rnd, client):
     ...         return self.plan.body_tensors - self.task_info.not_sent(rnd)
-    >>> engine = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False)
+    >>> engine = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False).engine
     >>> engine.algorithm.plan
     LayerPlan([fc1] [fc2] [fc3] fc4; [shared], by all_but_last)
     >>> sorted(engine.algorithm.local_tensors(fl.Round(1), client=0))

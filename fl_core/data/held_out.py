@@ -48,11 +48,14 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
     rest = np.setdiff1d(np.arange(len(source)), pool, assume_unique=True)
     if not len(rest):
         return {}
-    train = np.concatenate([pool[parts["train"]] for parts in data.partition.indices.values()])
+    there = {client.name for client in data.clients}
+    train = np.concatenate([pool[parts["train"]] for name, parts in data.partition.indices.items() if name in there])
     encoded = source.fitted(train)
     by_owner = source.owner is not None and PARTITIONS[data.partition.kind].natural
     further = {}
     for number, (name, parts) in enumerate(data.partition.indices.items()):
+        if name not in there:
+            continue
         own = pool[np.concatenate(list(parts.values()))]
         left = rest
         if by_owner and source.owner is not None:

@@ -25,7 +25,7 @@ from fl_core.scores import CLASSIFICATION, REGRESSION
 
 
 def load(
-    dataset: Location,
+    dataset: Location | Source,
     *,
     data_root: Location | None = None,
     download: bool = False,
@@ -40,6 +40,7 @@ def load(
     splits: Sequence[float] | None = None,
     indices: Partition | None = None,
     preprocessing: Preprocessing | None = None,
+    leave_out_client: str | None = None,
     **reading: Any,
 ) -> FederatedData:
     """Load a dataset partitioned over clients, each with train, validation and test samples.
@@ -57,7 +58,7 @@ def load(
     Args:
         dataset: a name (see :func:`datasets`); your own function as ``package.module:function`` (see :func:`dataset`),
             which is imported and called; or the path of an .npz, .csv, .parquet or .jsonl file or a folder of images
-            (see :func:`fl_core.data.files.read`).
+            (see :func:`fl_core.data.files.read`); or samples that are read already.
         data_root: folder of the named datasets' files. None means the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
         clients: number of clients. Natural clients all take part.
@@ -69,6 +70,7 @@ def load(
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again. Other arguments must agree with it, and its seed is used.
         preprocessing: stored fitted numbers to use again.
+        leave_out_client: a client that takes no part; see :meth:`FederatedData.without`.
         reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``exclude_columns`` and
             ``scale``.
 
@@ -77,7 +79,9 @@ def load(
         RunError: a download failed.
     """
     how = Reading.of(reading)
-    if _is_named(dataset):
+    if isinstance(dataset, Source):
+        source, defaults = dataset, recipe(dataset, **reading)
+    elif _is_named(dataset):
         files.check_plain(str(dataset), how)
         source, defaults = _opened(str(dataset), data_root, download, how.task)
     else:
@@ -96,18 +100,19 @@ def load(
     if indices is not None:
         shares = None if splits is None else list(splits)
         _check_agrees(indices, {"partition": partition, "clients": clients, **options, "splits": shares})
-        return gather(source, indices, preprocessing)
+        return gather(source, indices, preprocessing, leave_out_client)
     kind = partition or defaults.partition
     partitioning = PARTITIONS[kind]
     if alpha is None and "alpha" in options_of(partitioning):
         options["alpha"] = defaults.alpha
     if clients is None and not partitioning.natural:
         clients = defaults.clients or len(source.owner_names)
-    return gather(source, make(source, kind, clients=clients, seed=seed, splits=splits, **options))
+    drawn = make(source, kind, clients=clients, seed=seed, splits=splits, **options)
+    return gather(source, drawn, leave_out_client=leave_out_client)
 
 
 def recipe(
-    dataset: Location,
+    dataset: Location | Source,
     *,
     data_root: Location | None = None,
     download: bool = False,
@@ -122,14 +127,18 @@ def recipe(
         UsageError: the argument is not a name, a function, or an existing path of a known kind.
     """
     how = Reading.of(reading)
+    if isinstance(dataset, Source):
+        return general(dataset.shape, dataset.owner is not None, how.task)
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
     return general(*files.glance(_path(dataset), how), how.task)
 
 
-def default_scale(dataset: Location, **reading: Any) -> str:
+def default_scale(dataset: Location | Source, **reading: Any) -> str:
     """Return the default scaling: ``standard`` for your own tables, ``none`` for other data. Only headers are read."""
     none, standard, *_ = SCALES
+    if isinstance(dataset, Source):
+        return standard if dataset.columns and dataset.preprocessing is None else none
     if _is_named(dataset) or not client_tables.is_table(_path(dataset)):
         return none
     how, path = Reading.of(reading), _path(dataset)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, Subset, TensorDataset
 
 from fl_core.data import arrays
 from fl_core.data.arrays import Array
@@ -43,7 +44,7 @@ def from_clients(
     Args:
         silos: {client: (x, y)}, checked like an .npz file's arrays (:func:`fl_core.data.files.read`). Images x are
             uint8 [n, H, W] or [n, H, W, C] and are scaled to 0..1. Other x are numbers [n, ...] and not scaled. Labels
-            y are whole numbers or words [n], or targets.
+            y are whole numbers or words [n], or targets. A Dataset or DataLoader of pairs can stand for (x, y).
         classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order.
         name: of the data, in records.
         seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
@@ -79,10 +80,8 @@ def source_from_clients(
     if any(not silo.strip() for silo in names):
         raise UsageError("clients' names must not be empty: rows use the empty name for no single client.")
     parts: list[tuple[Array, Array]] = []
-    for silo, pair in silos.items():
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise UsageError(f"client {silo!r} must have a pair (x, y); got {type(pair).__name__}.")
-        x, y = _checked(*pair, f"client {silo!r}", missing, task)
+    for silo, samples in silos.items():
+        x, y = _checked(*pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
@@ -95,7 +94,7 @@ def source_from_clients(
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
 
-def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFICATION) -> Source:
+def source_from_pair(x: Any, y: Any, *, name: str = "own", missing: bool = False, task: str = CLASSIFICATION) -> Source:
     """Return a source from samples x [n, ...] and labels y [n] without natural clients.
 
     The samples are checked as in :func:`from_clients`.
@@ -103,9 +102,51 @@ def source_from_pair(x: Any, y: Any, *, name: str = "own", task: str = CLASSIFIC
     Raises:
         UsageError: names the first bad row.
     """
-    x, y = _checked(x, y, name, task=task)
+    x, y = _checked(x, y, name, missing, task)
     y, class_names = arrays.answers(y, f"{name}, y", task)
     return Source(name, x, y, class_names)
+
+
+def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
+    """Return samples and labels of a pair (x, y), a Dataset, or a DataLoader.
+
+    A loader's dataset is read in its own order, so that shuffling changes nothing.
+
+    Raises:
+        UsageError: it is none of these, or holds no pairs.
+    """
+    if isinstance(samples, (tuple, list)) and len(samples) == 2:
+        return samples[0], samples[1]
+    if isinstance(samples, DataLoader):
+        samples = _dataset_of(samples, where)
+    if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
+        return samples.tensors[0], samples.tensors[1]
+    if not isinstance(samples, Dataset):
+        raise UsageError(
+            f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. Give a pair."
+        )
+    count = range(len(samples)) if hasattr(samples, "__len__") else None
+    found = list(samples) if count is None else [samples[k] for k in count]  # type: ignore[call-overload]
+    if not found or any(not isinstance(each, (tuple, list)) or len(each) != 2 for each in found):
+        raise UsageError(f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample.")
+    x, y = ([np.asarray(each[part]) for each in found] for part in (0, 1))
+    if len({(each.shape, each.dtype) for each in x}) > 1:
+        raise UsageError(f"{where}: all samples must have one shape and type. Resize them first.")
+    return np.stack(x), np.stack(y)
+
+
+def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
+    """Return the samples of a loader as a dataset, in an order that does not depend on chance."""
+    sampler = loader.sampler
+    if type(sampler) in (SequentialSampler, RandomSampler):
+        return loader.dataset
+    indices = getattr(sampler, "indices", None)
+    if indices is None:
+        raise UsageError(
+            f"{where}: a DataLoader must have a sampler that says its samples; got {type(sampler).__name__}. "
+            "Give a Dataset, such as a torch.utils.data.Subset."
+        )
+    return Subset(loader.dataset, list(indices))
 
 
 def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,31 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
             among the labels' numbers. The message names line and column.
     """
     header = header_of(path, reading)
+
+    def columns(names: Sequence[str], texts: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
+        return _columns(path, header, names, texts, reading)
+
+    return table(path, str(path), header, columns, reading)
+
+
+Columns = Callable[[Sequence[str], Sequence[str]], tuple[dict[str, Cells], arrays.Place]]
+"""Reads columns, given their names and those of them that are text; also returns how messages name a row."""
+
+
+def table(path: Path, called: str, header: Sequence[str], read: Columns, reading: Reading) -> Source:
+    """Return the source of a table, in a file or in memory.
+
+    Args:
+        path: the table in messages. called: the source's name.
+        read: reads columns of ``header``.
+
+    Raises:
+        UsageError: as for :func:`read_table`.
+    """
     names = feature_columns(path, header, reading)
     client, label, text_column = (getattr(reading, role) for role in ROLES)
     beside = [name for name in (client, label, *[text_column] * (names is None)) if name in header]
-    columns, place = _columns(path, header, [*beside, *(names or ())], beside, reading)
+    columns, place = read([*beside, *(names or ())], beside)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
     if names is None:
         names_of = {"client": client, "label": label, "text": text_column}
@@ -60,7 +81,7 @@ def read_table(path: Path, reading: Reading = PLAIN) -> Source:
     words = categories.found(str(path), found, reading.categories)
     x = features(path, found, place, reading.missing, words)
     coded = tuple(words.get(name, ()) for name in names) if words else ()
-    return Source(str(path), x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
+    return Source(called, x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
 
 
 def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arrays.Place]:
@@ -125,8 +146,8 @@ def features(
         except arrays.NotNumberError as error:
             others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
             raise UsageError(
-                f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, or leave the column "
-                f"out: --exclude-columns {shlex.quote(name)}."
+                f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, or leave the "
+                f"column out: --exclude-columns {shlex.quote(name)}."
             ) from error
         x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
     return x

@@ -221,7 +221,7 @@ def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> 
     return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
 
 
-def check_sendable(model: nn.Module) -> None:
+def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
     """Check that a model can be sent to worker processes.
 
     Raises:
@@ -230,8 +230,9 @@ def check_sendable(model: nn.Module) -> None:
     try:
         pickle.dumps(model)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
+        name = getattr(model, "__qualname__", type(model).__name__)
         raise UsageError(
-            f"model {type(model).__name__} must be sendable to worker processes; got another ({error}). "
+            f"model {name} must be sendable to worker processes; got another ({error}). "
             "Define its classes and functions at the top of a module, or use workers=0."
         ) from error
 

@@ -49,7 +49,7 @@ class Logger:
     ...
     ...     def log(self, rows):
     ...         print(rows[0]["round"], sorted({row["metric"] for row in rows if row["unit"]}))
-    >>> engine = fl.run(dataset="heart", rounds=1, log=[Printed()], progress=False)
+    >>> result = fl.run(dataset="heart", rounds=1, log=[Printed()], progress=False)
     0 ['bytes_evaluation']
     1 ['bytes_down', 'bytes_evaluation', 'bytes_up', 'flops']
 

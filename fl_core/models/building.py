@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 from fl_core.errors import UsageError
 from fl_core.models import external
 from fl_core.models import weights as weight_files
-from fl_core.models.registry import MODELS
+from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import imported, is_outside
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
 
 
 def build(
-    name: str,
+    name: str | Builder,
     shape: tuple[int, ...],
     n_classes: int,
     *,
@@ -41,6 +42,7 @@ def build(
     Args:
         name: one of :func:`describe`: a registered name, ``timm:NAME``, ``torchvision:NAME`` or
             ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
+            Or such a callable itself.
         shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
@@ -54,23 +56,44 @@ def build(
     shape, model_options = _checked_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
-    source, colon, rest = name.partition(":")
+    own, label = (None, name) if isinstance(name, str) else (name, called_name(name))
+    source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")):
-        if colon and source in external.LIBRARIES:
+        if own is not None:
+            model = external.called(label, own, shape, n_classes, model_options)
+        elif colon and source in external.LIBRARIES:
             model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
         else:
-            builder = MODELS[name] if is_outside(name) or not colon else imported("model", name)
-            model = external.called(name, builder, shape, n_classes, model_options)
+            builder = MODELS[label] if is_outside(label) or not colon else imported("model", label)
+            model = external.called(label, builder, shape, n_classes, model_options)
     # a hook on the module before an in-place one would see its output overwritten
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     model.train()
-    if name not in MODELS.inside or isinstance(shape, TokenShape):
-        check_fit(name, model, shape, n_classes)
+    if own is not None or label not in MODELS.inside or isinstance(shape, TokenShape):
+        check_fit(label, model, shape, n_classes)
     if weights is not None:
         weight_files.load(model, weights)
     return model
+
+
+def copied(model: nn.Module | Builder, shape: tuple[int, ...], n_classes: int, **built: Any) -> nn.Module:
+    """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
+
+    Args:
+        built: ``seed`` and ``options`` of :func:`build`, for a callable.
+    """
+    if not isinstance(model, nn.Module):
+        return build(model, shape, n_classes, **built)
+    model = copy.deepcopy(model)
+    check_fit(type(model).__name__, model, shape, n_classes)
+    return model
+
+
+def called_name(function: Builder) -> str:
+    """Return the name of the user's function or class, for messages."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:

@@ -45,6 +45,7 @@ CONFIG = {
     "options": dict,
     "batchnorm": str,
     "own": [str],
+    "partitioned?": bool,
     "given": (dict, None),
     "in_force?": (dict, None),
     "command": str,

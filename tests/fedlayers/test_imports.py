@@ -68,7 +68,7 @@ ROOMS = {
         "plan_selection initial",
         "engine task costs",
         "restore stored_models",
-        "runner exported",
+        "runner newcomer exported joining",
     ),
     "diagnostics": (
         "activation_cache capture client_model resampling null",
@@ -79,7 +79,7 @@ ROOMS = {
         "diagnosis",
         "measure",
     ),
-    "fedlayers": ("instruments", "backends", "remote", "studies", "runs", "catalogue demo", "cli", "lists"),
+    "fedlayers": ("instruments", "backends", "remote", "studies", "run_result runs", "catalogue demo", "cli", "lists"),
 }
 """Rooms of each package from the bottom up: a room imports rooms of its own floor and below, never from above."""
 

@@ -166,7 +166,7 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
             with pytest.raises(UsageError, match=f"{name} .*classes"):
                 played(data, **changes)
         elif name not in of_images:
-            rows = fl.run(data=data, progress=False, **changes).rows
+            rows = fl.run(data=data, progress=False, **changes).engine.rows
             assert all(r["value"] is not None for r in rows if r["metric"] == "loss"), name
 
 

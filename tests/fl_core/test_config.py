@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fl_core import choices, data
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError
@@ -71,7 +71,7 @@ def test_a_refusal_shows_nothing_of_data() -> None:
     held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
         resolved(RunConfig.from_json({"dataset": held}))
-    assert str(caught.value) == "dataset must be str; got FederatedData. Pass data in memory as data= to fl.run."
+    assert str(caught.value) == "dataset must be str; got FederatedData. Pass data in memory as data=."
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
         with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
             resolved(RunConfig.from_json({"rounds": value}))
@@ -186,7 +186,7 @@ def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> N
 )
 def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"{key}.*{key}="):
-        resolved(RunConfig(**{key: value}), TOY)
+        resolved(in_memory(RunConfig(**{key: value}), TOY))  # type: ignore[arg-type]
 
 
 def test_a_registered_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

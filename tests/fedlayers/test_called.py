@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedlayers as fl
-from tests.conftest import TOY, network
+from tests.conftest import TOY
 
 STUDIES = ("choose", "compare", "regret", "study", "tune")
 
@@ -16,11 +16,8 @@ STUDIES = ("choose", "compare", "regret", "study", "tune")
 @pytest.mark.parametrize(
     ("args", "given", "said"),
     [
-        ((), {"data": TOY}, r"takes no samples.*numpy.savez.*RunConfig\(dataset="),
-        ((fl.RunConfig(),), {"data": TOY}, "takes no samples"),
-        ((), {"model": network("plain")}, r"takes no model .*RunConfig\(model="),
         ((), {"rounds": 2}, r"rounds .*fl\.\w+\(fl.RunConfig\(rounds="),
-        ((TOY,), {}, r".*fl.RunConfig\(dataset=...\); got FederatedData"),
+        ((TOY,), {}, r".*fl.RunConfig\(...\); got FederatedData"),
         ((), {}, ".*got nothing"),
         ((fl.RunConfig(),), {"oot": "here"}, r".*'oot'.*'out'"),
     ],

@@ -1,0 +1,136 @@
+"""The result of a run: its scores, its plan, its models and its picture."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fl_core import statistics, tree
+from fl_core.errors import UsageError
+from fl_core.records.store import Run
+from fl_core.scores import SCORES, main_score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import nn
+
+    from fl_core.engine import Engine
+    from fl_core.newcomer import Newcomer
+    from fl_core.plan import LayerPlan
+
+SHOWN = 8
+"""Number of clients up to which a result names them."""
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """The result of :func:`fl.run <fedlayers.runs.run>`.
+
+    >>> import fedlayers as fl
+    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=2, progress=False)
+    >>> result.plan
+    LayerPlan([fc1] [fc2] [fc3] fc4; [shared], by all_but_last)
+    >>> result.scores.loc["personal"].index.tolist()
+    ['cleveland', 'hungarian', 'switzerland', 'va']
+    >>> sorted(result.models)
+    ['cleveland', 'hungarian', 'switzerland', 'va']
+
+    Attributes:
+        engine: the engine with its last state, for everything else.
+        path: the run directory; None if nothing was kept on disk.
+        newcomer: what the client gets that was left out; None without one.
+    """
+
+    engine: Engine
+    path: Path | None = None
+    newcomer: Newcomer | None = None
+
+    @property
+    def done(self) -> int:
+        """Return the number of rounds that were trained."""
+        return self.engine.done
+
+    @property
+    def plan(self) -> LayerPlan | None:
+        """Return the plan in force: which layers are shared. None if the algorithm has none."""
+        return self.engine.algorithm.plan
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return all rows of the run as a tidy table."""
+        return self.engine.to_frame() if self.path is None else Run(self.path).rows()[1]
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """Return the scores on test samples at the end, a line per model and client, a column per metric.
+
+        Under a stopping rule each model is scored at its best round.
+        """
+        rule = self.engine.stopping
+        last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
+        last = last[last["metric"].isin(list(SCORES))]
+        return last.pivot_table(index=["model", "client"], columns="metric", values="value", sort=False)
+
+    @cached_property
+    def models(self) -> dict[str, nn.Module]:
+        """Return the module with which each client predicts after the last round: its personal one, or the global one.
+
+        Raises:
+            UsageError: the models are at the sites of a federation, or a client holds a part of one.
+        """
+        module, found = self.engine.client_runner.workspace.model, {}
+        for number, name in enumerate(self.engine.names):
+            trees = self.engine.models(number)
+            chosen = trees.get("personal", trees.get("global"))
+            if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
+                raise UsageError(f"client {name!r} holds a part of the model: it has no whole model to return.")
+            found[name] = copy.deepcopy(module).cpu()
+            tree.load(found[name], chosen)
+            found[name].eval()
+        return found
+
+    def plot(self, metric: str = "", ax: Axes | None = None) -> Axes:
+        """Draw a score over the rounds, the mean over clients (:func:`fl.plots.learning`).
+
+        Args:
+            metric: default macro-F1, for a regression R2.
+        """
+        from diagnostics import plots
+
+        return plots.learning(self.to_frame(), metric or main_score(self.scores.columns), ax=ax)
+
+    def __repr__(self) -> str:
+        engine = self.engine
+        clients = len(engine.names)
+        who = f": {', '.join(engine.names)}" if clients <= SHOWN else ""
+        lines = [
+            f"{self.done} round{'s' * (self.done != 1)} of {engine.algorithm.name} on {engine.data.name}, "
+            f"{clients} client{'s' * (clients != 1)}{who}"
+        ]
+        if self.plan is not None:
+            lines.append(repr(self.plan))
+        if not self.scores.empty:
+            main = main_score(self.scores.columns)
+            weights = dict(zip(engine.names, engine.data.weights, strict=True))
+            means = [
+                f"{model} {statistics.combine(part[main], [weights[client] for _, client in part.index]):.3f}"
+                for model, part in self.scores.groupby(level="model", sort=False)
+            ]
+            lines.append(f"{main} on test samples, mean over clients: {', '.join(means)}")
+        lines += [] if self.newcomer is None else [self.newcomer.text()]
+        return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
+
+
+def final_rows(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None) -> pd.DataFrame:
+    """Return the rows of a run on test samples after a round.
+
+    Args:
+        best: the best round of each model under a stopping rule, in place of ``round``.
+    """
+    of_model = frame["model"].map(best).fillna(0) if best else round
+    return frame[(frame["round"] == of_model) & (frame["split"] == "test")]

@@ -1,0 +1,82 @@
+"""Conversion of data from Python: dictionaries, frames, pairs, datasets and loaders become a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from torch.utils.data import DataLoader, Dataset
+
+from fl_core.data import arrays, files, tables
+from fl_core.data.arrays import Cells
+from fl_core.data.columns import PLAIN, WRITTEN, Reading
+from fl_core.data.federated import FederatedData
+from fl_core.data.silos import pair_of, source_from_clients, source_from_pair
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OwnData = FederatedData | Source
+NAME = "own"
+"""The name of data from Python, in records and messages."""
+
+
+def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
+    """Return data from Python as a source, which each run partitions with its seed. A federation stays as it is.
+
+    >>> import numpy as np
+    >>> source = as_data({"north": (np.zeros((4, 2)), [0, 1, 0, 1]), "south": (np.ones((2, 2)), [0, 1])})
+    >>> source.owner_names, len(source)
+    (('north', 'south'), 6)
+    >>> frame = pd.DataFrame({"client": ["a", "a", "b", "b"], "age": [50, 61, 47, 70], "label": [0, 1, 1, 0]})
+    >>> as_data(frame).columns
+    ('age',)
+
+    Args:
+        data: {client: samples}, or samples alone, which a partition assigns to clients. Samples are a pair (x, y) of
+            tensors or arrays, a Dataset or a DataLoader. Or a pandas DataFrame, read like a table in a file.
+        reading: the names of a frame's columns, and how numbers are filled.
+
+    Raises:
+        UsageError: it is none of these, or its samples are invalid.
+    """
+    if isinstance(data, (FederatedData, Source)):
+        return data
+    if isinstance(data, pd.DataFrame):
+        return _of_frame(data, reading)
+    files.check_plain("data= without a DataFrame", reading)
+    if isinstance(data, Mapping):
+        return source_from_clients(data, name=NAME, missing=reading.missing, task=reading.task)
+    if isinstance(data, (tuple, list, Dataset, DataLoader)):
+        return source_from_pair(*pair_of(data, "data"), name=NAME, missing=reading.missing, task=reading.task)
+    kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
+    raise UsageError(
+        f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. "
+        "Name a file or a dataset with dataset= instead."
+    )
+
+
+def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
+    """Return the source of a table in memory, as of a file with the same columns."""
+    where = Path("data")
+    reading.check_unasked("a DataFrame is no text file", *WRITTEN)
+    header = [str(name) for name in frame.columns]
+    if not len(frame):
+        raise UsageError("data must have rows; got a DataFrame without any.")
+
+    def columns(names: Sequence[str], texts: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
+        return {name: _cells(frame.iloc[:, header.index(name)], name in texts) for name in names}, arrays.row_of_array
+
+    return tables.table(where, NAME, header, columns, reading)
+
+
+def _cells(column: pd.Series, text: bool) -> Cells:
+    """Return a column as a table's file gives it: float64 [n] with NaN for missing numbers, or text."""
+    if pd.api.types.is_numeric_dtype(column) and not text:
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return ["" if missing else str(value) for value, missing in zip(column, column.isna(), strict=True)]

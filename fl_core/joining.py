@@ -1,0 +1,132 @@
+"""A new client joins a finished run: from its own samples to its own model, scored and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fl_core import exported, stored_models, tree
+from fl_core.choices import JOIN_EPOCHS
+from fl_core.data import Source, arrays, partitions, tables
+from fl_core.data.columns import TABLES
+from fl_core.data.federated import ClientData, Split
+from fl_core.data.inputs import Inputs
+from fl_core.data.partitions import SPLITS
+from fl_core.data.silos import pair_of
+from fl_core.errors import UsageError
+from fl_core.newcomer import Newcomer, train_newcomer
+from fl_core.records import store
+from fl_core.scores import REGRESSION
+from fl_core.task import Task
+
+NAME = "new"
+"""The default name of a new client."""
+
+
+def join(
+    path: Path | str,
+    new: Any,
+    *,
+    client: str = NAME,
+    epochs: Sequence[int] = JOIN_EPOCHS,
+    out: Path | str | None = None,
+    data: Any = None,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> Newcomer:
+    """Give a new client a model of a finished run: the shared layers, and a few epochs on its own training samples.
+
+    Layers that are not shared start as in the run's initial model. Its samples are prepared as those of the run, and
+    split by the run's seed. Its validation samples choose among the numbers of epochs.
+
+    >>> import fedlayers as fl, pandas as pd
+    >>> frame = pd.read_csv("fl_core/data/named/heart.csv")
+    >>> asked = {"client_column": "hospital", "label_column": "num", "impute": "median"}
+    >>> three = frame[frame["hospital"] != "va"]
+    >>> _ = fl.run(data=three, algorithm="fedper", rounds=2, out="runs/three", progress=False, **asked)
+    >>> va = fl.join("runs/three", frame[frame["hospital"] == "va"], client="va", epochs=(0, 2), data=three)
+    >>> va.table.columns.tolist(), va.best[1] in (0, 2)
+    (['joined', 'joined_head', 'alone'], True)
+
+    Args:
+        path: the run's directory.
+        new: the client's samples: the path of a table, a DataFrame, a pair (x, y), a Dataset, or a DataLoader.
+        client: its name.
+        epochs: numbers of own epochs to try.
+        out: a new file for its model, as :func:`export` writes it; None keeps the model in memory.
+        data, model, allow_code: the run's own, as of :func:`fl_core.runner.resume`.
+
+    Raises:
+        UsageError: the samples do not fit the run, or its algorithm has no common model.
+        CorruptError: stored files are damaged.
+    """
+    target = None if out is None else Path(out)
+    format = "" if target is None else exported.format_of(target, None)
+    if target is not None:
+        exported.check_free(target)
+    found = store.Run(path)
+    round = "last" if found.stopping() is None else found.best_round(None)
+    task, checkpoint, algorithm = stored_models.restored(found, round, data=data, model=model, allow_code=allow_code)
+    task.check_joinable()
+    samples = _client(task, new, client)
+    made = train_newcomer(
+        task.config,
+        task.data,
+        samples,
+        task.model,
+        checkpoint.server.trees["model"],
+        tree.state_dict(task.model),
+        algorithm.plan,
+        epochs,
+        round=checkpoint.round,
+        run=found.path.name,
+    )
+    if target is not None:
+        about = exported.described(found, task, made.model, made.best[0], client, checkpoint.round)
+        exported.write(target, format, about, made.model, task, model=model, allow_code=allow_code)
+    return made
+
+
+def _labels(values: Iterable[Any], classes: Sequence[str]) -> np.ndarray:
+    """Return labels as text, as the classes are named: 1.0 is the class 1."""
+    words = [str(value).strip() for value in values]
+    if not classes:
+        return np.array(words)
+    whole = [word not in classes and arrays.is_number(word) and float(word).is_integer() for word in words]
+    return np.array([str(int(float(word))) if each else word for word, each in zip(words, whole, strict=True)])
+
+
+def _client(task: Task, new: Any, name: str) -> ClientData:
+    """Return a client's samples, prepared as those of a task and split by its seed."""
+    inputs, reading, data = Inputs.of(task.data, task.config.reading), task.config.reading, task.data
+    label, where = reading.label_column, f"samples of {name}"
+    if isinstance(new, (str, Path)) and Path(new).suffix.lower() in TABLES:
+        columns, _ = tables.named_columns(Path(new), (label,), (label,), reading)
+        x, y = inputs.samples(new).x, _labels(columns[label], data.classes)
+    elif isinstance(new, pd.DataFrame):
+        if label not in new.columns:
+            raise UsageError(f"{where} must have the labels in column {label!r}; got {list(map(str, new.columns))}.")
+        x, y = inputs.samples(new).x, _labels(new[label], data.classes)
+    else:
+        raw, labels = pair_of(new, where)
+        x = inputs.samples(np.asarray(raw)).x
+        y = np.asarray(labels)
+        y = _labels(y, data.classes) if all(map(arrays.is_number, data.classes)) else y
+    declared = data.classes or None
+    codes, _ = arrays.answers(y, where, data.task, declared, whole=False)
+    if len(codes) != len(x):
+        raise UsageError(f"{where}: x and y must have the same length; got {len(x)} samples and {len(codes)} labels.")
+    source = Source(name, np.zeros((len(codes), 1), np.float32), codes, data.classes)
+    drawn = partitions.make(source, "iid", clients=1, seed=task.config.seed)
+    parts = next(iter(drawn.indices.values()))
+    targets = torch.from_numpy(codes)
+    places = {split: torch.from_numpy(parts[split]) for split in SPLITS}
+    splits = {split: Split(x[at].contiguous(), targets[at]) for split, at in places.items()}
+    if data.task != REGRESSION and not len(splits["train"]):
+        raise UsageError(f"{where} must have a training sample; got {len(codes)} samples. Give more.")
+    return ClientData(name, **splits)

@@ -1,0 +1,204 @@
+"""Studies and runs take data and models from Python, with the bits of the same data under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
+
+import fedlayers as fl
+from fl_core import runner
+from fl_core.data.registry import DATASETS
+from fl_core.models.registry import MODELS
+from fl_core.registry import Registry
+
+CONFIG = fl.RunConfig(algorithm="fedper", rounds=2, epochs=1, batch_size=8, lr=0.05, eval_every=1, optimizer="sgd")
+TABLE = Path("fl_core/data/named/heart.csv")
+READING = {"client_column": "hospital", "label_column": "num", "impute": "median"}
+
+
+def samples(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Three clients' samples with a learnable rule."""
+    draw = np.random.default_rng(seed)
+    found = {}
+    for name, count in (("north", 40), ("south", 30), ("west", 36)):
+        x = draw.standard_normal((count, 6)).astype(np.float32)
+        found[name] = x, (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+    return found
+
+
+def network(shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU(), nn.Linear(5, n_classes))
+
+
+class Pairs(Dataset[Any]):
+    """Samples one by one."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(self.x[k]), int(self.y[k])
+
+
+@pytest.fixture
+def named(own_members: Callable[[Registry[Any]], None]) -> fl.RunConfig:
+    """A configuration that names the same samples and network."""
+    own_members(DATASETS)
+    own_members(MODELS)
+    fl.dataset("of_this_test", clients=None, partition="natural", rounds=50, batch_size=32)(samples)
+    fl.model(network)
+    return replace(CONFIG, dataset="of_this_test", model="network")
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.drop(columns=["run"])
+
+
+def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_path):
+    own: dict[str, Any] = {"data": samples(), "model": network}
+    calls: dict[str, Callable[..., Any]] = {
+        "choose": lambda config, **more: (
+            fl.choose(config, tmp_path / f"choose{len(more)}", seeds=(0, 1), **more).standing.rounds
+        ),
+        "compare": lambda config, **more: rows(
+            fl.compare(
+                config, ["local", "fedavg"], (0, 1), tmp_path / f"compare{len(more)}", progress=False, **more
+            ).frame
+        ),
+        "tune": lambda config, **more: (
+            fl.tune(
+                replace(config, lr=None), ["fedavg"], {"lr": "0.01,0.1"}, tmp_path / f"tune{len(more)}", **more
+            ).table
+        ),
+        "regret": lambda config, **more: (
+            fl.regret(
+                config, ["sensitivity_ratio"], (0, 1), tmp_path / f"regret{len(more)}", progress=False, **more
+            ).scores
+        ),
+        "run": lambda config, **more: rows(fl.run(config, progress=False, **more).to_frame()),
+    }
+    for name, call in calls.items():
+        pd.testing.assert_frame_equal(call(named), call(CONFIG, **own), obj=name)
+
+
+def test_a_study_takes_data_and_a_model(tmp_path):
+    made = fl.study(CONFIG, ["fedavg"], (0,), tmp_path, data=samples(), model=network, progress=False)
+    assert set(made.comparison.table["algorithm"]) >= {"fedavg", "choose"}
+
+
+def test_each_seed_splits_own_data_anew():
+    firsts = [fl.assemble(replace(CONFIG, seed=seed), data=samples()).data.clients[0].train.x for seed in (0, 1, 0)]
+    assert torch.equal(firsts[0], firsts[2])
+    assert not torch.equal(firsts[0], firsts[1])
+
+
+def test_workers_give_the_same_choice(tmp_path):
+    own: dict[str, Any] = {"data": samples(), "model": network, "complete": False}
+    here = fl.choose(CONFIG, tmp_path / "here", arms=("nothing", "all"), **own)
+    there = fl.choose(CONFIG, tmp_path / "there", arms=("nothing", "all"), backend="local:2", **own)
+    pd.testing.assert_frame_equal(here.standing.rounds, there.standing.rounds)
+
+
+def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
+    local = {"data": samples(), "model": lambda shape, n_classes: network(shape, n_classes)}
+    with pytest.raises(fl.UsageError, match="cannot be sent to worker processes"):
+        fl.choose(CONFIG, tmp_path / "race", arms=("nothing", "all"), backend="local:2", **local)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x, y: (torch.from_numpy(x), torch.from_numpy(y)),
+        lambda x, y: Pairs(x, y),
+        lambda x, y: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)),
+        lambda x, y: DataLoader(Pairs(x, y), batch_size=7, shuffle=True, drop_last=True),
+        lambda x, y: Subset(Pairs(np.concatenate([x, x]), np.concatenate([y, y])), range(len(y))),
+        lambda x, y: DataLoader(
+            Pairs(np.concatenate([x, x]), np.concatenate([y, y])), sampler=SubsetRandomSampler(range(len(y)))
+        ),
+    ],
+    ids=["tensors", "dataset", "tensor dataset", "loader", "subset", "sampler"],
+)
+def test_samples_may_come_in_any_usual_form(kind):
+    expected = fl.assemble(CONFIG, data=samples()).data.digest
+    assert fl.assemble(CONFIG, data={name: kind(*pair) for name, pair in samples().items()}).data.digest == expected
+
+
+def test_a_frame_is_read_like_its_file():
+    frame = pd.read_csv(TABLE)
+    by_file = fl.run(CONFIG, dataset=str(TABLE), progress=False, **READING).to_frame()
+    by_frame = fl.run(CONFIG, data=frame, progress=False, **READING).to_frame()
+    pd.testing.assert_frame_equal(by_file, by_frame)
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "said"),
+    [
+        ("heart.csv", {}, "dataset="),
+        ({"a": 3}, {}, "client 'a' must have a pair"),
+        (pd.DataFrame({"age": [1, 2], "label": [0, 1]}), {"client_column": "ward"}, "--client-column"),
+        (pd.DataFrame({"age": [], "label": []}), {}, "must have rows"),
+        (samples(), {"client_column": "ward"}, "leave out client_column"),
+    ],
+)
+def test_what_is_no_data_is_refused_in_one_line(data, changes, said):
+    with pytest.raises(fl.UsageError, match=said) as caught:
+        fl.run(CONFIG, data=data, progress=False, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
+    asked: dict[str, Any] = {"arms": ("nothing", "all"), "complete": False}
+    first = fl.choose(CONFIG, tmp_path, data=samples(), model=network, **asked)
+    again = fl.choose(CONFIG, tmp_path, data=samples(), model=network, **asked)
+    pd.testing.assert_frame_equal(first.standing.rounds, again.standing.rounds)
+    with pytest.raises(fl.UsageError, match="other data"):
+        fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
+    with pytest.raises(fl.UsageError, match="data="):
+        fl.choose(replace(CONFIG, model="mlp"), tmp_path, **asked)
+    run = first.run
+    assert fl.resume(run, data=samples(), model=network, progress=False).done == 2
+    with pytest.raises(fl.UsageError, match="other data"):
+        fl.resume(run, data=samples(1), model=network, progress=False)
+    with pytest.raises(fl.UsageError, match="data="):
+        fl.resume(run, model=network, progress=False)
+    models, _ = fl.load_models(run, which="personal", data=samples(), model=network)
+    assert sorted(models) == ["north", "south", "west"]
+    fl.export(run, tmp_path / "north.safetensors", client="north", data=samples(), model=network)
+    new = samples()["north"][0]
+    with torch.no_grad():
+        expected = models["north"](torch.from_numpy(new))
+    assert torch.equal(fl.predict(tmp_path / "north.safetensors", new, model=network).outputs, expected)
+
+
+def test_a_stopped_frame_run_resumes_with_the_same_bits(tmp_path):
+    frame = pd.read_csv(TABLE)
+    whole = fl.run(CONFIG, tmp_path / "whole", data=frame, progress=False, **READING)
+    runner.run(replace(CONFIG, **READING), tmp_path / "part", data=frame, until=1, progress=False)
+    again = fl.resume(tmp_path / "part", data=frame, progress=False)
+    pd.testing.assert_frame_equal(*(rows(fl.Run(tmp_path / name).rows()[1]) for name in ("whole", "part")))
+    assert whole.done == again.done == 2
+
+
+def test_a_race_before_a_run_takes_own_data(tmp_path):
+    made = fl.run(CONFIG, tmp_path / "run", plan="choose", data=samples(), model=network, progress=False)
+    assert made.done == 2
+    assert (tmp_path / "run-race" / "choice.json").exists()
+
+
+def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fl.choose(CONFIG, data=samples(), arms=("nothing", "all"), complete=False)
+    assert (tmp_path / "out" / "choose" / "choice.json").exists()
