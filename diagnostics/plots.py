@@ -11,6 +11,7 @@ from .pictures.drawing import style
 from .pictures.features import mismatch, tsne, tsne_panels
 from .pictures.layers import cka_matrices, metric
 from .pictures.plan import plan
+from .pictures.probabilities import calibration, roc
 from .pictures.regret import regret
 from .pictures.runs import clients, comparison, learning, partition
 from .pictures.spectrum import has_density, spectral_density
@@ -19,6 +20,7 @@ __all__ = [
     "aggregation_history",
     "aggregation_weights",
     "allocation",
+    "calibration",
     "cka_matrices",
     "clients",
     "comparison",
@@ -32,6 +34,7 @@ __all__ = [
     "plan",
     "prompt_attention",
     "regret",
+    "roc",
     "spectral_density",
     "style",
     "tsne",
