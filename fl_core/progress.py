@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 TENTHS = 10
@@ -19,7 +20,9 @@ class Progress(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *error: object) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> object: ...
 
     def update(self, n: float = 1) -> object:
         """Add steps that are done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,10 @@ from fedlayers.studies.runtime_estimate import Cost
 from fedlayers.studies.study import study
 from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 
+module = importlib.import_module("fedlayers.studies.study")
 ITEMS = 7
 HEART = RunConfig(dataset="heart", rounds=2)
 GAINS = pd.DataFrame(
@@ -96,8 +99,17 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "Hessian" not in html[: html.index("<details>")]
 
 
-def test_the_report_of_clients_with_parts_of_the_model_says_why_it_has_no_predictions(tmp_path: Path) -> None:
-    found = study(HEART, ("local", "fedavg"), (0,), tmp_path, arms=("fedra",), progress=False)
+def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
+    found = study(HEART, ("local",), (0,), tmp_path, rule="sensitivity_ratio", progress=False)
     clients = found.page.read_text().split("<h2>")[1]
     assert "<table>" not in clients
-    assert "part of the model" in clients
+    assert "not compared" in clients
+
+
+def test_models_that_cannot_predict_alone_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise UsageError("client 'a' held a part of the model")
+
+    monkeypatch.setattr(module, "predictions_of", refuse)
+    choice: Any = SimpleNamespace(of_seed={3: SimpleNamespace(path=tmp_path)})
+    assert "part of the model" in module._predicted(choice, tmp_path, HEART, 3)
