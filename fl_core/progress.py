@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 TENTHS = 10
 """Lines about the progress of one piece of work at most."""
+SECONDS = 1.0
+"""Least time between two lines, so that short work writes few."""
 T = TypeVar("T")
 
 
@@ -17,7 +20,9 @@ class Progress(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *error: object) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> object: ...
 
     def update(self, n: float = 1) -> object:
         """Add steps that are done."""
@@ -27,20 +32,22 @@ class Progress(Protocol):
 
 
 class Lines:
-    """A line on standard error whenever another tenth of the steps is done.
+    """A line on standard error when another tenth of the steps is done, at most one a second, and one at the end.
 
     >>> import contextlib
     >>> with contextlib.redirect_stderr(sys.stdout), Lines(20, "runs", "run") as lines:
-    ...     for _ in range(7):
+    ...     for _ in range(20):
     ...         lines.update()
-    runs: 10 % (2 of 20 runs, 00:00)
-    runs: 20 % (4 of 20 runs, 00:00)
-    runs: 30 % (6 of 20 runs, 00:00)
+    runs: 100 % (20 of 20 runs, 00:00)
+
+    Args:
+        leave: write the line at the end even if the work was short.
     """
 
-    def __init__(self, total: int, what: str, unit: str, initial: int = 0) -> None:
-        self.total, self.what, self.unit = total, what, unit
+    def __init__(self, total: int, what: str, unit: str, initial: int = 0, leave: bool = True) -> None:
+        self.total, self.what, self.unit, self.leave = total, what, unit, leave
         self.done, self.began = float(initial), time.monotonic()
+        self.last = self.began
 
     def __enter__(self) -> Self:
         return self
@@ -50,11 +57,12 @@ class Lines:
 
     def update(self, n: float = 1) -> None:
         """Add steps that are done, and write a line if they complete another tenth."""
-        before, self.done = self.done, self.done + n
-        if self.total and self.done * TENTHS // self.total > before * TENTHS // self.total:
+        before, self.done, now = self.done, self.done + n, time.monotonic()
+        due = now - self.last >= SECONDS or (self.leave and self.done == self.total)
+        if due and self.total and self.done * TENTHS // self.total > before * TENTHS // self.total:
             from tqdm import tqdm
 
-            seconds = tqdm.format_interval(time.monotonic() - self.began)
+            self.last, seconds = now, tqdm.format_interval(now - self.began)
             steps = f"{self.done:g} of {self.total} {self.unit}{'s' * (self.total != 1)}"
             line = f"{self.what}: {100 * self.done / self.total:.0f} % ({steps}, {seconds})"
             print(line, file=sys.stderr, flush=True)
@@ -72,13 +80,13 @@ def progress_bar(
         total: the number of steps. ``initial`` of them are done already.
         what: the name of the work. ``unit`` is that of one step.
         shown: write anything at all.
-        leave: leave the bar on the terminal at the end.
+        leave: leave the bar on the terminal at the end, or the last line of short work.
     """
     from tqdm.asyncio import tqdm as of_terminals
     from tqdm.auto import tqdm
 
     if shown and tqdm is of_terminals and not sys.stderr.isatty():
-        return Lines(total, what, unit, initial)
+        return Lines(total, what, unit, initial, leave)
     # the estimate to the end is from all steps, the slow ones too
     bar: Progress = tqdm(
         total=total, desc=what, unit=unit, disable=not shown, initial=initial, leave=leave, smoothing=0.0

@@ -27,6 +27,8 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
     limit += _budget(why.detail)
     parts = [f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated", _table(plan)]
+    if why.race is not None:
+        parts.append("\n".join(why.race.lines()))
     if full and why.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
     if "metrics" in why.detail:

@@ -11,6 +11,7 @@ from .drawing import style
 from .features import mismatch, tsne, tsne_panels
 from .layers import cka_matrices, metric
 from .plan import plan
+from .probabilities import calibration, roc
 from .regret import regret
 from .runs import clients, comparison, learning, partition
 from .spectrum import has_density, spectral_density
@@ -19,6 +20,7 @@ __all__ = [
     "aggregation_history",
     "aggregation_weights",
     "allocation",
+    "calibration",
     "cka_matrices",
     "clients",
     "comparison",
@@ -32,6 +34,7 @@ __all__ = [
     "plan",
     "prompt_attention",
     "regret",
+    "roc",
     "spectral_density",
     "style",
     "tsne",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ figure { margin: 1.5em 0; break-inside: avoid; }
 figure img { max-width: 100%; height: auto; }
 figcaption { font-size: .9em; color: var(--soft); margin: .3em 0; }
 .wide { overflow-x: auto; }
+details { margin: 1.2em 0; border-top: 1px solid var(--line); }
+summary { font-size: 1.25em; font-weight: bold; padding: .4em 0; cursor: pointer; }
+dt { font-weight: bold; }
+dd { margin: 0 0 .5em 1em; }
 table { border-collapse: collapse; font-size: .87em; font-variant-numeric: tabular-nums; }
 th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 thead th { border-bottom: 2px solid var(--soft); }
@@ -48,6 +54,7 @@ thead th { border-bottom: 2px solid var(--soft); }
   figure img { width: min(var(--width), 480px); max-width: none; } /* smaller, its text would be illegible */
   .scrolled figcaption::after { content: " (Scroll the picture sideways.)"; font-style: italic; }
   th, td { padding: .25em .45em; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
 }
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e4e4e4; --soft: #c4c4c4; --paper: #16181b; --inset: #26292e; --line: #44484e; }
@@ -55,7 +62,8 @@ thead th { border-bottom: 2px solid var(--soft); }
 }
 @media print { :root { color-scheme: light; }
                body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
-               thead { display: table-header-group; } tr { break-inside: avoid; } .wide { overflow: visible; } }
+               thead { display: table-header-group; } tr { break-inside: avoid; } .wide { overflow: visible; }
+               details::details-content { content-visibility: visible; block-size: auto; } }
 """
 
 
@@ -94,6 +102,26 @@ class Page:
                 self._parts.append(f"<ul>{items}</ul>")
             elif any(lines):
                 self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
+
+    @contextmanager
+    def folded(self, summary: str) -> Iterator[None]:
+        """Fold what is added inside the ``with`` block, beneath a summary that opens it."""
+        self._parts.append(f"<details><summary>{_inline(summary)}</summary>")
+        yield
+        self._parts.append("</details>")
+
+    def glossary(self, terms: Mapping[str, str], title: str = "Words on this page") -> None:
+        """Add a folded list of those terms that the page uses so far, with their meanings.
+
+        Args:
+            terms: term -> meaning. A term is also found in the plural.
+        """
+        text = html.unescape(re.sub(r"<[^>]*>", " ", "\n".join(self._parts)))
+        used = {term: said for term, said in terms.items() if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)}
+        if used:
+            items = "".join(f"<dt>{_inline(term)}</dt><dd>{_inline(said)}</dd>" for term, said in used.items())
+            with self.folded(title):
+                self._parts.append(f"<dl>{items}</dl>")
 
     def figure(self, figure: Figure | Axes, caption: str, alt: str = "") -> bytes:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.

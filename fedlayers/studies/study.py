@@ -23,6 +23,7 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import check_folder, compare, jobs_of
 from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.predictions import Predictions, predictions_of
 from fedlayers.studies.study_page import write_page
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
@@ -30,6 +31,7 @@ from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.restore import allowed_by
 from fl_core.scores import REGRESSION
 from fl_core.training.losses import LOSSES
 
@@ -150,9 +152,21 @@ def study(
         )
     decisions = over_seeds(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))
-    page = write_page(out, task, report, described, choice, decisions, result, lead, command)
+    predicted = _predicted(choice, out, config, seeds[0])
+    page = write_page(out, task, report, described, choice, decisions, result, lead, predicted, command)
     say(f"\n{lead.plain()}\n\n{display_name(result.table).to_string(index=False)}\n\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
+
+
+def _predicted(choice: Choice | None, out: Path, config: RunConfig, seed: int) -> Predictions | str:
+    """Return the test predictions of the run that a seed's race or rule chose, or why there are none."""
+    path = out / "comparison" / "runs" / f"{RULED}-{seed}" if choice is None else choice.of_seed[seed].path
+    if not path.is_dir():
+        return f"{RULED} was not compared."
+    try:
+        return predictions_of(path, allowed_by(config))
+    except UsageError as error:  # its clients hold parts of the model
+        return str(error)
 
 
 def _rows_of(choice: Choice) -> pd.DataFrame:

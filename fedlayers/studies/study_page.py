@@ -17,13 +17,17 @@ from diagnostics.plots.page import Page
 from diagnostics.report import Report
 from fedlayers.studies import summary
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.comparison import Comparison, display_name, headline
+from fedlayers.studies.overview import GLOSSARY, overview
+from fedlayers.studies.predictions import Predictions
 from fedlayers.studies.study_plots import of_comparison, of_race
 from fl_core import __version__
 from fl_core.config import RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import listing
+from fl_core.names import printable
 from fl_core.plan import LayerPlan
+from fl_core.scores import label_of
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 
@@ -46,6 +50,7 @@ def write_page(
     decisions: Mapping[int, str],
     result: Comparison,
     lead: summary.Headline,
+    predicted: Predictions | str,
     command: str,
 ) -> Path:
     """Write the report page, and its pictures as PNG next to it.
@@ -54,28 +59,30 @@ def write_page(
         described: the plan that a rule makes of the diagnosis; the decision itself if there is no race.
         decisions: the last layer that each seed's own PLayer-FL run shares.
         lead: the outcome.
+        predicted: the test predictions of the first seed's chosen run, or why there are none.
     """
     config = resolved(task.config)
     page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", f"**{lead.head}**")
-    page.text("\n".join(f"- {line}" for line in lead.answers))
-    if lead.gains:
-        whose = "the rule selects" if choice is None else "the race chooses"
-        page.text(f"The layers that {whose} in each seed, on that seed's test samples:")
-        page.text("\n".join(f"- {gain}" for gain in lead.gains))
-        page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
-    chosen = described.why.rule if choice is None else "race"
+    chosen = "playerfl" if choice is None else "choose"
+    gains = summary.gains(result, chosen) if chosen in set(result.table["algorithm"]) else summary.NOTHING
+    plan = described if choice is None else choice.plan
+    seeds = sorted(result.scores["seed"].unique())
+    page.text("\n".join(f"- {line}" for line in overview(task, lead, gains, choice, plan, len(seeds))))
+    page.text("## Client by client")
+    if isinstance(predicted, str):
+        page.text(f"Not available: {printable(predicted)}")
+    else:
+        _add_clients(page, out, predicted, result, seeds[0])
     if choice is not None:
-        _add_race(page, out, choice)
-    _add_worth(page, out, result, config, "playerfl" if choice is None else "choose")
+        _add_race(page, out, choice, lead)
+    _add_worth(page, out, result, config, lead, chosen)
     page.text("## The data")
     _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Training samples by class.")
-    _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
-
-    seeds = sorted(result.scores["seed"].unique())
-    plan = described if choice is None else choice.plan
+    with page.folded("What one local epoch shows of the layers"):
+        _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
     facts = (
         *([f"command: `{command}`"] if command else []),
-        f"decided by: {chosen}",
+        f"decided by: {described.why.rule if choice is None else 'race'}",
         f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch_size}, {config.loss}, "
         f"{config.training.description}",
         f"seeds: {', '.join(map(str, seeds))}",
@@ -84,17 +91,56 @@ def write_page(
         "next to this page: " + "`race/` (the candidates), " * (choice is not None) + "`rows.jsonl` (the measurement), "
         "`plan.json`, `comparison/` (all runs, their rows and table)",
     )
-    page.text("## Settings")
-    page.text("\n".join(f"- {line}" for line in facts))
+    with page.folded("Settings"):
+        page.text("\n".join(f"- {line}" for line in facts))
+    page.glossary(GLOSSARY)
     path = out / "report.html"
     page.write(path)
     return path
 
 
-def _add_race(page: Page, out: Path, choice: Choice) -> None:
+def _add_clients(page: Page, out: Path, predicted: Predictions, result: Comparison, seed: int) -> None:
+    """Add the section on each client's scores with intervals, and for two classes on their probabilities."""
+    table = predicted.table()
+    final = headline(result.frame, best=result.best)
+    final = final[(final["seed"] == seed) & (final["metric"] == "macro_f1")].set_index("client")
+    shown = table[["client", "train", "test"]].copy()
+    for name in ("macro_f1", "accuracy"):
+        ends = zip(*(100 * table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True)
+        shown[f"{label_of(name)} %"] = [f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in ends]
+    for name, title in (("local", "alone %"), ("fedavg", "all shared %")):
+        of_rival = final.loc[final["algorithm"] == name, "value"]
+        if len(of_rival):
+            shown[title] = 100 * table["client"].map(of_rival)
+    rivals = [title for title in ("alone %", "all shared %") if title in shown]
+    page.table(
+        shown,
+        f"The chosen run of seed {seed} on each client's test samples, with 95 % intervals over these samples. A wide "
+        "interval means few samples. Train and test: numbers of samples. "
+        + ("Alone and all shared: macro-F1 of the runs that share nothing and every layer." if rivals else ""),
+        dict.fromkeys(rivals, ".1f"),
+    )
+    if (n_classes := predicted.task.data.n_classes) != 2:
+        page.text(f"Pictures of ROC and calibration are for two classes. These data have {n_classes}.")
+        return
+    positive = predicted.task.data.positive
+    if len(curves := predicted.roc()):
+        caption = "ROC on the test samples of the same run. The number is the AUROC; guessing has 0.50."
+        _add(page, out, "roc", figure_of(plots.roc(curves, positive=positive)), caption)
+    else:
+        page.text("No client has test samples of both classes, so there is no ROC curve.")
+    caption = (
+        "Calibration: the share of samples of the class against its predicted probability, in groups of equal size, "
+        "with 95 % intervals. On the dotted line probabilities can be read as shares."
+    )
+    _add(page, out, "calibration", figure_of(plots.calibration(predicted.calibration(), positive=positive)), caption)
+
+
+def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> None:
     """Add the section on the certainty of the decision: the candidates, their differences, and the cost of the race."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
+    page.text("\n".join(f"- {line}" for line in lead.answers))
     page.text(
         f"Candidates with the same data, start and batches were trained up to round {choice.until} with {seeds} "
         f"{'seed' if seeds == 1 else 'seeds'} each, and judged on validation samples."
@@ -129,11 +175,17 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
     page.text(f"{choice.cost.beside(choice.measured)}.")
 
 
-def _add_worth(page: Page, out: Path, result: Comparison, config: RunConfig, chosen: str) -> None:
+def _add_worth(
+    page: Page, out: Path, result: Comparison, config: RunConfig, lead: summary.Headline, chosen: str
+) -> None:
     """Add the section on test scores."""
     page.text("## Test scores")
     seeds = result.scores["seed"].nunique()
     page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
+    if lead.gains:
+        page.text(f"The layers that the {'rule selects' if chosen == 'playerfl' else 'race chooses'} in each seed:")
+        page.text("\n".join(f"- {gain}" for gain in lead.gains))
+        page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
     for name, figure in of_comparison(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
     page.table(display_name(result.table), result.legend)
@@ -151,8 +203,8 @@ def _add_description(
 ) -> None:
     """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
     page.text(
-        f"## What one local epoch shows of the layers\n\nEvery client trains all layers for {_epochs(config)} from the "
-        "same start. " + ("" if is_decision else "This describes the layers. It is not the basis of the decision.")
+        f"Every client trains all layers for {_epochs(config)} from the same start. "
+        + ("" if is_decision else "This describes the layers. It is not the basis of the decision.")
     )
     table = pd.concat([report.frame, report.nulls], ignore_index=True) if len(report.nulls) else report.frame
     for name, draw in album(table).items():

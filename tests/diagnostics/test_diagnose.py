@@ -571,7 +571,10 @@ def test_unused_modules_and_tuples_by_every_metric() -> None:
     assert (report.cka("lstm").to_numpy() <= 1 + 1e-6).all()
 
 
-def test_progress_counts_every_metric_and_client(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_counts_every_metric_and_client(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_core.progress.SECONDS", 0.0)
     diagnose([net(), net(1)], pair(), progress=True)
     assert "6 of 6" in capsys.readouterr().err  # two gradient metrics share a pass
     run()

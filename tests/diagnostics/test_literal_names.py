@@ -62,10 +62,20 @@ def steps() -> pd.DataFrame:
     return renamed(pd.DataFrame({"run": ["a", "a"], "round": [1, 2], **columns}))
 
 
+def probabilities() -> pd.DataFrame:
+    curve = {"client": ["a", "a", "", ""], "false_positive": [0.0, 1.0] * 2, "true_positive": [0.0, 1.0] * 2}
+    return renamed(pd.DataFrame({**curve, "auroc": 0.5}))
+
+
+def groups() -> pd.DataFrame:
+    return pd.DataFrame({"predicted": [0.2, 0.8], "share": [0.1, 0.9], "low": [0.0, 0.8], "high": [0.3, 1.0], "n": 9})
+
+
 PICTURES: dict[str, Callable[[], Any]] = {
     "aggregation_history": lambda: plots.aggregation_history(renamed(mixing())),
     "aggregation_weights": lambda: plots.aggregation_weights(renamed(mixing())),
     "allocation": lambda: plots.allocation(renamed(held())),
+    "calibration": lambda: plots.calibration(groups(), positive=named("died")),
     "cka_matrices": lambda: plots.cka_matrices(renamed(diagnosis())),
     "clients": lambda: plots.clients(renamed(results())),
     "comparison": lambda: plots.comparison(renamed(table()), "macro_f1"),
@@ -80,6 +90,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     ),
     "prompt_attention": lambda: plots.prompt_attention(renamed(attention())),
     "regret": lambda: plots.regret(*cuts()),
+    "roc": lambda: plots.roc(probabilities(), positive=named("died")),
     "spectral_density": lambda: plots.spectral_density(measured("hessian_spectrum", density=10)),
     "tsne": lambda: plots.tsne(cloud()),
     "tsne_panels": lambda: plots.tsne_panels({named("before"): cloud(), named("after"): cloud()}),

@@ -256,3 +256,37 @@ def test_written_at_once_and_the_same_each_time(full: Page, figure: Figure, tmp_
     one.figure(figure, "c", "a")
     two.figure(figure, "c", "a")
     assert one.html() == two.html()
+
+
+def test_folded_parts_are_closed_and_hold_what_was_added(full: Page) -> None:
+    with full.folded("More <b>"):
+        full.text("inside")
+        full.table(pd.DataFrame({"n": [1]}), "c")
+    html = full.html()
+    tree = Tree(html)
+    assert [each for each in tree.all("details") if "open" in each] == []
+    inside = html.partition("<details>")[2].partition("</details>")[0]
+    assert "<p>inside</p>" in inside
+    assert "<table>" in inside
+    assert "<summary>More &lt;b&gt;</summary>" in inside
+
+
+def test_the_glossary_has_the_terms_that_the_page_uses() -> None:
+    page = Page("Layers", "Which <layer>?")
+    page.text("The clients and a Round.")
+    page.glossary({"client": "one", "round": "two", "layer": "three & four", "seed": "five", "ayer": "six"})
+    tree = Tree(page.html())
+    assert len(tree.all("dt")) == 3
+    assert "three & four" in tree.text
+    assert "five" not in tree.text
+    assert "six" not in tree.text
+    page = Page("t")
+    page.glossary({"client": "one"})
+    assert not Tree(page.html()).all("details")
+
+
+def test_every_table_scrolls_in_a_place_of_its_own(full: Page) -> None:
+    """So that a page of 390 pixels does not scroll sideways."""
+    html = full.html()
+    assert html.count('<div class="wide"><table>') == html.count("<table>") > 0
+    assert re.search(r"\.wide \{[^}]*overflow-x: auto", html)

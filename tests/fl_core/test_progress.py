@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fl_core import progress
 from fl_core.progress import TENTHS, progress_bar, with_progress
 
 
@@ -15,8 +16,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def through(total: int, monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool | int) -> str:
+def through(
+    total: int, monkeypatch: pytest.MonkeyPatch, file: io.StringIO, seconds: float = 0.0, **options: bool | int
+) -> str:
     monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(progress, "SECONDS", seconds)
     with progress_bar(total, "work", "step", **options) as bar:
         bar.set_postfix_str("somewhere")
         for _ in range(total - int(options.get("initial", 0))):
@@ -38,6 +42,11 @@ def test_what_was_done_before_has_no_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(through(100, monkeypatch, io.StringIO(), initial=50).splitlines()) == TENTHS // 2
 
 
+@pytest.mark.parametrize(("leave", "count"), [(True, 1), (False, 0)])
+def test_short_work_writes_little(leave: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(through(100, monkeypatch, io.StringIO(), 60.0, leave=leave).splitlines()) == count
+
+
 def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = through(100, monkeypatch, Terminal())
     assert "100/100" in drawn
@@ -52,5 +61,6 @@ def test_nothing_is_written_if_it_is_not_shown(file: type[io.StringIO], monkeypa
 
 def test_items_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
     assert list(with_progress("abc", "letters", "letter")) == ["a", "b", "c"]
     assert len(file.getvalue().splitlines()) == 3

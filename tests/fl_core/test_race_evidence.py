@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from diagnostics.decide.explain import explain
 from fl_core.errors import UsageError
 from fl_core.ordering import MANY
 from fl_core.plan import LayerPlan
@@ -51,6 +52,11 @@ def test_print_shows_the_evidence_in_a_few_lines():
     assert RACED.why.data[:12] in shown[-1]
     many = tuple(replace(ARMS[0], name=f"arm\n{k}") for k in range(3 * MANY))
     assert len(str(RACED.with_shared([], race=replace(RACE, arms=many))).splitlines()) <= MANY + 5
+
+
+def test_explain_shows_the_race():
+    assert all(line in explain(RACED).splitlines() for line in RACE.lines())
+    assert "race" not in explain(PLAN)
 
 
 def test_print_shows_what_a_rule_has_measured():

@@ -1,0 +1,150 @@
+"""Predictions of a finished run on its test samples: scores of each client with intervals, ROC and calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fl_core import statistics, tree
+from fl_core.errors import UsageError
+from fl_core.records import store
+from fl_core.seeds import numpy_generator
+from fl_core.task import Task
+from fl_core.training import evaluate
+
+RESAMPLES = 1000
+"""Resamples of a client's test samples for an interval."""
+BINS = 8
+"""Groups of equal size of the predicted probabilities in a calibration picture."""
+POOLED = ""
+"""The name of all clients together."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for the test samples of each client, by its own model or the global one.
+
+    Attributes:
+        probabilities: by client, samples x classes.
+        labels: by client, the index of the class of each sample.
+        task: of the run.
+    """
+
+    probabilities: Mapping[str, NDArray[np.float64]]
+    labels: Mapping[str, NDArray[np.int64]]
+    task: Task
+
+    def table(self) -> pd.DataFrame:
+        """Return a line for each client: its samples, and its scores with the ends of their 95 % intervals.
+
+        The interval of accuracy is Wilson's. That of macro-F1 is the range of resampled test samples without 2.5 % at
+        each end. Both hold for one model, so they leave out the differences between seeds.
+
+        Returns:
+            Columns ``client``, ``train``, ``test``, and ``macro_f1`` and ``accuracy`` with ``_low`` and ``_high``.
+        """
+        lines: list[dict[str, Any]] = []
+        for client in self.task.data.clients:
+            if client.name not in self.labels:
+                continue
+            labels, predicted = self.labels[client.name], self.probabilities[client.name].argmax(axis=1)
+            right, n = int((labels == predicted).sum()), len(labels)
+            found = {
+                "macro_f1": macro_f1_interval(labels, predicted, self.task.data.n_classes),
+                "accuracy": statistics.share_interval(right, n),
+            }
+            line: dict[str, Any] = {"client": client.name, "train": len(client.train), "test": n}
+            for name, (value, low, high) in found.items():
+                line |= {name: value, f"{name}_low": low, f"{name}_high": high}
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _positive(self) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.float64]]]:
+        """Return by client whether each sample is of the positive class of two, and the probability of that class."""
+        k = self.task.data.positive_index
+        return {name: (y == k, self.probabilities[name][:, k]) for name, y in self.labels.items()}
+
+    def roc(self) -> pd.DataFrame:
+        """Return the ROC curves of two classes: of each client that has both classes, and of all samples together.
+
+        Returns:
+            Columns ``client`` (:data:`POOLED` for all), ``false_positive``, ``true_positive``, ``auroc`` and ``n``.
+        """
+        from sklearn.metrics import auc, roc_curve
+
+        found = self._positive()
+        pooled = tuple(np.concatenate(parts) for parts in zip(*found.values(), strict=True))
+        parts = []
+        for name, (y, p) in [*found.items(), (POOLED, pooled)]:
+            if 0 < y.sum() < len(y):
+                false, true, _ = roc_curve(y, p)
+                curve = {"client": name, "false_positive": false, "true_positive": true, "auroc": auc(false, true)}
+                parts.append(pd.DataFrame({**curve, "n": len(y)}))
+        columns = ["client", "false_positive", "true_positive", "auroc", "n"]
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+    def calibration(self) -> pd.DataFrame:
+        """Return groups of samples of all clients by their predicted probability of the positive class of two.
+
+        Returns:
+            Columns ``predicted`` (the group's mean), ``share`` (of positive samples) with Wilson's ``low`` and
+            ``high``, and ``n``.
+        """
+        found = self._positive()
+        y, p = (np.concatenate(parts) for parts in zip(*found.values(), strict=True))
+        lines = []
+        for group in np.array_split(np.argsort(p, kind="stable"), min(BINS, len(p))):
+            interval = statistics.share_interval(int(y[group].sum()), len(group))
+            lines.append([float(p[group].mean()), *interval, len(group)])
+        return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
+
+
+def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> Predictions:
+    """Predict the test samples of a finished run with the models that its clients would use.
+
+    Args:
+        path: the run directory. Under a stopping rule its best round counts.
+        allow_code, own: as for :func:`fl_core.load_models`.
+
+    Raises:
+        UsageError: the clients hold parts of the model, so that none predicts alone; or there are no test samples.
+    """
+    round = "last" if store.Run(path).stopping() is None else "best"
+    _, models, task = runner.load_kind(path, round, None, allow_code=allow_code, **own)
+    probabilities, labels = {}, {}
+    with tree.one_thread():
+        for client in task.data.clients:
+            if client.name in models and len(client.test):
+                logits = task.criterion.logits(evaluate.predict(models[client.name], client.test.x))
+                probabilities[client.name] = logits.double().softmax(dim=1).numpy()
+                labels[client.name] = client.test.y.numpy()
+    if not labels:
+        raise UsageError(f"{path} must have test samples to predict; got none.")
+    return Predictions(probabilities, labels, task)
+
+
+def macro_f1_interval(
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int, seed: int = 0
+) -> statistics.Interval:
+    """Return macro-F1 with a 95 % interval from resamples of the samples. One sample has no interval.
+
+    >>> y = np.array([0, 1] * 20)
+    >>> macro_f1_interval(y, y, 2)
+    Interval(value=1.0, low=1.0, high=1.0)
+    """
+    n, classes = len(labels), np.eye(n_classes)
+    cells, times = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
+    drawn = numpy_generator(seed, "bootstrap").multinomial(n, times / n, size=RESAMPLES)
+    counts, actual, chosen = np.concatenate([times[None], drawn]), classes[cells[0]], classes[cells[1]]
+    right, involved = 2 * counts @ (actual * chosen), counts @ (actual + chosen)
+    f1 = np.divide(right, involved, out=np.full(involved.shape, np.nan), where=involved > 0)
+    values = np.nanmean(f1, axis=1)
+    low, high = np.quantile(values[1:], [0.025, 0.975]) if n > 1 else (math.nan, math.nan)
+    return statistics.Interval(float(values[0]), float(low), float(high))
