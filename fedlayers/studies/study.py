@@ -28,7 +28,10 @@ from fl_core.config import RunConfig, resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.records.cleaning import runs_below, share
 from fl_core.scores import REGRESSION
+from fl_core.storage.files import Folder
+from fl_core.storage.packing import pack
 from fl_core.training.losses import LOSSES
 
 Say = Callable[[str], None]
@@ -88,7 +91,8 @@ def study(
 
     Below ``out`` appear ``race/`` (as ``choose`` leaves it), ``rows.jsonl`` (the diagnosis), ``plan.json``,
     ``comparison/`` (all runs, their rows and table), the pictures as PNG, and ``report.html``. After a stop, the same
-    call resumes.
+    call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as ``rows.jsonl.gz``, and equal
+    files of several runs are stored once.
 
     Args:
         rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
@@ -150,6 +154,8 @@ def study(
     say("\n" + result.text())
     lead = _lead(choice, described, result, len(seeds))
     page = write_page(out, task, report, described, choice, decisions, result, lead, command)
+    pack(Folder(out / "comparison"), "rows.jsonl")
+    share(runs_below(out))
     say(f"\n{lead.plain()}\n\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 

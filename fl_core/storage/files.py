@@ -94,6 +94,11 @@ class Folder:
         except FileNotFoundError:
             return False
 
+    def is_same(self, name: str, other: Folder, of: str) -> bool:
+        """Return whether two existing files are one, under two names. Errors are as in :meth:`handle`."""
+        with self.open(name) as own, other.open(of) as theirs:
+            return os.path.samestat(os.fstat(own.fileno()), os.fstat(theirs.fileno()))
+
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names in a folder below, or none if it does not exist."""
         try:
@@ -231,6 +236,32 @@ class Folder:
         """Remove a file, or a link of that name, if it exists."""
         with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
             os.unlink(last, dir_fd=folder)
+
+    def link(self, name: str, other: Folder, of: str, digest: str) -> bool:
+        """Replace a file by a hard link to a file of another folder, if both have this SHA-256.
+
+        Returns:
+            Whether both are one file now. They stay two if one differs, or the file system has no hard links.
+        """
+        if self.is_same(name, other, of):
+            return True
+        with self.open(name) as own, other.open(of) as source:
+            checked = os.fstat(source.fileno())
+            if {sha(own.read()), sha(source.read())} != {digest}:
+                return False
+        with other._folder_of(of) as (there, its_name), self._folder_of(name) as (folder, last):
+            part = f"{last}.{os.getpid()}.part"
+            try:
+                os.link(its_name, part, src_dir_fd=there, dst_dir_fd=folder, follow_symlinks=False)
+                linked = os.path.samestat(os.stat(part, dir_fd=folder, follow_symlinks=False), checked)
+                if linked:  # nobody put another file in its place meanwhile
+                    os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
+                return linked
+            except (OSError, NotImplementedError):
+                return False
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=folder)
 
     def sync(self, name: str) -> None:
         """Bring an appended file, or the names in a folder, to the disk, if it exists."""
