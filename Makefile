@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo federation figures notebooks lists docs test coverage test-slow test-federation clean
+.PHONY: help setup lock dist demo federation figures notebooks lists docs test coverage test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -31,6 +31,9 @@ lock:            ## write requirements.lock from pyproject.toml and constraints.
 	$(BIN)/uv pip compile pyproject.toml --extra dev --constraint constraints.txt --generate-hashes --upgrade --quiet \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --output-file requirements.lock
+
+dist: $(READY)   ## the wheel and its source, in dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 demo: $(READY)   ## a decision with a clear answer, then a study of four hospitals: out/demo
 	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits

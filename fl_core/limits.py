@@ -14,7 +14,6 @@ import ctypes
 import json
 import os
 import queue
-import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -45,8 +44,11 @@ class LimitError(UsageError):
 
 
 def memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes of memory that this machine has, or a number beyond all if its system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):
+        return sys.maxsize
 
 
 def check_size(
@@ -146,6 +148,8 @@ def within_memory(most: int, rule: str) -> Iterator[None]:
     if not sys.platform.startswith("linux"):
         yield
         return
+    import resource  # not on every operating system
+
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     bounds = [each for each in (most, soft, hard) if each != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
 from fl_core.former import current
+from fl_core.storage import packing
 from fl_core.storage.files import check_version, write_atomically
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
     """Read header and frame of a rows file.
 
     Args:
+        path: of the file. It may be packed by gzip, and is then found without ``.gz`` in its name, too.
         complete: for a file that is being appended to, the bytes that must be valid. An incomplete last line after them
             is not read.
 
@@ -130,7 +132,9 @@ def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
 
 def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
-        raise _refused(path, "no file there")
+        plain, path = path, path.with_name(path.name + packing.SUFFIX)
+        if not path.is_file():
+            raise _refused(plain, "no file there")
     lines = _lines(path, complete, opener)
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
@@ -156,7 +160,8 @@ def _is_row(record: Any) -> bool:
 
 def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[dict[str, Any]]:
     end = 0
-    with open(path, "rb", opener=opener) as file:
+    with open(path, "rb", opener=opener) as stored:
+        file = packing.unpacked(stored, path)
         for number in itertools.count(1):
             try:
                 line = limits.read_line(file)

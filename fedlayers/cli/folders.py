@@ -38,6 +38,8 @@ class Runs(Command):
 class Clean(Command):
     """Remove all checkpoints but the last and the best from the runs in a folder.
 
+    Rows are packed, and equal files of several runs are stored once. Every run can still be resumed.
+
     Examples:
         fedlayers clean out/study
     """
@@ -48,15 +50,17 @@ class Clean(Command):
         found = _below(self.dir)
 
         from fl_core.errors import BusyError
-        from fl_core.records.cleaning import clean
+        from fl_core.records.cleaning import clean, share
 
-        freed = 0
+        before = _size(self.dir)
         for path in found:
             try:
-                freed += clean(path)
+                clean(path)
             except (CorruptError, BusyError) as error:
                 print(f"{path} stays as it is: {error}")
-        print(f"{self.dir}: {freed / 1e6:.1f} MB removed, {_size(self.dir):.1f} MB left")
+        share(found)
+        after = _size(self.dir)
+        print(f"{self.dir}: {before - after:.1f} MB removed, {after:.1f} MB left")
 
 
 def _below(path: Path) -> list[Path]:
@@ -71,8 +75,9 @@ def _below(path: Path) -> list[Path]:
 
 
 def _size(path: Path) -> float:
-    """Return the size of a folder in MB."""
-    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file()) / 1e6
+    """Return the size of a folder in MB. A file with several names counts once."""
+    found = [each.lstat() for each in path.rglob("*") if each.is_file()]
+    return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values()) / 1e6
 
 
 def _described(path: Path, below: Path) -> dict[str, str]:

@@ -31,8 +31,11 @@ from fl_core.defaults import resolved
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.records.cleaning import runs_below, share
 from fl_core.restore import allowed_by
 from fl_core.scores import REGRESSION
+from fl_core.storage.files import Folder
+from fl_core.storage.packing import pack
 from fl_core.training.losses import LOSSES
 
 Say = Callable[[str], None]
@@ -94,7 +97,8 @@ def study(
 
     Below ``out`` appear ``race/`` (as ``choose`` leaves it), ``rows.jsonl`` (the diagnosis), ``plan.json``,
     ``comparison/`` (all runs, their rows and table), the pictures as PNG, and ``report.html``. After a stop, the same
-    call resumes.
+    call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as ``rows.jsonl.gz``, and equal
+    files of several runs are stored once.
 
     Args:
         out: the folder; default ``out/study``, as of the command.
@@ -154,6 +158,8 @@ def study(
     lead = _lead(choice, described, result, len(seeds))
     predicted = _predicted(choice, out, config, seeds[0])
     page = write_page(out, task, report, described, choice, decisions, result, lead, predicted, command)
+    pack(Folder(out / "comparison"), "rows.jsonl")
+    share(runs_below(out))
     say(f"\n{lead.plain()}\n\n{display_name(result.table).to_string(index=False)}\n\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 

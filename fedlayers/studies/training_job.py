@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +18,13 @@ from fl_core import runner
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolved
+from fl_core.errors import BusyError
 from fl_core.execution.executors import check_sendable
 from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
+from fl_core.records.cleaning import clean, share
 from fl_core.restore import named_by
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree
@@ -157,6 +159,9 @@ def train(
 ) -> None:
     """Train runs on a backend.
 
+    A run that is done keeps its last and best checkpoints, if its configuration does not say how often to save. In the
+    end equal files of the runs are stored once.
+
     Args:
         done: receives each result; by default an error in one ends the others and is raised.
     """
@@ -165,8 +170,15 @@ def train(
         if result.error is not None:
             raise result.error
 
+    def cleaned(result: Result, count: int) -> None:
+        if result.error is None and result.work.config.checkpoint_every is None:
+            with suppress(BusyError):  # another process reads or cleans it, and the next call cleans what is left
+                clean(result.work.path)
+        (done or strict)(result, count)
+
     works = (run.with_weights() for run in runs) if isinstance(place, WorkerPool) else runs
     try:
-        carry_out(works, place, done or strict, total=len(runs), progress=progress)
+        carry_out(works, place, cleaned, total=len(runs), progress=progress)
+        share(run.path for run in runs if run.begun)
     finally:
         _data.cache_clear()

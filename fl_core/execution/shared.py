@@ -18,6 +18,7 @@ from fl_core.errors import RunError
 
 MEMORY = Path("/dev/shm")
 """A folder whose files are in memory. Containers limit it to 64 MiB by default."""
+_CHUNK = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
@@ -88,7 +89,12 @@ def _reserved(n_bytes: int) -> IO[bytes]:
 def _file(n_bytes: int, folder: Path | None = None) -> IO[bytes]:
     file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (it is open as long as the bytes are shared)
     try:
-        os.posix_fallocate(file.fileno(), 0, n_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+        else:  # as on macOS: written bytes are reserved
+            for start in range(0, n_bytes, _CHUNK):
+                file.write(bytes(min(_CHUNK, n_bytes - start)))
+            file.flush()
     except BaseException:
         file.close()
         raise

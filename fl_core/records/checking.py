@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from fl_core.errors import CorruptError, ForeignError
 from fl_core.records import timing
 from fl_core.stopping import StoppingRule
 from fl_core.storage.files import Folder, json_bytes, sha
+from fl_core.storage.packing import SUFFIX, opened
 from fl_core.storage.schema import COUNT, DIGEST
 
 JOURNAL = "journal.jsonl"
@@ -19,6 +21,7 @@ CLEANED = "cleaned.json"
 """The file that lists checkpoints removed on purpose, and the blobs removed with them."""
 NOTE = {"run": DIGEST, "rounds": [COUNT], "blobs": [DIGEST]}
 """The form of that file."""
+_CHUNK = 2**20  # bytes of the rows that are held at a time while they are checked
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
@@ -28,6 +31,8 @@ class RunFiles(Protocol):
     path: Path
     folder: Folder
 
+    @property
+    def rows_path(self) -> Path: ...
     @property
     def begun(self) -> bool: ...
     @property
@@ -75,7 +80,8 @@ def verify(run: RunFiles) -> list[str]:
         checked.append(f"checkpoint after round {which}: {len(found['states'])} states")
     check_chain(run, manifests)
     run.check_rows(*ends)
-    covered, size = ends[-1]["bytes"], run.folder.size("rows.jsonl")
+    covered = ends[-1]["bytes"]
+    size = covered if run.rows_path.suffix == SUFFIX else run.folder.size("rows.jsonl")
     beyond = f", {size - covered:,} bytes after the last checkpoint not covered" if size > covered else ""
     checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
     plan = run.plan()
@@ -105,6 +111,19 @@ def cleaned(run: RunFiles) -> dict[str, Any]:
     if found["run"] != run.id:
         raise ForeignError(f"{run.path / CLEANED} is another run's")
     return found
+
+
+def check_rows(run: RunFiles, *ends: Mapping[str, Any]) -> None:
+    """Check the rows up to each of these ends; see :meth:`fl_core.records.store.Run.check_rows`."""
+    digest, at = hashlib.sha256(), 0
+    with opened(run.folder, "rows.jsonl") as file:
+        for end in ends:
+            while at < end["bytes"] and (some := file.read(min(end["bytes"] - at, _CHUNK))):
+                digest.update(some)
+                at += len(some)
+            at = end["bytes"]
+            if digest.hexdigest() != end["sha256"]:
+                raise CorruptError(f"{run.rows_path} is damaged within its first {at:,} bytes")
 
 
 def _check_named(run: RunFiles, strange: set[str]) -> None:
@@ -158,7 +177,7 @@ def is_foreign(run: RunFiles) -> bool:
     if known:
         return run.id not in known and len(known) == 1 and not _fits(run)
     begin = run.begin()
-    names = [*begin["files"], "rows.jsonl"]
+    names = [*begin["files"], run.rows_path.name]
     return all(map(run.folder.is_own, names)) and _wrong(run) > 1
 
 

@@ -1,18 +1,25 @@
-"""Removal of checkpoints that a run directory does not need to be resumed."""
+"""Less disk for runs: without checkpoints that nothing resumes from, rows packed, equal files stored once."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fl_core.errors import BusyError, CorruptError
 from fl_core.records import writing
 from fl_core.records.checking import CLEANED, cleaned
-from fl_core.records.store import blob_name, checkpoint_name
-from fl_core.storage.files import signed
+from fl_core.records.store import ROWS, START, Run, blob_name, checkpoint_name
+from fl_core.storage.files import Folder, signed
+from fl_core.storage.packing import pack
+
+_BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 
 
 def clean(path: Path | str) -> int:
-    """Remove all checkpoints of a run but the last and the best, and return the number of freed bytes.
+    """Remove all checkpoints of a run but the last and the best, pack its rows, and return the number of freed bytes.
 
     The best ones are those of a stopping rule. A note of the removed ones is written first, so that a check of the run
     does not miss them. The run can be resumed, but models of other rounds are gone.
@@ -22,32 +29,75 @@ def clean(path: Path | str) -> int:
         BusyError: it is running.
         CorruptError: it is damaged. Nothing is removed then.
     """
+    if _is_clean(Run(path)):
+        return 0
     with writing.reopen(path) as writer:
         run = writer.run
-        if not run.rounds:
-            return 0
         run.verify()
-        rule = run.stopping()
-        needed = {run.rounds[-1], *(() if rule is None else rule.best.values())}
+        needed, noted = _needed(run), cleaned(run)
         earlier = [which for which in run.rounds if which not in needed]
         kept = {blob for which in needed for blob in _blobs(run.manifest(which))}
-        noted = cleaned(run)
         gone = {blob for which in earlier for blob in _blobs(run.manifest(which))} | {*noted["blobs"]}
         blobs = sorted(blob for blob in gone - kept if run.folder.has(blob_name(blob)))
-        if not earlier and not blobs:
-            return 0
-        note = {"run": run.id, "rounds": sorted({*noted["rounds"], *earlier}), "blobs": blobs}
-        run.folder.write(CLEANED, signed(note))
+        if earlier or blobs:
+            note = {"run": run.id, "rounds": sorted({*noted["rounds"], *earlier}), "blobs": blobs}
+            run.folder.write(CLEANED, signed(note))
         names = [*map(checkpoint_name, earlier), *map(blob_name, blobs)]
         freed = sum(run.folder.size(name) for name in names)
         for name in names:
             run.folder.remove(name)
+        if run.folder.has(ROWS):
+            freed += pack(run.folder, ROWS, run.covered_rows()["bytes"])
         return freed
+
+
+def _needed(run: Run) -> set[int]:
+    """Return the rounds whose checkpoints stay."""
+    rule = run.stopping()
+    return {run.rounds[-1], *(() if rule is None else rule.best.values())}
+
+
+def _is_clean(run: Run) -> bool:
+    """Return whether nothing can be removed or packed. A run without a checkpoint has nothing."""
+    if not run.rounds:
+        return True
+    if run.folder.has(ROWS) or not _needed(run).issuperset(run.rounds):
+        return False
+    return not any(run.folder.has(blob_name(blob)) for blob in cleaned(run)["blobs"])
 
 
 def _blobs(manifest: dict[str, Any]) -> set[str]:
     """Return the blobs that a checkpoint names."""
     return {entry["blob"] for entry in manifest["states"].values()} - {""}
+
+
+def share(paths: Iterable[Path]) -> None:
+    """Store equal blobs, partitions and given weights of several runs once, by hard links.
+
+    Every run stays whole: it can be checked, resumed, moved and copied by itself. Such files are replaced and never
+    changed, so that no run changes another. Without hard links on the file system, each run keeps its own files. A busy
+    or damaged run is left out.
+    """
+    first: dict[str, tuple[Folder, str]] = {}
+    for path in paths:
+        with suppress(BusyError, CorruptError):
+            run = Run(path)
+            found = [(digest, name) for digest, name in _lasting(run) if run.folder.is_own(name)]
+            equal = [(digest, name) for digest, name in found if digest in first]
+            if not all(run.folder.is_same(name, *first[digest]) for digest, name in equal):
+                with writing.reopen(path) as writer:
+                    for digest, name in equal:
+                        writer.folder.link(name, *first[digest], digest)
+            for digest, name in found:
+                first.setdefault(digest, (run.folder, name))
+
+
+def _lasting(run: Run) -> list[tuple[str, str]]:
+    """Return digests and names of the files that do not change as long as a run exists."""
+    named = map(_BLOB.fullmatch, run.folder.names("blobs"))
+    found = [(match[1], blob_name(match[1])) for match in named if match]
+    files = run.begin()["files"] if run.begun else {}
+    return found + [(files[name]["sha256"], name) for name in ("partition.safetensors", START) if name in files]
 
 
 def runs_below(path: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
     config.json  environment.json  partition.safetensors   written before any training
     manifest.json                 digests of those three and of the rows' header; its own digest is the run's id
-    rows.jsonl                    header and rows, flushed after every round
+    rows.jsonl                    header and rows, flushed after every round; in a cleaned run packed as rows.jsonl.gz
     checkpoints/000010.json       after round 10: the run's id, digests of every state, length and digest of the rows up
                                   to there, round and digest of the checkpoint before it
     blobs/<sha256>.safetensors    tensors, stored once by content
@@ -18,7 +18,6 @@ or the checkpoint before, are read too.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from fl_core.records import checking
 from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema
 from fl_core.storage.files import Folder, check_version, json_bytes, sha
+from fl_core.storage.packing import stored_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from fl_core.tree import Tree
 
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
+ROWS = "rows.jsonl"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
 FORMAT = "fedlayers.run/2"
-CHUNK = 2**20  # bytes of the rows that are held at a time while they are checked
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 
 
@@ -150,16 +150,22 @@ class Run:
             CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
         """
         covered = self.covered_rows()["bytes"] if self.begun else None
-        return rows.read(self.path / "rows.jsonl", covered, self._open_rows)
+        return rows.read(self.rows_path, covered, self._open_rows)
 
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""
-        found = rows.read_header(self.path / "rows.jsonl", self._open_rows)
-        self._fits("rows.jsonl", found, schema.HEADER)
+        path = self.rows_path
+        found = rows.read_header(path, self._open_rows)
+        self._fits(path.name, found, schema.HEADER)
         return found
 
+    @property
+    def rows_path(self) -> Path:
+        """The file of the rows, plain or packed."""
+        return self.path / stored_name(self.folder, ROWS)
+
     def _open_rows(self, path: str, flags: int) -> int:
-        return self.folder.handle("rows.jsonl")
+        return self.folder.handle(Path(path).name)
 
     def partition(self) -> dict[str, Tensor]:
         """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
@@ -379,15 +385,7 @@ class Run:
         Raises:
             CorruptError: they are missing, or differ from what was written.
         """
-        digest, at = hashlib.sha256(), 0
-        with self.folder.open("rows.jsonl") as file:
-            for end in ends:
-                while at < end["bytes"] and (some := file.read(min(end["bytes"] - at, CHUNK))):
-                    digest.update(some)
-                    at += len(some)
-                at = end["bytes"]
-                if digest.hexdigest() != end["sha256"]:
-                    raise CorruptError(f"{self.path / 'rows.jsonl'} is damaged within its first {at:,} bytes")
+        checking.check_rows(self, *ends)
 
 
 def checkpoint_name(which: int) -> str:

@@ -20,7 +20,9 @@ Sent = MutableMapping[str, str]
 """Files sent already: digests by relative name."""
 BYTES = 64 * 2**20
 """Bytes from which a batch is complete. Memory then holds at most this and one file."""
-_OF_RUN = re.compile(r"[a-z]+\.(json|jsonl|safetensors)|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors")
+_OF_RUN = re.compile(
+    r"[a-z]+\.(json|jsonl|safetensors)|rows\.jsonl\.gz|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors"
+)
 
 _OF_FOLDER = re.compile(r"\w[\w.-]*")
 
@@ -57,7 +59,7 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
 
 
 def _root(run: Run) -> list[str]:
-    names = (*ROOT_FILES, START, "rows.jsonl", "manifest.json", "plan.json", "timing.jsonl")
+    names = (*ROOT_FILES, START, run.rows_path.name, "manifest.json", "plan.json", "timing.jsonl")
     return [name for name in names if run.folder.has(name)]
 
 

@@ -24,12 +24,13 @@ from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
 from fl_core.records import checking, timing
 from fl_core.records.checking import JOURNAL
-from fl_core.records.store import FORMAT, ROOT_FILES, START, Checkpoint, Run, blob_name, checkpoint_name
+from fl_core.records.store import FORMAT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.storage.blobs import joined
-from fl_core.storage.files import Folder, json_bytes, sha, signed
+from fl_core.storage.files import LOCK_WITHOUT_FCNTL, Folder, json_bytes, sha, signed
+from fl_core.storage.packing import SUFFIX, opened
 from fl_core.tree import clone
 
-_WRITTEN = (*ROOT_FILES, START, "manifest.json", "rows.jsonl", "plan.json", "timing.jsonl")
+_WRITTEN = (*ROOT_FILES, START, "manifest.json", ROWS, ROWS + SUFFIX, "plan.json", "timing.jsonl")
 _PART = re.compile(r"(.+)\.[0-9]+\.part")  # an incomplete file of the process with that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 _MANIFEST = re.compile(r"[0-9]{6,}\.json")
@@ -106,8 +107,10 @@ class Writer:
         self.folder.remove(JOURNAL)
         if {found["previous"] for found in manifests.values()} | set(rounds) <= {None, *manifests}:
             self._note_strangers(known)  # every checkpoint was read, so all their names are known
-        covered = self.folder.read("rows.jsonl", first=entry["bytes"])
-        self.folder.write("rows.jsonl", covered)  # a new file, since rows must not be appended to another folder's file
+        with opened(self.folder, ROWS) as file:
+            covered = file.read(entry["bytes"])
+        self.folder.write(ROWS, covered)  # a new file, since rows must not be appended to another folder's file
+        self.folder.remove(ROWS + SUFFIX)
         self._count(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
@@ -291,7 +294,7 @@ def check_free(path: Path) -> None:
         raise UsageError(f"{path} must be a directory; got a file.")
     if (path / "config.json").exists():
         raise UsageError(f"{path} must be free; got a run. Resume it, or choose another directory.")
-    traces = {path / "lock", *path.glob("config.json.*.part")}
+    traces = {path / "lock", path / LOCK_WITHOUT_FCNTL, *path.glob("config.json.*.part")}
     if path.is_dir() and not traces.issuperset(path.iterdir()):
         raise UsageError(f"{path} must be empty; got other files. Choose another directory.")
 

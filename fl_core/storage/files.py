@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fl_core import limits
 from fl_core.errors import BusyError, CorruptError, UsageError
+from fl_core.storage import locks
 from fl_core.storage.schema import validate
 
 Parsed = TypeVar("Parsed")
+LOCK_WITHOUT_FCNTL = "lock.sqlite"
+"""The file that is locked in place of ``lock`` where the operating system has no ``fcntl``."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for the other end of a pipe
 
@@ -95,6 +97,11 @@ class Folder:
                 return stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
         except FileNotFoundError:
             return False
+
+    def is_same(self, name: str, other: Folder, of: str) -> bool:
+        """Return whether two existing files are one, under two names. Errors are as in :meth:`handle`."""
+        with self.open(name) as own, other.open(of) as theirs:
+            return os.path.samestat(os.fstat(own.fileno()), os.fstat(theirs.fileno()))
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names in a folder below, or none if it does not exist."""
@@ -234,6 +241,32 @@ class Folder:
         with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
             os.unlink(last, dir_fd=folder)
 
+    def link(self, name: str, other: Folder, of: str, digest: str) -> bool:
+        """Replace a file by a hard link to a file of another folder, if both have this SHA-256.
+
+        Returns:
+            Whether both are one file now. They stay two if one differs, or the file system has no hard links.
+        """
+        if self.is_same(name, other, of):
+            return True
+        with self.open(name) as own, other.open(of) as source:
+            checked = os.fstat(source.fileno())
+            if {sha(own.read()), sha(source.read())} != {digest}:
+                return False
+        with other._folder_of(of) as (there, its_name), self._folder_of(name) as (folder, last):
+            part = f"{last}.{os.getpid()}.part"
+            try:
+                os.link(its_name, part, src_dir_fd=there, dst_dir_fd=folder, follow_symlinks=False)
+                linked = os.path.samestat(os.stat(part, dir_fd=folder, follow_symlinks=False), checked)
+                if linked:  # nobody put another file in its place meanwhile
+                    os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
+                return linked
+            except (OSError, NotImplementedError):
+                return False
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=folder)
+
     def sync(self, name: str) -> None:
         """Bring an appended file, or the names in a folder, to the disk, if it exists."""
         with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
@@ -249,21 +282,25 @@ class Folder:
 
         Raises:
             BusyError: another process holds it.
+            CorruptError: what is to be locked is no regular file.
         """
+        if self.has(LOCK_WITHOUT_FCNTL) and not self.is_own(LOCK_WITHOUT_FCNTL):
+            raise CorruptError(f"{self.path / LOCK_WITHOUT_FCNTL} is no regular file")
         handle = self.handle("lock", os.O_RDWR | os.O_CREAT)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
-                raise BusyError(
-                    f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
-                ) from error
-            with self._named("lock"):
-                if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
-                    os.ftruncate(handle, 0)
-                    os.write(handle, f"{os.getpid()}\n".encode())
-            yield
+            with ExitStack() as held:
+                try:
+                    held.enter_context(locks.exclusive(handle, self.path / LOCK_WITHOUT_FCNTL))
+                except BlockingIOError as error:
+                    holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
+                    raise BusyError(
+                        f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
+                    ) from error
+                with self._named("lock"):
+                    if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
+                        os.ftruncate(handle, 0)
+                        os.write(handle, f"{os.getpid()}\n".encode())
+                yield
         finally:
             with self._named("lock"):
                 os.close(handle)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fedlayers.backends.base import InProcessBackend
 from fedlayers.cli.main import main
+from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
@@ -102,6 +105,18 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted: Path, mon
     assert {path.stem for path in (interrupted / "blobs").iterdir()} == named
 
 
+@pytest.mark.parametrize(("every", "kept"), [(None, [4]), (2, [2, 4])])
+def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
+    tmp_path: Path, every: int | None, kept: list[int]
+) -> None:
+    jobs = [TrainingJob(tmp_path / str(seed), replace(CONFIG, checkpoint_every=every, seed=seed)) for seed in (0, 1)]
+    train(jobs, InProcessBackend(), progress=False)
+    assert [Run(job.path).rounds for job in jobs] == [kept, kept]
+    before = size(tmp_path)
+    train(jobs, InProcessBackend(), progress=False)  # nothing is left to do
+    assert size(tmp_path) == before
+
+
 def test_the_commands_go_through_a_folder(interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = interrupted.parent
     runner.run(RunConfig(dataset="heart", rounds=1, stack="off"), study / "arms/two", progress=False)
@@ -116,6 +131,7 @@ def test_the_commands_go_through_a_folder(interrupted: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "MB" in said
     assert Run(interrupted).rounds == [3]
+    assert (interrupted / "partition.safetensors").samefile(study / "arms/two/partition.safetensors")
     with pytest.raises(SystemExit):
         main(["runs", str(study / "nowhere")])
     assert "nowhere" in capsys.readouterr().err

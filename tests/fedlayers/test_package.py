@@ -60,8 +60,24 @@ def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
     assert tops == set(PACKAGES)
     for package in PACKAGES:
         there = [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".csv", ".md", ".mplstyle")]
-        expected = {str(path.relative_to(ROOT)) for path in there}
+        expected = {str(path.relative_to(ROOT)) for path in there} | {f"{package}/py.typed"}
         assert {name for name in names if name.startswith(f"{package}/")} == expected
+
+
+def test_a_wheel_says_what_it_is(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "\nClassifier: Typing :: Typed\n" in metadata
+    assert "\nLicense-Expression: MIT\n" in metadata
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_dist_builds_both(tmp_path):
+    command = ["make", "-n", "dist", f"VENV={tmp_path}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "-m build" in said
+    assert "--outdir dist" in said
 
 
 SMOKE = """
@@ -78,3 +94,5 @@ def test_an_installation_works_in_an_empty_folder(installed, tmp_path):
     assert str(ROOT) not in told(installed / "python", "-c", SMOKE, cwd=tmp_path)
     assert "  regret    " in told(installed / "fedlayers", "--help", cwd=tmp_path)
     assert "every covered byte" in told(installed / "fedlayers", "verify", "run", cwd=tmp_path)
+    two_rounds = ("run", "--dataset", "heart", "--rounds", 2, "--out", "two")
+    assert "2 rounds of fedavg" in told(installed / "fedlayers", *two_rounds, cwd=tmp_path)

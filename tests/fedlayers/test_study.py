@@ -68,11 +68,22 @@ def files(folder):
 def test_study_leaves_report_rows_plan_runs_and_pictures(out):
     named = {"report.html", "rows.jsonl", "plan.json", "comparison", *(f"{name}.png" for name in PICTURES)}
     assert {path.name for path in out.iterdir()} == named
-    assert {p.name for p in (out / "comparison").iterdir()} == {"runs", "rows.jsonl", "table.csv"}
+    assert {p.name for p in (out / "comparison").iterdir()} == {"runs", "rows.jsonl.gz", "table.csv"}
     assert {p.name for p in (out / "comparison" / "runs").iterdir()} == {f"{n}-{s}" for n in NAMES for s in (0, 1)}
     for name in PICTURES:
         assert plt.imread(out / f"{name}.png").std() > 0.01, f"{name} is blank"
     assert not plt.get_fignums(), "figures stay open"
+
+
+def test_runs_keep_their_last_checkpoint_and_share_equal_files(out):
+    runs = [store.Run(path) for path in (out / "comparison" / "runs").iterdir()]
+    for run in runs:
+        assert run.rounds == [2]
+        assert run.verify()
+        assert run.rows_path.name == "rows.jsonl.gz"
+    for seed in (0, 1):
+        own = [run.path / "partition.safetensors" for run in runs if run.path.name.endswith(f"-{seed}")]
+        assert {path.stat().st_nlink for path in own} == {len(NAMES)}
 
 
 def test_rows_give_the_plan(out):
@@ -138,6 +149,8 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
         )
     plan = LayerPlan.load(raced / "plan.json")
     assert plan.why.rule == "race"
+    blobs = raced / "comparison" / "runs" / "fedavg-0" / "blobs"  # the arm that shares all layers trains the same
+    assert {path.stat().st_nlink for path in blobs.iterdir()} == {2}
     kept = json.loads((raced / "race" / "choice.json").read_text())
     assert plan.why.race.verdict == kept["verdict"] == kept["answers"]["which"]
     assert kept["verdict"] in (LEVEL_ARMS, NOTHING_LEARNED)

@@ -136,13 +136,14 @@ def test_the_cost_of_one_run_is_said_of_one() -> None:
 
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     out, result, _ = done
-    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}
+    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("rows.jsonl.gz")}
+    assert before
     again = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001])
     pd.testing.assert_frame_equal(again.table, result.table)
     assert Tuned.load(out / "tuned.json") == result.tuned
     more = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=3, seeds=[1000])
     assert more.tuned.trials == {"fedavg": 3, "fedprox": 3}
-    assert before.items() <= {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}.items()
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("rows.jsonl.gz")}.items()
     with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
         fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
     result.tuned.save(out / "tuned.json")

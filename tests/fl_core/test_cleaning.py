@@ -1,0 +1,170 @@
+"""Runs on less disk: their rows are packed, equal files of several are one, and each can still be read by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fl_core import limits, rows, runner
+from fl_core.config import RunConfig
+from fl_core.errors import CorruptError
+from fl_core.records.cleaning import clean, share
+from fl_core.records.store import Run
+from fl_core.storage import files
+from fl_core.storage.packing import packed
+from tests.faults.injected import contents
+
+CONFIG = RunConfig(dataset="heart", algorithm="fedper", rounds=2, epochs=1, checkpoint_every=1, stack="off")
+PACKED = "rows.jsonl.gz"
+pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run after its first of two rounds, and a whole one with the same seed. Nobody touches them."""
+    path = tmp_path_factory.mktemp("made")
+    runner.run(CONFIG, path / "half", progress=False, until=1)
+    runner.run(CONFIG, path / "whole", progress=False)
+    return path
+
+
+@pytest.fixture
+def study(made, tmp_path):
+    """A copy of both, to be cleaned."""
+    return Path(shutil.copytree(made, tmp_path / "study"))
+
+
+def one_file(*paths):
+    return len({(path.stat().st_dev, path.stat().st_ino) for path in paths}) == 1
+
+
+def blobs(run):
+    return {path.name: path for path in (run / "blobs").iterdir()}
+
+
+# --- packed rows -----------------------------------------------------------------------------------------------
+
+
+def test_packed_rows_are_read_as_plain_ones_are(study):
+    run = Run(study / "whole")
+    plain, size = run.rows(), (run.path / "rows.jsonl").stat().st_size
+    clean(run.path)
+    assert not (run.path / "rows.jsonl").exists()
+    assert (run.path / PACKED).stat().st_size < size / 4
+    assert run.header() == plain[0]
+    assert run.rows()[1].equals(plain[1])
+    for path in (run.path / "rows.jsonl", run.path / PACKED):
+        assert rows.read(path)[1].equals(plain[1])
+    assert run.verify()
+
+
+def test_a_run_with_packed_rows_resumes_to_the_same_bytes(study):
+    clean(study / "half")
+    runner.resume(study / "half", progress=False)
+    assert not (study / "half" / PACKED).exists()
+    found, expected = Run(study / "half").rows()[1], Run(study / "whole").rows()[1]
+    assert found.drop(columns="run").equals(expected.drop(columns="run"))
+    assert Run(study / "half").verify()
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped", "other", "bomb", "link"])
+def test_damaged_packed_rows_are_refused_by_name(study, damage):
+    run = study / "whole"
+    clean(run)
+    data = bytearray((run / PACKED).read_bytes())
+    (run / PACKED).unlink()
+    if damage == "short":
+        (run / PACKED).write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        (run / PACKED).write_bytes(data)
+    elif damage == "other":
+        (run / PACKED).write_bytes(packed(b'{"schema":1}\n'))
+    elif damage == "bomb":
+        (run / PACKED).write_bytes(packed(bytes(1 << 22)))
+    else:
+        (run.parent / "outside").write_bytes(data)
+        (run / PACKED).symlink_to(run.parent / "outside")
+    for read in (Run(run).verify, lambda: runner.resume(run, progress=False)):
+        with pytest.raises(CorruptError, match=PACKED):
+            read()
+
+
+def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "UNPACKED", 1 << 16)
+    (tmp_path / PACKED).write_bytes(packed(b'{"schema":1}\n' + b" " * (1 << 22)))
+    with pytest.raises(CorruptError, match=f"{PACKED}.*100 times"):
+        rows.read(tmp_path / PACKED)
+
+
+# --- shared files ----------------------------------------------------------------------------------------------
+
+
+def test_runs_share_equal_files_and_stay_whole(study):
+    before = {name: contents(study / name) for name in ("half", "whole")}
+    equal = blobs(study / "half").keys() & blobs(study / "whole").keys()
+    share([study / "half", study / "whole"])
+    assert equal
+    for name in ("partition.safetensors", *(f"blobs/{each}" for each in equal)):
+        assert one_file(study / "half" / name, study / "whole" / name)
+    assert {name: contents(study / name) for name in before} == before
+
+    shutil.copytree(study / "half", study.parent / "alone")
+    shutil.rmtree(study / "whole")
+    for path in (study / "half", study.parent / "alone"):
+        assert Run(path).verify()
+        runner.resume(path, progress=False)
+
+
+def test_what_one_run_does_changes_no_other(study):
+    share([study / "half", study / "whole"])
+    expected = contents(study / "whole", ())
+    runner.resume(study / "half", progress=False)
+    clean(study / "half")
+    shutil.rmtree(study / "half")
+    assert contents(study / "whole", ()) == expected
+
+
+def test_without_hard_links_every_run_keeps_its_files(study, monkeypatch):
+    def refused(*given, **named):
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(files.os, "link", refused)
+    before = contents(study)
+    share([study / "half", study / "whole"])
+    assert contents(study) == before
+    assert not one_file(*(study / name / "partition.safetensors" for name in ("half", "whole")))
+
+
+@pytest.mark.parametrize("which", ["half", "whole"])
+@pytest.mark.parametrize("how", ["damaged", "link", "folder"])
+def test_nothing_is_shared_with_what_is_damaged_or_elsewhere(study, which, how):
+    name = min(blobs(study / "half").keys() & blobs(study / "whole").keys())
+    path = study / which / "blobs" / name
+    outside = study.parent / "outside"
+    if how == "damaged":
+        path.write_bytes(b"x" * path.stat().st_size)
+    elif how == "link":
+        shutil.move(path, outside)
+        path.symlink_to(outside)
+    elif how == "folder":
+        shutil.move(path.parent, outside)
+        path.parent.symlink_to(outside)
+    before = contents(study.parent)
+    share([study / "half", study / "whole"])
+    assert contents(study.parent) == before
+    assert not one_file(*(study / each / "blobs" / name for each in ("half", "whole")))
+    assert how == "folder" or not list(study.rglob("*.part"))
+    assert os.path.islink(path) == (how == "link")
+
+
+def test_a_run_that_is_written_is_left_alone(study):
+    with files.Folder(study / "whole").locked():
+        share([study / "half", study / "whole"])
+    paths = [study / name / "partition.safetensors" for name in ("half", "whole")]
+    assert not one_file(*paths)
+    share([study / "half", study / "whole"])
+    assert one_file(*paths)
