@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command, Configured
 from fedlayers.cli.runs import Log, finished
-from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, say
+from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, LogJson, OfSites
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
@@ -35,6 +36,7 @@ class Keys(Command):
         fedlayers federation keys keys --host fed.example.org --sites cleveland hungary
         fedlayers federation keys keys --sites zurich
         fedlayers federation keys mykey --own basel
+        fedlayers federation keys keys --renew
     """
 
     dir: Annotated[Positional[Path], option("Folder for the keys.", "DIR")]
@@ -43,8 +45,11 @@ class Keys(Command):
         tuple[str, ...], option("Names of the sites, which are also the clients' names.", "NAME [NAME ...]")
     ] = ()
     own: Annotated[str, option("Make only the key of this site, at the site.", "NAME")] = ""
+    renew: Annotated[bool, option("Give the server a new certificate, for the same names.")] = False
 
     def main(self, line: str) -> None:
+        if self.renew and (self.own or self.host or self.sites):
+            raise UsageError("--renew takes no other flag: the new certificate has the names of the old one")
         for name, what in (("host", "the server's"), ("sites", "the authority's")):
             if self.own and getattr(self, name):
                 raise UsageError(f"--{name} is for {what} keys; --own makes only the key of one site: leave one out")
@@ -54,6 +59,9 @@ class Keys(Command):
         flower.require()
         from fedlayers.remote.flower import keys
 
+        if self.renew:
+            print(f"{keys.renew(self.dir)}\n\nrestart the superlink: it takes the new certificate then")
+            return
         if self.own:
             for file in keys.make_site(self.dir, self.own):
                 print(file)
@@ -83,11 +91,13 @@ class Superlink(Command):
     port: Annotated[int, option("Port to listen at; 0: any free one.", "PORT")] = 8000
     database: Annotated[Path | None, option("File of messages; default DIR/superlink.db.", "FILE")] = None
     memory: Annotated[bool, option("Keep messages in memory: faster, but a restart loses them.")] = False
+    log_json: LogJson = False
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower
+        from fedlayers.remote import flower, log
 
         flower.require()
+        log.start(self.log_json)
         from fedlayers.remote.flower import superlink
 
         database = None if self.memory else self.database or self.dir / "superlink.db"
@@ -95,6 +105,103 @@ class Superlink(Command):
 
     def interrupted(self) -> str:
         return "the superlink has stopped; the same command continues"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Status(Command):
+    """Show which sites are connected, and how far runs have come.
+
+    For each run directory it shows the last stored round, the sites that it missed, and the last error.
+
+    Examples:
+        fedlayers federation status
+        fedlayers federation status runs/playerfl --superlink fed.example.org:8443 --keys keys/server
+    """
+
+    runs: Annotated[Positional[tuple[Path, ...]], option("Run directories of this server.", "DIR")] = ()
+    superlink: Annotated[str, option("Address of the superlink.", "HOST:PORT")] = ON_THIS_MACHINE.superlink
+    keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = ON_THIS_MACHINE.keys
+
+    def main(self, line: str) -> None:
+        from fedlayers.remote import flower, log
+        from fl_core.records.store import Run
+
+        flower.require()
+        from fedlayers.remote.flower import server
+
+        with closing(server.Superlink(self.superlink, self.keys)) as link:
+            for name, since in link.connected().items():
+                print(f"{name}: {f'connected since {since}' if since else 'not connected'}")
+        for path in self.runs:
+            rounds, found = Run(path).config["rounds"], log.status(path)
+            missing = f"; missing: {', '.join(found['missing'])}" if found["missing"] else ""
+            error = f"; last error: {found['error']}" if found["error"] else ""
+            print(f"{path}: round {found['round']} of {rounds} at {found['time']}{missing}{error}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allow(Command):
+    """Allow requests of the server, at a site whose file has `approve = "ask"`.
+
+    Without a name it lists the requests that wait. Their full text is in the site's folder, below `asked`.
+
+    Examples:
+        fedlayers federation allow cleveland.toml
+        fedlayers federation allow cleveland.toml 3f9a01bc77de
+    """
+
+    file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
+    requests: Annotated[Positional[tuple[str, ...]], option("Requests to allow.", "RUN")] = ()
+
+    def main(self, line: str) -> None:
+        from fedlayers.remote.sent import Approval
+        from fedlayers.remote.site_config import SiteFile
+
+        approval = Approval(SiteFile.read(self.file).folder)
+        for name in self.requests:
+            approval.allow(name)
+            print(f"{name} is allowed")
+        for name, what in approval.waiting().items():
+            print(f"{name} waits: {what}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit(Command):
+    """List what has left a site, by run, after a check that the list is whole.
+
+    Examples:
+        fedlayers federation audit cleveland.toml
+    """
+
+    file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
+
+    def main(self, line: str) -> None:
+        import pandas as pd
+
+        from fedlayers.remote.sent import SentLog
+        from fedlayers.remote.site_config import SiteFile
+
+        lines, last = SentLog(SiteFile.read(self.file).folder).check()
+        frame = pd.DataFrame(lines, columns=["run", "kind", "reply", "bytes", "time"])
+        groups = frame.groupby(["run", "kind", "reply"], sort=False)
+        table = groups.agg(
+            replies=("bytes", "size"), bytes=("bytes", "sum"), first=("time", "min"), last=("time", "max")
+        )
+        print(table.reset_index().to_string(index=False) if lines else "nothing has left")
+        print(f"\n{len(lines)} lines follow one another; digest of the last: {last or 'none'}")
+
+
+@contextmanager
+def _noted(out: Path) -> Iterator[None]:
+    """Write an error in the block into the status of a run directory, if it was begun."""
+    from fedlayers.remote import log
+
+    try:
+        yield
+    except Exception as error:
+        if (out / log.STATUS).exists():
+            log.note(out, error=" ".join(str(error).split()))
+        raise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,11 +218,13 @@ class Site(Command):
     """
 
     file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
+    log_json: LogJson = False
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower
+        from fedlayers.remote import flower, log
 
         flower.require()
+        log.start(self.log_json)
         from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
         from fedlayers.remote.site_config import SiteFile
 
@@ -123,7 +232,7 @@ class Site(Command):
         connection = Connection.of(found.connection, self.file.parent)
         check_reachable(connection.superlink, connection.ca)
         os.umask(0o077)  # nobody else on this machine reads the site's states
-        serve(found.site(), connection, found.folder / "flower", say)
+        serve(found.site(), connection, found.folder / "flower")
 
     def interrupted(self) -> str:
         return "the site has stopped; the same command continues"
@@ -174,12 +283,12 @@ class Federate(Configured):
             stored = store.Run(self.resume).task_config()
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
-        with self.federation.linked(known) as link:
+        out = self.resume or self.out
+        with self.federation.linked(known) as link, _noted(out):
             from fedlayers.remote import federation
             from fedlayers.remote.remote_clients import left
             from fedlayers.studies import federation_report as report
 
-            out = self.resume or self.out
             if self.resume is not None:
                 engine = federation.resume(self.resume, link, init=config.init, timeouts=timeouts, log=self.logger)
             else:

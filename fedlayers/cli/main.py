@@ -41,6 +41,9 @@ GROUPS = {
         "federation superlink": "federation:Superlink",
         "federation site": "federation:Site",
         "federation run": "federation:Federate",
+        "federation status": "federation:Status",
+        "federation allow": "federation:Allow",
+        "federation audit": "federation:Audit",
     },
     "Inspect": {
         "verify": "runs:Verify",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
     from fedlayers.remote.remote_clients import TimeoutPolicy
 
+LogJson = Annotated[bool, option("Write the log as JSON, one object a line.")]
 AT_SITES = (*READING, *DEALING, "leave_out_client", "data_root", "download", "workers", "stack", "device")
 """Keys that sites decide themselves, or that have no meaning if each client is alone."""
 
@@ -38,6 +38,7 @@ class Sites:
         None
     )
     start_timeout: Annotated[float | None, option("Limit of the start in seconds; default --timeout.", "S")] = None
+    log_json: LogJson = False
 
     @property
     def timeouts(self) -> TimeoutPolicy:
@@ -85,10 +86,12 @@ class Sites:
         from fedlayers.remote import flower
 
         flower.require()
+        from fedlayers.remote import log
         from fedlayers.remote.flower.server import FlowerLink
 
         start = self.timeout if self.start_timeout is None else self.start_timeout
-        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.min_sites, start, say)
+        log.start(self.log_json)
+        link = FlowerLink(self.superlink, self.keys, names or self.sites, self.min_sites, start)
         try:
             yield link
         finally:
@@ -104,7 +107,3 @@ def changed(config: RunConfig, names: Collection[str]) -> list[str]:
     """Return the keys, out of ``names``, whose values are not the defaults."""
     fields = (field for field in dataclasses.fields(RunConfig) if field.name in names)
     return [field.name for field in fields if getattr(config, field.name) != field.default]
-
-
-def say(line: str) -> None:
-    print(f"fedlayers: {line}", file=sys.stderr, flush=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from fl_core import limits, tree
 from fl_core.errors import RunError
@@ -70,8 +69,7 @@ def encode(packet: Packet) -> bytes:
     except (TypeError, ValueError) as error:
         raise PacketError(f"a packet of plain data and tensors is needed: {error}") from error
     flat = blobs.joined(packet.trees)
-    body = save(tree.clone(flat)) if flat else b""
-    return b"".join((MAGIC, len(head).to_bytes(8, "little"), head, body))
+    return b"".join((MAGIC, len(head).to_bytes(8, "little"), head, *(blobs.parts(flat) if flat else ())))
 
 
 def decode(data: bytes, most: int | None = None) -> Packet:
@@ -93,10 +91,11 @@ def decode(data: bytes, most: int | None = None) -> Packet:
     names = head.pop("trees")
     body = data[_FRAME + size :]
     try:
-        if body:
-            for name, kind in blobs.types(body).items():
-                _check_tensor(name, kind)
-        trees = blobs.parted(blobs.tensors(body) if body else {}, names)
+        found = blobs.tensors(body) if body else {}
+        del body  # a copy of all tensors
+        for name, tensor in found.items():
+            _check_tensor(name, str(tensor.dtype).removeprefix("torch."))
+        trees = blobs.parted(found, names)
     except ValueError as error:
         raise PacketError(f"a packet's tensors: {error}") from error
     for name, each in trees.items():

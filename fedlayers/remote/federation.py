@@ -173,7 +173,7 @@ def greet(line: RpcClient) -> list[dict[str, Any]]:
         RefusedError: a site refuses.
     """
     check_distinct("a federation", "site", line.names)
-    hello = Packet({"kind": "hello", "version": fl_core.__version__, "protocol": protocol.PROTOCOL})
+    hello = Packet({"kind": "hello", **protocol.versions()})
     found = {}
     for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES, line.timeouts.start):
         reply = answered(site, packet)
@@ -198,10 +198,10 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
     for name, each in zip(names, facts, strict=True):
         if each["name"] != name:
             raise UsageError(f"the site that is connected as {name!r} calls itself {each['name']!r}")
-        for what in ("version", "protocol"):
-            here = fl_core.__version__ if what == "version" else protocol.PROTOCOL
-            if each[what] != here:
-                raise UsageError(f"site {name!r} has {what} {each[what]!r}, the server has {here!r}")
+        protocol.check_spoken(f"site {name!r}", each["version"], each["protocol"], each["oldest"])
+        if each["version"] != fl_core.__version__:
+            note = f"site {name!r} has fedlayers {each['version']}, the server {fl_core.__version__}: bits may differ"
+            warnings.warn(note, stacklevel=3)
         for what in ALIKE:
             if each[what] != first[what]:
                 way = WAYS.get(what, "")

@@ -82,6 +82,7 @@ class Policy:
         metrics: that it measures; by default all that compare no clients.
         never_send: layers whose tensors never leave.
         least_samples: minimum number of samples to take part.
+        approve: "always", or "ask": the site's owner allows each run by hand, before anything but the facts leaves.
         splits: maximum number of splits of its data into training, validation and test samples, one per seed.
         parameters, layers: maximum size of a model; layers are modules with tensors of their own.
         memory: maximum megabytes of requests, in addition to the idle site's.
@@ -94,6 +95,7 @@ class Policy:
     code: tuple[str, ...] = ()
     never_send: tuple[str, ...] = ()
     least_samples: int = 0
+    approve: str = "always"
     splits: int = 5
     parameters: int = 30_000_000
     layers: int = 1000
@@ -102,6 +104,7 @@ class Policy:
     seconds: float = 3600.0
 
     def __post_init__(self) -> None:
+        check_known("value of [policy] approve", self.approve, ("always", "ask"))
         for name in ("splits", "parameters", "layers", "memory", "epochs", "seconds"):
             value = getattr(self, name)
             if not 0 < value < math.inf:

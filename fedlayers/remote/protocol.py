@@ -10,9 +10,9 @@
 
 ``measure``   metrics of the client's own model after its first round of training, numbers alone
 
-Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done`` and ``measured``, or ``refused`` and ``failed`` with
-a reason. Each request has a stamp: the server's session and an increasing number. Its reply has the same stamp, which
-identifies late replies.
+Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done`` and ``measured``, or ``refused``, ``failed`` and
+``waiting`` (for the site's owner) with a reason. Each request has a stamp: the server's session and an increasing
+number. Its reply has the same stamp, which identifies late replies.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from typing import Any
 
 from torch import Tensor
 
+import fl_core
 from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
+from fl_core.errors import UsageError
 from fl_core.execution.requests import SCORED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.plan import LayerPlan
 from fl_core.scores import TABLE
 from fl_core.storage.schema import COUNT, Each, validate
 
-PROTOCOL = 2
+PROTOCOL, OLDEST = 2, 2
+"""The newest and the oldest protocol that this version speaks."""
 STAMP = {"session": str, "seq": COUNT}
 WORK = ("train", "finetune", "score")
 NUMBER = (float, int)
@@ -53,7 +56,7 @@ FORMS = {
     "finetune": {**PLACE, "done": COUNT, "model": str, "models": (dict, None), "meta": dict},
     "score": {**PLACE, "done": COUNT, "models": (dict, None), "meta": dict},
 }
-HELLO = {"version": str, "protocol": COUNT}
+HELLO = {"version": str, "protocol": COUNT, "oldest": COUNT}
 MOMENTS = {"number": COUNT, "seed": COUNT}
 TOLD = {"count": COUNT, "present": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
 RACE = {"number": COUNT, "seed": COUNT, "arms": [{"algorithm": str, "options": dict, "layers": [str]}]}
@@ -90,6 +93,7 @@ FACTS = {
     "name": str,
     "version": str,
     "protocol": COUNT,
+    "oldest": COUNT,
     "shape": [COUNT],
     "classes": [str],
     "sizes": SIZES,
@@ -109,6 +113,26 @@ REPLY = {
     "outline": {"trees": Each([str]), "changed": [str]},
 }
 MESSAGE, SERVER, SENT = "message/", "server/", "sent/"
+
+
+def versions() -> dict[str, Any]:
+    """Return what a hello says of the sender's version."""
+    return {"version": fl_core.__version__, "protocol": PROTOCOL, "oldest": OLDEST}
+
+
+def check_spoken(who: str, version: str, newest: int, oldest: int) -> None:
+    """Refuse a peer that speaks none of this version's protocols.
+
+    >>> check_spoken("the server", "1.0", PROTOCOL + 1, OLDEST)
+
+    Raises:
+        UsageError: gives both versions and their protocols.
+    """
+    if newest < OLDEST or oldest > PROTOCOL:
+        raise UsageError(
+            f"{who} has fedlayers {version[:40]} and speaks protocols {oldest} to {newest}, here is fedlayers "
+            f"{fl_core.__version__} with {OLDEST} to {PROTOCOL}: install versions that share one"
+        )
 
 
 def place(algorithm: Algorithm, **rest: Any) -> dict[str, Any]:

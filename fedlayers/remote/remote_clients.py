@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from fedlayers.remote import protocol
+from fedlayers.remote import log, protocol
 from fedlayers.remote.codec import Packet, PacketError, decode, encode, most_bytes
 from fedlayers.remote.link import SiteLink
+from fedlayers.remote.log import LOG
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.algorithms.model_template import StateSchema
 from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
@@ -31,6 +33,8 @@ AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
 """The schema of a checkpoint's entry for a client whose state is at its site."""
 GRANTED = ("hello", "told", "counted", "joined", "done", "measured")
 BEGINNING = ""  # the version of a state before the client's first round
+ASK_AGAIN = 10.0
+"""Seconds until a site is asked again whose owner has to allow the request."""
 LEFT = "left.jsonl"
 """The file of a federation's run directory with the bytes that left each site."""
 EXTRA_TREES = 16
@@ -137,6 +141,8 @@ class RpcClient:
     ) -> Iterator[tuple[str, Packet | None]]:
         """Yield (site, reply) as replies arrive; None if a site does not answer in time.
 
+        A site whose owner has to allow the request is asked again until it does.
+
         Args:
             most: maximum bytes of a reply. timeout: seconds; None = wait for ever.
             grace: number of replies, and seconds for the others after these.
@@ -145,6 +151,24 @@ class RpcClient:
             RefusedError: a site refuses. NonFiniteError, RunError: its work failed.
             PacketError: a site sent an invalid reply.
         """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        left, told = dict(packets), False
+        while left:
+            waiting: dict[str, Packet] = {}
+            for site, packet in self._ask(left, most, timeout, grace):
+                if packet is not None and packet.head["kind"] == "waiting" and time.monotonic() < end:
+                    waiting[site] = left[site]
+                    if not told:
+                        LOG.info(f"site {site} waits: {str(packet.head.get('reason'))[:200]}")
+                else:
+                    yield site, None if packet is not None and packet.head["kind"] == "waiting" else packet
+            left, told = waiting, True
+            if left:
+                time.sleep(ASK_AGAIN)
+
+    def _ask(
+        self, packets: Mapping[str, Packet], most: int | None, timeout: float | None, grace: tuple[int, float] | None
+    ) -> Iterator[tuple[str, Packet | None]]:
         kinds = {site: packet.head["kind"] for site, packet in packets.items()}
         stamps, asked = {}, {}
         for site, packet in packets.items():
@@ -171,7 +195,7 @@ class RpcClient:
     def _read(self, site: str, data: bytes, most: int | None) -> Packet:
         try:
             packet = decode(data, most)
-            if packet.head["kind"] not in (*GRANTED, "refused", "failed"):
+            if packet.head["kind"] not in (*GRANTED, "refused", "failed", "waiting"):
                 raise PacketError(f"{packet.head['kind'][:40]!r} is no kind of reply")
             if packet.head["kind"] in GRANTED:
                 protocol.stamp_of(Packet(dict(packet.head)))
@@ -216,6 +240,7 @@ class RemoteClients:
         self.saved = dict(self.versions)
         self._outlines: dict[int, StateSchema] = {}
         self._begun: dict[int, dict[str, Any]] = {}
+        self._missing: set[str] = set()
         self._beside = 0
 
     def begin(self, algorithm: Algorithm) -> None:
@@ -287,6 +312,8 @@ class RemoteClients:
 
     def _taken(self, name: str, request: ClientRequest, packet: Packet | None) -> ClientReply:
         if packet is None:
+            LOG.warning(f"site {name} did not answer in time")
+            self._missing.add(name)
             return ClientReply(request.client, missing=True)
         reply, outline = protocol.reply_of(packet, request, self.initial, name)
         if isinstance(request, TrainRequest) and not request.lost:
@@ -307,6 +334,8 @@ class RemoteClients:
         writer.checkpoint(Checkpoint(done, server, states, {}))
         self.saved = dict(self.versions)
         self.line.tally.write(writer, done)
+        log.note(writer.path, round=done, missing=sorted(self._missing), error="")
+        self._missing.clear()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         for client, name in enumerate(self.names):

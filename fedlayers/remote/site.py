@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fl_core
 from fedlayers.remote import protocol, state_store
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
+from fedlayers.remote.log import LOG
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
+from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
 from fl_core import tree
@@ -67,23 +68,35 @@ class Site:
         self.privacy = privacy or Privacy()
         self.account = Account(self.privacy, self.folder)
         self.audit = Audit(self.folder, self.policy, holding)
+        self.sent, self.approval = SentLog(self.folder), Approval(self.folder)
         self._joined: dict[str, _Joined] = {}
         self._idle = data_bytes()
 
     def answer(self, request: bytes) -> bytes:
-        """Return the reply to a request: its result, or ``refused`` or ``failed`` with the reason."""
+        """Return the reply to a request: its result, or ``refused``, ``failed`` or ``waiting`` with the reason.
+
+        Each reply is written into the site's list of what has left, before it leaves.
+        """
+        asked = {"kind": "", "run": ""}
         try:
             with self.policy.limited(self._idle):
-                return self._answer(request)
-        except LimitError as error:
-            self._joined.clear()  # interrupted runs are read again when needed
-            return _reason("refused", error)
-        except NonFiniteError as error:
-            return _reason("failed", error, nonfinite=True)
-        except (PacketError, UsageError) as error:
-            return _reason("refused", error)
+                reply = self._answer(request, asked)
+                data = encode(reply)
         except Exception as error:  # a site survives any error of a request, and reports it
-            return _reason("failed", error)
+            if isinstance(error, LimitError):
+                self._joined.clear()  # interrupted runs are read again when needed
+            reply = _reason(error)
+            data = encode(reply)
+            if not isinstance(error, NotAllowedError):
+                LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {reply.head['reason']}")
+        else:
+            LOG.info(f"answered {asked['kind']} {asked['run']} with {len(data)} bytes")
+        try:
+            self.sent.write(asked["kind"], asked["run"], reply, data)
+        except (OSError, RunError) as error:  # what cannot be written down does not leave
+            LOG.error(str(error))
+            return encode(Packet({"kind": "failed", "reason": "the site cannot write down what leaves it"}))
+        return data
 
     def check_samples(self) -> None:
         """Refuse to take part with fewer samples than the policy requires.
@@ -108,9 +121,12 @@ class Site:
                 "Use an algorithm without such a pair, such as fedavg or fedprox."
             )
 
-    def _answer(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes, asked: dict[str, str]) -> Packet:
         packet = decode(request, self.policy.memory * MEGABYTE)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
+        asked |= {"kind": kind[:40], "run": str(packet.head.get("run", ""))[:40]}
+        if self.policy.approve == "ask" and kind in TO_APPROVE:
+            self.approval.check(packet)
         if kind == "hello":
             reply = self._hello(packet)
         elif kind == "moments":
@@ -124,14 +140,14 @@ class Site:
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
-        return encode(Packet({**reply.head, **stamp}, reply.trees))
+        return Packet({**reply.head, **stamp}, reply.trees)
 
     def _hello(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.HELLO)
-        _check_versions(asked["version"], asked["protocol"])
+        protocol.check_spoken("the server", asked["version"], asked["protocol"], asked["oldest"])
         self.check_samples()
         self.audit.write("hello")
-        return Packet({"kind": "hello", **self.holding.facts(), **_own_versions()})
+        return Packet({"kind": "hello", **self.holding.facts(), **protocol.versions()})
 
     def _moments(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.MOMENTS)
@@ -385,20 +401,12 @@ def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     return config
 
 
-def _own_versions() -> dict[str, Any]:
-    return {"version": fl_core.__version__, "protocol": protocol.PROTOCOL}
-
-
-def _check_versions(version: str, spoken: int) -> None:
-    if version != fl_core.__version__ or spoken != protocol.PROTOCOL:
-        raise UsageError(
-            f"the server has fedlayers {version[:40]} and speaks protocol {spoken}, this site has "
-            f"{fl_core.__version__} and speaks {protocol.PROTOCOL}: all of a federation must be alike"
-        )
-
-
-def _reason(kind: str, error: Exception, **more: Any) -> bytes:
+def _reason(error: Exception) -> Packet:
     text = " ".join(str(error).split()) or type(error).__name__
-    if kind == "failed" and not isinstance(error, NonFiniteError):
-        text = f"{type(error).__name__}: {text}"
-    return encode(Packet({"kind": kind, "reason": text[:1000], **more}))
+    if isinstance(error, NotAllowedError):
+        return Packet({"kind": "waiting", "reason": text[:1000]})
+    if isinstance(error, NonFiniteError):
+        return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
+    if isinstance(error, (LimitError, PacketError, UsageError)):
+        return Packet({"kind": "refused", "reason": text[:1000]})
+    return Packet({"kind": "failed", "reason": f"{type(error).__name__}: {text}"[:1000]})

@@ -16,6 +16,7 @@ from fl_core import statistics, tree
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.seeds import numpy_generator
+from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
 
@@ -117,7 +118,7 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
         UsageError: the clients hold parts of the model, so that none predicts alone; or there are no test samples.
     """
     round = "last" if store.Run(path).stopping() is None else "best"
-    _, models, task = runner.load_kind(path, round, None, allow_code=allow_code, **own)
+    _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
     probabilities, labels = {}, {}
     with tree.one_thread():
         for client in task.data.clients:

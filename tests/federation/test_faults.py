@@ -18,6 +18,7 @@ from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.remote_clients import RefusedError, TimeoutPolicy, left
+from fedlayers.remote.sent import SENT, SentLog
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core import models, runner, tree
@@ -147,10 +148,24 @@ def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pyte
     assert "30 samples" in refused(few)
     only = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(algorithms=("fedper",))) for name in NAMES}
     assert "'fedavg'" in refused(only)
-    monkeypatch.setattr("fedlayers.remote.site.fl_core.__version__", "9.9")
-    monkeypatch.setattr(federation.fl_core, "__version__", "9.9")
-    old = Packet({"kind": "hello", "version": "0.1", "protocol": 1, "session": "", "seq": 1})
-    assert "fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), old)
+    hello = {"kind": "hello", "version": "0.1", "session": "", "seq": 1}
+    for newest, oldest in ((protocol.OLDEST - 1, 0), (protocol.PROTOCOL + 2, protocol.PROTOCOL + 1)):
+        other = Packet({**hello, "protocol": newest, "oldest": oldest})
+        assert "fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), other)
+
+
+def test_another_version_that_speaks_the_same_protocol_takes_part(tmp_path: Path) -> None:
+    class Other(InMemoryTransport):
+        def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
+            for site, reply in super().ask(requests, timeout):
+                packet = decode(reply)
+                if packet.head["kind"] == "hello":
+                    packet.head |= {"version": "0.1", "protocol": protocol.PROTOCOL + 1}
+                yield site, encode(packet)
+
+    with pytest.warns(UserWarning, match=r"'a'.*0\.1"):
+        found = federation.federate(config_for("fedavg"), Other(sites_of(tmp_path)), progress=False)
+    assert server(found) == server(federation.federate(config_for("fedavg"), link(tmp_path / "b"), progress=False))
 
 
 def test_code_of_the_servers_choice_is_not_imported(tmp_path: Path) -> None:
@@ -267,11 +282,17 @@ def test_a_hostile_server_is_refused_by_a_site(forged: str, asked: tuple[Path, d
     folder, requests = asked
     make, reason = FORGED[forged]
     site = Site(PresplitData(TOY, "a"), folder / "a")
-    before = {file: file.read_bytes() for file in (folder / "a").rglob("*") if file.is_file()}
+    before, sent = files_of(folder / "a"), SentLog(folder / "a").check()[0]
     text = told(site, make(decode(requests["train"])))
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(text)
-    assert {file: file.read_bytes() for file in (folder / "a").rglob("*") if file.is_file()} == before
+    assert files_of(folder / "a") == before
+    assert [line["reply"] for line in SentLog(folder / "a").check()[0][len(sent) :]] == ["refused"]
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    """The files of a site without the list of its replies, which also has refusals."""
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.name != SENT}
 
 
 @pytest.mark.parametrize("forged", FORGED)

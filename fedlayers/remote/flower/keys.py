@@ -12,6 +12,7 @@ import ipaddress
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from fl_core.errors import UsageError, check_distinct
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 730
+WARN_DAYS = 30
 PEM = serialization.Encoding.PEM
 
 
@@ -136,6 +138,39 @@ def certificate(folder: Path, hosts: Sequence[str], authority: Path | None = Non
     built = built.add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
     private_file(folder / "server.key", _pkcs8(key))
     _public(folder / "server.crt", built.sign(signer, hashes.SHA256()).public_bytes(PEM))
+
+
+def renew(folder: Path) -> Path:
+    """Write a new certificate of the server, with a new key, for the names of the old one. Return its file.
+
+    The authority stays, so sites need nothing new.
+
+    Raises:
+        UsageError: the folder has no server's keys, or not the authority's private key.
+    """
+    server = folder / "server"
+    for name in ("ca.key", "server.crt", "server.key"):
+        if not (server / name).is_file():
+            raise UsageError(f"there is no {server / name}: name the folder that `fedlayers federation keys` made")
+    old = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    with tempfile.TemporaryDirectory(dir=server) as new:  # a private folder; whole files replace the old ones
+        certificate(Path(new), [str(name.value) for name in names], authority=server)
+        for name in ("server.key", "server.crt"):
+            os.replace(Path(new) / name, server / name)
+    return server / "server.crt"
+
+
+def ending(folder: Path, now: datetime.datetime | None = None) -> list[str]:
+    """Return a warning for each certificate in a folder that ends in less than :data:`WARN_DAYS` days."""
+    found = []
+    for name, way in (("server.crt", "fedlayers federation keys --renew"), ("ca.crt", "make new keys for all sites")):
+        if (folder / name).is_file():
+            end = x509.load_pem_x509_certificate((folder / name).read_bytes()).not_valid_after_utc
+            days = (end - (now or datetime.datetime.now(datetime.UTC))).days
+            if days < WARN_DAYS:
+                found.append(f"{folder / name} ends on {end:%Y-%m-%d}, in {days} days: {way}")
+    return found
 
 
 def _server(folder: Path, hosts: Sequence[str]) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import httpx
 from fedlayers.remote.flower import wire
 from fedlayers.remote.flower.internals import ListNodesRequest, StartRunRequest, build_fab_from_files
 from fedlayers.remote.flower.site_process import check_reachable, checked_address, clock_error
+from fedlayers.remote.log import LOG
 from fl_core.errors import RunError, UsageError, check_known, listing
 
 POLL = 0.3
@@ -34,7 +35,47 @@ clientapp = "nothing:app"
 """The application that Flower requires and ships. It has no code, since both ends run their own."""
 
 
-class FlowerLink:
+class Superlink:
+    """A server's connection to its superlink.
+
+    Args:
+        superlink: host:port; ``keys``: ``KEYS/server``, or a folder with its ``ca.crt`` and ``secret``.
+
+    Raises:
+        UsageError: it cannot be reached, or has another secret.
+    """
+
+    def __init__(self, superlink: str, keys: Path) -> None:
+        for name in ("ca.crt", "secret"):
+            if not (keys / name).is_file():
+                raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers federation keys` made")
+        self._ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
+        secret = (keys / "secret").read_bytes()
+        address = wire.Address(superlink, keys / "ca.crt")
+        self._control, self._desk = wire.control(address, secret), wire.Desk(address, secret)
+        try:
+            self._nodes()
+        except httpx.HTTPStatusError as error:
+            self.close()
+            raise UsageError(f"{superlink} does not take the secret in {keys} ({error.response.status_code})") from None
+
+    def connected(self) -> dict[str, str]:
+        """Return since when each site is connected, by name; empty for one that is not."""
+        found = sorted(self._nodes().items())
+        return {name: node.last_activated_at if node.status == wire.ONLINE else "" for name, node in found}
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._desk.close()
+        self._control.close()
+
+    def _nodes(self) -> dict[str, Any]:
+        """Return the sites that the superlink knows, by name."""
+        found = self._control.ListNodes(ListNodesRequest()).nodes_info
+        return {node.name: node for node in found if node.status != wire.UNREGISTERED}
+
+
+class FlowerLink(Superlink):
     """A :class:`fedlayers.remote.link.SiteLink` over a superlink.
 
     If the superlink or a site disappears and comes back, unanswered requests are sent again.
@@ -43,7 +84,6 @@ class FlowerLink:
         superlink: host:port; ``keys``: ``KEYS/server``, or a folder with its ``ca.crt`` and ``secret``.
         sites: their names in the federation's order; by default all that the superlink knows, sorted.
         least, timeout: start with at least this many sites after this many seconds; by default wait for all.
-        say: receives a line when the link waits for somebody.
 
     Raises:
         UsageError: the superlink cannot be reached, has another secret or clock, or does not know a site.
@@ -57,22 +97,10 @@ class FlowerLink:
         sites: Sequence[str] = (),
         least: int | None = None,
         timeout: float | None = None,
-        say: Callable[[str], None] = print,
     ) -> None:
-        for name in ("ca.crt", "secret"):
-            if not (keys / name).is_file():
-                raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers federation keys` made")
-        ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
-        secret = (keys / "secret").read_bytes()
-        self.address, self.say = wire.Address(superlink, keys / "ca.crt"), say
-        self._control = wire.control(self.address, secret)
-        self._desk = wire.Desk(self.address, secret)
         self._task: wire.Task | None = None
-        try:
-            known = self._nodes()
-        except httpx.HTTPStatusError as error:
-            self.close()
-            raise UsageError(f"{superlink} does not take the secret in {keys} ({error.response.status_code})") from None
+        super().__init__(superlink, keys)
+        known = self._nodes()
         for name in sites:
             check_known("site", name, known)
         self.sites = self._gathered(tuple(sites) or tuple(sorted(known)), least, timeout)
@@ -80,7 +108,7 @@ class FlowerLink:
             self._begin()
         except httpx.HTTPStatusError as error:
             self.close()
-            raise UsageError(f"{superlink} does not let this server in: {clock_error(ahead) or error}") from None
+            raise UsageError(f"{superlink} does not let this server in: {clock_error(self._ahead) or error}") from None
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
@@ -118,8 +146,7 @@ class FlowerLink:
         """See :class:`fedlayers.remote.link.SiteLink`."""
         if self._task is not None:
             self._task.end()
-        self._desk.close()
-        self._control.close()
+        super().close()
 
     def _exchange(self, waiting: Mapping[str, bytes], sent: _Sent, nodes: Mapping[str, Any]) -> dict[str, bytes]:
         """Send new requests to connected sites, and take the replies that have arrived."""
@@ -158,7 +185,7 @@ class FlowerLink:
         """Wait until the superlink is back, and continue with a new run of Flower."""
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (400, 404, 413, 422):
             raise RunError(f"the superlink refuses a message: {error.response.text[:300] or error}") from error
-        self.say(f"the superlink does not answer ({type(error).__name__}); asking again until it does")
+        LOG.warning(f"the superlink does not answer ({type(error).__name__}); asking again until it does")
         while end is None or time.monotonic() < end:
             try:
                 if self._task is not None:
@@ -167,11 +194,6 @@ class FlowerLink:
                 break
             except (*wire.LOST, RunError):
                 time.sleep(2)
-
-    def _nodes(self) -> dict[str, Any]:
-        """Return the sites that the superlink knows, by name."""
-        found = self._control.ListNodes(ListNodesRequest()).nodes_info
-        return {node.name: node for node in found if node.status != wire.UNREGISTERED}
 
     def _gathered(self, wanted: tuple[str, ...], least: int | None, timeout: float | None) -> tuple[str, ...]:
         end, told = time.monotonic() + (timeout or 0.0), ""
@@ -189,7 +211,7 @@ class FlowerLink:
                     f"{len(here)} of {len(wanted)} sites came in {timeout:g} s, {least or len(wanted)} are needed"
                 )
             if missing != told:
-                self.say(told := missing)
+                LOG.info(told := missing)
             time.sleep(LOOK)
 
 

@@ -24,6 +24,7 @@ import httpx
 from fedlayers.remote.flower import environment, keys, wire
 from fedlayers.remote.flower.internals import CONNECTED, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, now
 from fedlayers.remote.link import RequestHandler
+from fedlayers.remote.log import LOG
 from fl_core.errors import UsageError, check_known
 
 POLL = 0.3
@@ -195,17 +196,18 @@ def reason_of(log: str) -> str:
     return re.sub(r"^[A-Z]+ *: *", "", said[-1]) if said else ""
 
 
-def serve(answers: RequestHandler, connection: Connection, home: Path, say: Callable[[str], None] = print) -> None:
+def serve(answers: RequestHandler, connection: Connection, home: Path) -> None:
     """Answer the server's requests until this process ends. A supernode that ends is started again.
 
     Args:
         home: a folder of this site alone, for the supernode's files and log.
-        say: receives a line when the site connects or loses its connection.
 
     Raises:
         UsageError: the superlink cannot be reached or does not know this key.
     """
     check_reachable(connection.superlink, connection.ca)
+    for line in keys.ending(connection.ca.parent):
+        LOG.warning(line)
     mark = home / "connected"  # where it was left behind, the superlink may hold the former connection for a minute
     patience = time.monotonic() + (LINGERS if mark.exists() else 0.0)
     while True:
@@ -215,7 +217,7 @@ def serve(answers: RequestHandler, connection: Connection, home: Path, say: Call
             nonlocal patience
             patience = float("inf")
             mark.touch()
-            say(f"site {answers.name} is connected to {connection.superlink} (Ctrl-C ends it)")
+            LOG.info(f"site {answers.name} is connected to {connection.superlink} (Ctrl-C ends it)")
 
         try:
             reason = _attend(answers, node, connected)
@@ -230,7 +232,7 @@ def serve(answers: RequestHandler, connection: Connection, home: Path, say: Call
                 f"{connection.superlink} does not let site {answers.name!r} in: {why} (Flower says: {reason})"
             )
         reason = clock or reason
-        say(f"site {answers.name} is not connected, and tries again: {reason}")
+        LOG.warning(f"site {answers.name} is not connected, and tries again: {reason}")
         time.sleep(3)
 
 

@@ -32,10 +32,12 @@ from fedlayers.remote.flower.internals import (
     UnregisterNodeRequest,
     create_app,
 )
+from fedlayers.remote.log import LOG
 from fl_core.errors import UsageError
 
 LARGEST = 16 * 2**20
 """Maximum bytes of a request; payloads come in chunks of 5 MB."""
+DAY = 24 * 3600.0
 LOOK = 3.0
 """Seconds between two looks at the folder of keys."""
 
@@ -133,22 +135,28 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     failed: list[UsageError] = []
 
     def keep_registered() -> None:
+        told, warned = "", -DAY
         while not server.started:
             time.sleep(0.05)
         while not server.should_exit:
+            if time.monotonic() - warned >= DAY:
+                warned = time.monotonic()
+                for line in keys.ending(folder):
+                    LOG.warning(line)
             try:
                 changes = register(control, keys.registered(folder))
             except (UsageError, httpx.HTTPError) as error:
-                changes = [f"superlink: {error}"]
                 if not registered.is_set() and isinstance(error, UsageError):
                     failed.append(error)
                     server.should_exit = True
+                elif str(error) != told and not server.should_exit:
+                    LOG.warning(told := str(error))
             else:
                 if not registered.is_set():
                     registered.set()
                     changes = [f"superlink on https://{host}:{port} for sites {', '.join(sites)} (Ctrl-C ends it)"]
-            for line in () if server.should_exit else changes:
-                print(line, flush=True)
+                for line in changes:
+                    LOG.info(line)
             time.sleep(LOOK)
 
     threading.Thread(target=keep_registered, name="keys", daemon=True).start()

@@ -4,6 +4,7 @@ import sys
 import time
 from pathlib import Path
 
+from fedlayers.remote import log
 from fedlayers.remote.flower.site_process import Connection, serve
 
 
@@ -21,5 +22,6 @@ class Echo:
 
 if __name__ == "__main__":
     name, place, keys, home, *seconds = sys.argv[1:]
+    log.start()
     connection = Connection(place, Path(keys) / "ca.crt", Path(keys) / "key")
-    serve(Echo(name, float(*seconds or (0,))), connection, Path(home), lambda line: print(line, flush=True))
+    serve(Echo(name, float(*seconds or (0,))), connection, Path(home))

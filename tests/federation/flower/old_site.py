@@ -2,13 +2,12 @@
 
 import sys
 
-import fl_core
 from fedlayers.cli.main import main
-from fedlayers.remote import site
+from fedlayers.remote import protocol, site
 
 file, what = sys.argv[1:]
 if what == "version":
-    fl_core.__version__ = "0.0.1"
+    protocol.PROTOCOL = protocol.OLDEST = 1
 else:
     site.tree.digest = lambda tensors: "0" * 64
 main(["federation", "site", file])

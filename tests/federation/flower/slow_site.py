@@ -4,6 +4,7 @@ import sys
 import time
 from pathlib import Path
 
+from fedlayers.remote import log
 from fedlayers.remote.codec import decode
 from fedlayers.remote.flower.site_process import Connection, serve
 from fedlayers.remote.site_config import SiteFile
@@ -35,6 +36,7 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    log.start()
     found = SiteFile.read(sys.argv[1])
     connection = Connection.of(dict(found.connection), Path(sys.argv[1]).parent)
-    serve(Slow(found.site()), connection, found.folder / "flower", say)
+    serve(Slow(found.site()), connection, found.folder / "flower")

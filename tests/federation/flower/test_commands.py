@@ -55,6 +55,11 @@ def free_port():
             "--own",
         ),
         ("federation keys keys --host x --own b", "--host"),
+        ("federation keys keys --renew --own b", "--renew"),
+        ("federation keys nowhere --renew", "nowhere/server/ca.key"),
+        ("federation status --keys nowhere", "ca.crt"),
+        ("federation allow nowhere.toml", "nowhere.toml"),
+        ("federation run --grace 5", "--min-sites"),
         ("federation superlink nowhere", "ca.crt"),
         ("federation superlink keys/server --port 70000", "--port 70000"),
         ("federation run --keys nowhere", "ca.crt"),
@@ -71,6 +76,31 @@ def test_a_mistake_is_one_line_and_changes_nothing(made, capsys, words, says):
     before = sorted(made.rglob("*"))
     assert says in refused(capsys, *words.split())
     assert sorted(made.rglob("*")) == before
+
+
+def test_the_status_names_sites_and_runs(made, capsys, monkeypatch):
+    from fedlayers.remote import log
+    from fedlayers.remote.flower import server
+
+    class Superlink:
+        def __init__(self, place, keys):
+            assert place == "127.0.0.1:8000"
+
+        def connected(self):
+            return {"a": "2026-01-01", "b": ""}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(server, "Superlink", Superlink)
+    main(["run", "--dataset", "heart", "--algorithm", "fedavg", "--rounds", "1", "--out", "run"])
+    log.note("run", round=1, missing=["b"], error="site 'b' refuses")
+    capsys.readouterr()
+    main(["federation", "status", "run"])
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "2026" in first
+    assert "not" in second
+    assert all(word in third for word in ("1 of 1", "missing: b", "refuses"))
 
 
 def test_nobody_listens_and_somebody_does(made, capsys):

@@ -141,3 +141,18 @@ def test_names_of_kept_optimisers_are_read_back():
     """As a site does that is started again: its states are packets, and ``#`` parts a tensor from its moment."""
     trees = {"model/train": {"fc.weight#exp_avg": torch.ones(2), "fc.weight#step": torch.ones(())}}
     assert set(decode(encode(Packet({"kind": "state"}, trees))).trees["model/train"]) == set(trees["model/train"])
+
+
+def test_tensors_of_all_kinds_and_shapes_travel_as_they_are():
+    kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    trees = {str(kind): {f"{n}": torch.arange(n, dtype=torch.float32).to(kind) for n in (0, 1, 5)} for kind in kinds}
+    shared = torch.arange(6.0).reshape(2, 3)
+    trees["views"] = {"turned": shared.t(), "same": shared, "row": shared[1], "number": torch.tensor(2.5)}
+    found = decode(encode(Packet({"kind": "done"}, trees))).trees
+    assert found.keys() == trees.keys()
+    for name, tree in trees.items():
+        for key, tensor in tree.items():
+            assert found[name][key].dtype == tensor.dtype
+            assert torch.equal(found[name][key], tensor)
+    found["views"]["same"][0, 0] = 7.0  # no memory is shared, also with what was sent
+    assert (shared[0, 0], found["views"]["turned"][0, 0]) == (0.0, 0.0)

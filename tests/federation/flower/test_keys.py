@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import stat
 
 import pytest
@@ -86,3 +87,30 @@ def test_a_site_can_make_its_own_key(tmp_path):
     keys.public_file(tmp_path / "all/server", "zurich").write_bytes(b"no key")
     with pytest.raises(UsageError, match=r"zurich\.pub"):
         keys.registered(tmp_path / "all/server")
+
+
+def test_a_renewed_certificate_has_the_old_names_and_authority(tmp_path):
+    keys.make(tmp_path, ["fed.example.org", "10.0.0.1"], ["a"])
+    before = everything(tmp_path)
+    file = keys.renew(tmp_path)
+    after = everything(tmp_path)
+    assert {name for name in before if before[name] != after[name]} == {"server/server.crt", "server/server.key"}
+    assert set(after) == set(before)
+    assert stat.S_IMODE((tmp_path / "server/server.key").stat().st_mode) == 0o600
+    old, new = (x509.load_pem_x509_certificate(each["server/server.crt"]) for each in (before, after))
+    new.verify_directly_issued_by(x509.load_pem_x509_certificate(after["server/ca.crt"]))
+    names = [each.extensions.get_extension_for_class(x509.SubjectAlternativeName).value for each in (old, new)]
+    assert names[0] == names[1]
+    assert file.read_bytes() == after["server/server.crt"]
+    with pytest.raises(UsageError, match="there is no"):
+        keys.renew(tmp_path / "sites")
+
+
+def test_a_certificate_that_ends_soon_is_named(tmp_path):
+    keys.make(tmp_path, ["localhost"], ["a"])
+    end = x509.load_pem_x509_certificate((tmp_path / "server/server.crt").read_bytes()).not_valid_after_utc
+    assert keys.ending(tmp_path / "server", end - datetime.timedelta(days=31)) == []
+    (line,) = keys.ending(tmp_path / "server", end - datetime.timedelta(days=29, hours=23))
+    assert "29 days" in line
+    assert keys.ending(tmp_path / "sites/a", end) == []  # the authority's lasts longer
+    assert len(keys.ending(tmp_path / "sites/a", end + datetime.timedelta(days=3650))) == 1

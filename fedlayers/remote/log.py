@@ -1,0 +1,78 @@
+"""What the processes of a federation report: lines with time and level, and the state of a run in its directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fl_core.errors import CorruptError
+from fl_core.limits import parsed_json
+from fl_core.storage.files import Folder
+from fl_core.storage.schema import COUNT, validate
+
+LOG = logging.getLogger("fedlayers.federation")
+LOG.addHandler(logging.NullHandler())  # silent in a program of somebody else
+STATUS = "federation.json"
+"""The file of a run directory with the last round, the sites that it missed, and the last error."""
+FORM = {"time": str, "round": COUNT, "missing": [str], "error": str}
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class _Lines(logging.Formatter):
+    """Lines such as ``2026-11-23T08:00:00Z WARNING text``, or as JSON objects.
+
+    >>> record = logging.makeLogRecord({"created": 0.0, "levelname": "INFO", "msg": "site a is connected"})
+    >>> _Lines(False).format(record)
+    '1970-01-01T00:00:00Z INFO site a is connected'
+    >>> _Lines(True).format(record)
+    '{"time": "1970-01-01T00:00:00Z", "level": "INFO", "message": "site a is connected"}'
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self.as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = {"time": time.strftime(TIME, time.gmtime(record.created)), "level": record.levelname}
+        parts["message"] = " ".join(record.getMessage().split())
+        return json.dumps(parts) if self.as_json else " ".join(parts.values())
+
+
+def start(as_json: bool = False) -> None:
+    """Write the log of this process to its standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(as_json))
+    LOG.handlers[:] = [handler]
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+
+
+def note(path: Path | str, **changes: Any) -> None:
+    """Write what has changed into a run directory's :data:`STATUS`."""
+    folder = Folder(path)
+    found: dict[str, Any] = {"round": 0, "missing": [], "error": ""}
+    try:
+        found |= status(path) if folder.has(STATUS) else {}
+    except CorruptError as error:
+        LOG.warning(f"{error}; it is written again")
+    found |= {**changes, "time": time.strftime(TIME, time.gmtime())}
+    folder.write(STATUS, json.dumps(found).encode() + b"\n", lasting=False)
+
+
+def status(path: Path | str) -> dict[str, Any]:
+    """Return the contents of a run directory's :data:`STATUS`.
+
+    Raises:
+        CorruptError: there is none, or it is damaged.
+    """
+    try:
+        found = parsed_json(Folder(path).read(STATUS))
+    except ValueError as error:
+        raise CorruptError(f"{Path(path) / STATUS} is damaged: {error}") from error
+    if wrong := validate(found, FORM):
+        raise CorruptError(f"{Path(path) / STATUS} is damaged: {wrong}")
+    return dict(found)

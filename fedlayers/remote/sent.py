@@ -1,0 +1,179 @@
+"""What a site asks its owner, and the list of all that has left it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlayers.remote.codec import Packet
+from fedlayers.remote.log import LOG, TIME
+from fl_core.errors import CorruptError, RunError, UsageError, listing
+from fl_core.limits import parsed_json
+from fl_core.storage.files import Folder, sha
+from fl_core.storage.schema import COUNT, Each, validate
+
+SENT = "sent.jsonl"
+"""The file in a site's folder with one line per reply. Each line has the digest of the line before."""
+LINE = {"time": str, "kind": str, "reply": str, "run": str, "bytes": COUNT, "digest": str, "tensors": Each(COUNT),
+        "previous": str}  # fmt: skip
+ASKED, ALLOWED = "asked", "allowed"
+"""Folders in a site's folder, with the requests that wait for its owner, and with those that are allowed."""
+MOST_ASKED, MOST_BYTES = 100, 2**20
+TO_APPROVE = ("moments", "race", "join", "measure")
+"""The requests that the owner of a site may want to allow. All others belong to one of these."""
+_NAME = re.compile(r"[0-9a-f]{12}")
+
+
+class NotAllowedError(RunError):
+    """A request that waits for the owner of the site."""
+
+
+class SentLog:
+    """The list of a site's replies, each written before it leaves.
+
+    Args:
+        folder: the site's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Folder(folder)
+        self._last: str | None = None
+
+    def write(self, kind: str, run: str, reply: Packet, data: bytes) -> None:
+        """Append a line for one reply.
+
+        Raises:
+            CorruptError: the lines before are damaged.
+        """
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        if self._last is None:
+            self._last = self.check()[1]
+            if self.folder.has(SENT) and not self.folder.read(SENT).endswith(b"\n"):
+                self.folder.write(SENT, "".join(f"{line}\n" for line in self._read()).encode())  # without half a line
+        line = json.dumps(
+            {
+                "time": time.strftime(TIME, time.gmtime()),
+                "kind": kind,
+                "reply": reply.head["kind"],
+                "run": run,
+                "bytes": len(data),
+                "digest": sha(data),
+                "tensors": {name: len(tree) for name, tree in reply.trees.items()},
+                "previous": self._last,
+            }
+        )
+        self.folder.append(SENT, f"{line}\n".encode())
+        self.folder.sync(SENT)
+        self._last = sha(line.encode())
+
+    def check(self) -> tuple[list[dict[str, Any]], str]:
+        """Return the lines and the digest of the last one, after a check of the chain.
+
+        Raises:
+            CorruptError: names the first line that is damaged, or does not follow the one before.
+        """
+        found: list[dict[str, Any]] = []
+        last = ""
+        for number, text in enumerate(self._read(), 1):
+            try:
+                line = parsed_json(text.encode())
+                wrong = validate(line, LINE)
+            except ValueError as error:
+                wrong = str(error)
+            if not wrong and line["previous"] != last:
+                wrong = "a line before it was changed, removed or added"
+            if wrong:
+                raise CorruptError(f"{self.folder.path / SENT} is damaged at line {number}: {wrong}")
+            found.append(line)
+            last = sha(text.encode())
+        return found, last
+
+    def _read(self) -> list[str]:
+        if not self.folder.path.is_dir() or not self.folder.has(SENT):
+            return []
+        whole = self.folder.read(SENT).decode(errors="replace")
+        return whole.split("\n")[:-1]  # a last line without its end was cut off before its reply left
+
+
+class Approval:
+    """The requests that the owner of a site has allowed. A request has the same name whenever it is repeated.
+
+    Args:
+        folder: the site's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Folder(folder)
+
+    def check(self, packet: Packet) -> None:
+        """Refuse a request until its owner allows it, and write it down for the owner.
+
+        Raises:
+            NotAllowedError: gives the name to allow. UsageError: too many requests wait.
+        """
+        head = {key: value for key, value in packet.head.items() if key != "run"}
+        text = json.dumps(head, indent=1, sort_keys=True).encode()
+        if len(text) > MOST_BYTES:
+            raise UsageError(
+                f"a request for the site's owner must have at most {MOST_BYTES:,} bytes; got {len(text):,}"
+            )
+        name = sha(text)[:12]
+        if self.folder.path.is_dir() and self.folder.has(f"{ALLOWED}/{name}"):
+            return
+        waiting = self.waiting()
+        if name not in waiting:
+            if len(waiting) >= MOST_ASKED:
+                raise UsageError(f"{MOST_ASKED} requests wait for the site's owner already")
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            self.folder.write(f"{ASKED}/{name}", text)
+            LOG.warning(f"the server asks to {_what(head)}. To allow it: fedlayers federation allow SITE.toml {name}")
+        raise NotAllowedError(f"the site's owner has not allowed the request {name} yet")
+
+    def waiting(self) -> dict[str, str]:
+        """Return the requests that wait, by name, in words."""
+        if not self.folder.path.is_dir():
+            return {}
+        names = [name for name in self.folder.names(ASKED) if _NAME.fullmatch(name)]
+        return {name: _what(parsed_json(self.folder.read(f"{ASKED}/{name}"))) for name in names}
+
+    def allow(self, name: str) -> None:
+        """Allow a request that waits.
+
+        Raises:
+            UsageError: none of this name waits.
+        """
+        waiting = self.waiting()
+        if name not in waiting:
+            raise UsageError(f"no request {name!r} waits; these do: {listing(waiting) or 'none'}")
+        self.folder.write(f"{ALLOWED}/{name}", self.folder.read(f"{ASKED}/{name}"))
+        self.folder.remove(f"{ASKED}/{name}")
+
+
+def _what(head: Mapping[str, Any]) -> str:
+    """Describe a request in words. Its values may be of any type.
+
+    >>> _what({"kind": "join", "config": {"algorithm": "fedper", "rounds": 20}, "sites": [{"name": "a"}, {"name": "b"}]
+    ... })
+    'train fedper for 20 rounds, with a, b'
+    """
+
+    def listed(key: str, name: str) -> str:
+        found = head.get(key)
+        each = (
+            [str(one.get(name))[:64] for one in found[:20] if isinstance(one, dict)] if isinstance(found, list) else []
+        )
+        return ", ".join(each)
+
+    if head["kind"] == "join" and isinstance(config := head.get("config"), dict):
+        said = f"train {config.get('algorithm')} for {config.get('rounds')} rounds, with {listed('sites', 'name')}"
+    elif head["kind"] == "race":
+        said = f"compare {listed('arms', 'algorithm')}"
+    elif head["kind"] == "measure":
+        said = f"measure {head.get('metrics')}"
+    else:
+        said = f"send the moments of its features for seed {head.get('seed')}"
+    return " ".join(said.split())[:500]

@@ -1,0 +1,213 @@
+"""What a site's owner allows, the list of what has left a site, and what a server stores of its progress."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlayers.cli.main import main
+from fedlayers.remote import federation, log, remote_clients
+from fedlayers.remote.codec import Packet, decode, encode
+from fedlayers.remote.in_memory import InMemoryTransport
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.remote_clients import TimeoutPolicy
+from fedlayers.remote.sent import MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog
+from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import PresplitData
+from fl_core.errors import CorruptError, RunError, UsageError
+from fl_core.storage.files import sha
+from tests.conftest import TOY
+from tests.federation.test_in_memory import NAMES, config_for, link, server
+
+ASKED = {"kind": "moments", "number": 0, "seed": 1}
+
+
+class Keeping(InMemoryTransport):
+    """Keeps the replies of site a."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(
+            {name: Site(PresplitData(TOY, name), folder / name, **(options if name == "a" else {})) for name in NAMES}
+        )
+        self.replies: list[bytes] = []
+
+    def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
+        for site, reply in super().ask(requests, timeout):
+            if site == "a":
+                self.replies.append(reply)
+            yield site, reply
+
+
+def test_every_reply_is_in_the_list_of_what_left_with_its_digest(tmp_path: Path) -> None:
+    transport = Keeping(tmp_path)
+    federation.federate(config_for("fedper"), transport, progress=False)
+    lines, last = SentLog(tmp_path / "a").check()
+    assert [(line["bytes"], line["digest"]) for line in lines] == [(len(each), sha(each)) for each in transport.replies]
+    assert [line["kind"] for line in lines][:2] == ["hello", "join"]
+    packets = [decode(each) for each in transport.replies]
+    assert [line["tensors"] for line in lines] == [{n: len(tree) for n, tree in each.trees.items()} for each in packets]
+    assert any(line["tensors"] for line in lines if line["kind"] == "train")
+    assert len({line["run"] for line in lines[1:]}) == 1
+    assert last == sha((tmp_path / "a" / SENT).read_bytes().splitlines()[-1])
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "swapped", "no object"])
+def test_a_list_that_was_changed_is_refused(how: str, tmp_path: Path) -> None:
+    for size in range(4):
+        SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), bytes(size))
+    lines = (tmp_path / SENT).read_text().splitlines()
+    if how == "changed":
+        lines[1] = lines[1].replace('"bytes": 1', '"bytes": 2')
+    elif how == "removed":
+        del lines[1]
+    elif how == "swapped":
+        lines[1:3] = lines[2:0:-1]
+    else:
+        lines[1] = "[]"
+    (tmp_path / SENT).write_text("\n".join([*lines, ""]))
+    with pytest.raises(
+        CorruptError, match=f"{SENT} is damaged at line {2 if how in ('removed', 'swapped', 'no object') else 3}"
+    ):
+        SentLog(tmp_path).check()
+    with pytest.raises(CorruptError):
+        SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), b"")
+
+
+def test_half_a_line_of_a_crash_is_dropped(tmp_path: Path) -> None:
+    SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), b"1")
+    whole = (tmp_path / SENT).read_bytes()
+    (tmp_path / SENT).write_bytes(whole + whole[:20])
+    assert len(SentLog(tmp_path).check()[0]) == 1
+    SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), b"22")
+    assert [line["bytes"] for line in SentLog(tmp_path).check()[0]] == [1, 2]
+
+
+def test_what_cannot_be_written_down_does_not_leave(tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path)
+    tmp_path.joinpath(SENT).mkdir()
+    hello = Packet({"kind": "hello", "session": "", "seq": 1, **federation.protocol.versions()})
+    reply = decode(site.answer(encode(hello)))
+    assert reply.head["kind"] == "failed"
+    assert "digest" not in reply.head
+
+
+# --- who allows a run ------------------------------------------------------------------------------------------------
+
+
+def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.05)
+    config, owner = config_for("fedper"), Approval(tmp_path / "a")
+    transport = Keeping(tmp_path, policy=Policy(approve="ask"))
+    with pytest.raises(UsageError, match="'a' does not answer"):
+        federation.federate(config, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
+    assert {decode(each).head["kind"] for each in transport.replies} == {"hello", "waiting"}
+    ((name, what),) = owner.waiting().items()
+    assert what == f"train fedper for {config.rounds} rounds, with {', '.join(NAMES)}"
+
+    def allow() -> None:
+        time.sleep(0.3)
+        owner.allow(name)
+
+    thread = threading.Thread(target=allow)
+    thread.start()
+    found = federation.federate(config, transport, progress=False)
+    thread.join()
+    assert not owner.waiting()
+    assert server(found) == server(federation.federate(config, link(tmp_path / "always"), progress=False))
+    transport.replies.clear()
+    federation.federate(config, transport, progress=False)  # the same request is allowed
+    assert "waiting" not in {decode(each).head["kind"] for each in transport.replies}
+    other = replace(config, rounds=config.rounds + 1)
+    with pytest.raises(UsageError, match="does not answer"):
+        federation.federate(other, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
+    assert len(owner.waiting()) == 1
+
+
+def test_requests_that_wait_are_listed_and_have_a_limit(tmp_path: Path) -> None:
+    owner = Approval(tmp_path)
+    for seed in range(MOST_ASKED):
+        with pytest.raises(RunError, match="not allowed"):
+            owner.check(Packet({**ASKED, "seed": seed}))
+    assert len(owner.waiting()) == MOST_ASKED
+    with pytest.raises(UsageError, match=f"{MOST_ASKED} requests"):
+        owner.check(Packet({**ASKED, "seed": -1}))
+    with pytest.raises(UsageError, match="at most"):
+        owner.check(Packet({**ASKED, "more": "x" * MOST_BYTES}))
+    for bad in ("../join", "0" * 12):
+        with pytest.raises(UsageError, match="no request"):
+            owner.allow(bad)
+
+
+def test_the_owners_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('name = "a"\nfolder = "state"\n[data]\ndataset = "heart"\n[policy]\napprove = "ask"\n')
+    main(["federation", "audit", str(file)])
+    assert "nothing has left" in capsys.readouterr().out
+    with pytest.raises(RunError):
+        Approval(tmp_path / "state").check(Packet(ASKED))
+    main(["federation", "allow", str(file)])
+    name = capsys.readouterr().out.split()[0]
+    main(["federation", "allow", str(file), name])
+    assert f"{name} is allowed" in capsys.readouterr().out
+    Approval(tmp_path / "state").check(Packet(ASKED))
+    SentLog(tmp_path / "state").write("train", "r1", Packet({"kind": "done"}), b"123")
+    main(["federation", "audit", str(file)])
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("r1", "train", "done", "1 lines"))
+
+
+def test_approve_has_two_values() -> None:
+    with pytest.raises(UsageError, match="approve"):
+        Policy(approve="sometimes")
+
+
+# --- the log and the status ------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_which_round_it_stored_and_whom_it_missed(tmp_path: Path) -> None:
+    class Deaf(InMemoryTransport):
+        def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
+            for site, reply in super().ask(requests, timeout):
+                asked = decode(requests[site]).head
+                yield site, None if site == "c" and asked["kind"] == "train" and asked["round"]["index"] else reply
+
+    sites = {name: Site(PresplitData(TOY, name), tmp_path / name) for name in NAMES}
+    config = replace(config_for("fedavg"), participation=1.0, checkpoint_every=1)
+    federation.federate(config, Deaf(sites), tmp_path / "run", timeouts=TimeoutPolicy(2, 5.0), progress=False)
+    found = log.status(tmp_path / "run")
+    assert (found["round"], found["missing"], found["error"]) == (config.rounds, ["c"], "")
+    log.note(tmp_path / "run", error="site 'a' refuses")
+    assert log.status(tmp_path / "run") == {
+        **found,
+        "error": "site 'a' refuses",
+        "time": log.status(tmp_path / "run")["time"],
+    }
+    (tmp_path / "run" / log.STATUS).write_text('{"round": -1}')
+    with pytest.raises(CorruptError, match="damaged"):
+        log.status(tmp_path / "run")
+    log.note(tmp_path / "run", round=1)
+    assert log.status(tmp_path / "run")["round"] == 1
+
+
+def test_the_log_has_time_and_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = log.LOG.handlers[:], log.LOG.propagate, log.LOG.level
+    try:
+        log.start(as_json=True)
+        log.LOG.warning("two\nlines")
+        log.start()
+        log.LOG.info("one")
+    finally:
+        log.LOG.handlers[:], log.LOG.propagate = before[:2]
+        log.LOG.setLevel(before[2])
+    first, second = capsys.readouterr().err.splitlines()
+    found = json.loads(first)
+    assert (found["level"], found["message"]) == ("WARNING", "two lines")
+    assert second.split()[1:] == ["INFO", "one"]
+    assert logging.getLogger("fedlayers.federation") is log.LOG
