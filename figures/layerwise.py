@@ -22,10 +22,9 @@ from diagnostics.diagnosis import diagnose
 from diagnostics.pictures.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding
-from figures.verdicts import beyond
+from figures.verdicts import beyond, share_interval
 from fl_core import runner
 from fl_core.seeds import torch_generator
-from fl_core.statistics import share_interval
 
 SENSITIVITY = measure.SENSITIVITY
 _BAND: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.55", "linewidth": 0.6, "zorder": 0.5}

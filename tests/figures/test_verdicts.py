@@ -25,9 +25,10 @@ from figures.verdicts import (
     of_ranges,
     of_seeds,
     of_share,
+    share_interval,
 )
 from fl_core.errors import UsageError
-from fl_core.statistics import RANGE_BELOW, mean_interval, median_interval, share_interval
+from fl_core.statistics import RANGE_BELOW, mean_interval, median_interval
 
 
 def test_wilsons_interval_is_scipys() -> None:
