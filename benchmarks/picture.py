@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.pairs import RESULTS
 from diagnostics.plots.drawing import style
+from figures.drawing import save_png
 from fl_core.errors import UsageError
 
 KINDS = (
@@ -44,7 +45,7 @@ def draw(path: Path = RESULTS / "benchmarks.png") -> Path:
         )
         for (rows, label), ax in zip(groups, axes[:, 0], strict=True):
             _panel(ax, rows, label)
-        figure.savefig(path, dpi=110, bbox_inches="tight")
+        save_png(figure, path, 110, bbox_inches="tight")
         plt.close(figure)
     return path
 

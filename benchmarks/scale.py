@@ -20,6 +20,7 @@ from scipy import stats
 from benchmarks.curves import CURVES, Curve
 from benchmarks.pairs import RESULTS, Measured
 from diagnostics.plots.drawing import style
+from figures.drawing import save_png
 from fl_core.errors import RunError
 
 POINTS = RESULTS / "scale-points.jsonl"
@@ -173,7 +174,7 @@ def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
                     ax.set_xlabel(curve.axis, fontsize=7)
                 if column == 0:
                     ax.set_ylabel(MEASURES[measure], fontsize=7)
-        figure.savefig(path, dpi=110, bbox_inches="tight")
+        save_png(figure, path, 110, bbox_inches="tight")
         plt.close(figure)
     return path
 

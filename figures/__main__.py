@@ -48,12 +48,16 @@ class Figures:
         python -m figures player_fl.heart_sensitivity --out out
         python -m figures player_fl.heart_sensitivity --train
         python -m figures algorithms.learning_check --train --only fedper ditto --budget 30
+        python -m figures algorithms.learning_check --pack
         python -m figures gallery
     """
 
     name: Annotated[Positional[str], arg(help="An item's name, or: list, all, gallery, scorecard.")] = "list"
     paper: Annotated[Positional[str], arg(help="With list: only what belongs to this paper.")] = ""
     train: Annotated[bool, arg(help="Make the rows anew first.")] = False
+    pack: Annotated[
+        bool, arg(help="Of an item that is kept run by run: put all stored runs into the one file of the repository.")
+    ] = False
     out: Annotated[
         Path | None, arg(help="Folder for everything that is written; default: where the project keeps it.")
     ] = None
@@ -105,13 +109,15 @@ class Figures:
             raise UsageError("--seeds goes with --train. Stored rows keep their seeds.")
         if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
             raise UsageError("--only and --budget go with --train, of an item that is kept run by run.")
+        if self.pack and not isinstance(study, recipe.Recipe):
+            raise UsageError("--pack goes with an item that is kept run by run. Others have one file anyway.")
         if self.backend and not self.train:
             raise UsageError("--backend goes with --train. Stored rows are drawn here.")
         if self.backend:
             check_backend(self.backend)
         if self.out is not None:
             _make_folder(self.out)
-        path = item.path(self.out if self.train else None)
+        path = item.path(self.out if self.train or self.pack else None)
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
             how: dict[str, Any] = {
@@ -125,6 +131,8 @@ class Figures:
             else:
                 seconds = items.train(study, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
+        if self.pack and isinstance(study, recipe.Recipe):
+            print(f"packed: {recipe.pack(study, path)}")
         out = self.out or items.PICTURES
         drawn, refused = 0, None
         for each in items.drawings(item) or [item]:
@@ -143,9 +151,9 @@ class Figures:
             print(lacking)
 
     def _all(self) -> None:
-        if self.train or self.seeds is not None or self.only or self.budget is not None or self.backend:
+        if self.train or self.seeds is not None or self.only or self.budget is not None or self.backend or self.pack:
             raise UsageError(
-                "all draws only what has rows. Leave --train, --seeds, --only, --budget and --backend out."
+                "all draws only what has rows. Leave --train, --seeds, --only, --budget, --backend and --pack out."
             )
         if self.out is not None:
             _make_folder(self.out)
@@ -154,8 +162,8 @@ class Figures:
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("The gallery has its own seeds. Leave --seeds out.")
-        if self.only or self.budget is not None or self.backend:
-            raise UsageError("The gallery is made as a whole. Leave --only, --budget and --backend out.")
+        if self.only or self.budget is not None or self.backend or self.pack:
+            raise UsageError("The gallery is made as a whole. Leave --only, --budget, --backend and --pack out.")
         if self.scale != items.QUICK:
             raise UsageError("The gallery has one scale. Leave --scale out.")
         if self.out is not None:

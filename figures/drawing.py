@@ -141,6 +141,8 @@ def one_range(panels: Sequence[Axes], axis: Literal["x", "y"], least: float, mos
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
     """Write a picture with a palette of 256 colours if it looks the same. That needs a third of the bytes.
 
+    A file that has these pixels already stays as it is, whatever library has compressed it.
+
     Args:
         options: further ones of ``savefig``.
     """
@@ -151,4 +153,18 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     few = all_of_them.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     off: Any = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
     same = max(largest for _, largest in off) <= SEEN
-    (few if same else all_of_them).save(path, optimize=True, dpi=(dpi, dpi))
+    picture = few if same else all_of_them
+    if not _has(path, picture):
+        picture.save(path, optimize=True, dpi=(dpi, dpi))
+
+
+def _has(path: Path, picture: Image.Image) -> bool:
+    """Return whether a file has the pixels of a picture."""
+    if not path.is_file():
+        return False
+    try:
+        with Image.open(path) as stored:
+            pixels = stored.convert("RGB")
+    except OSError:  # no picture, or a damaged one
+        return False
+    return pixels.size == picture.size and pixels.tobytes() == picture.convert("RGB").tobytes()

@@ -21,22 +21,21 @@ from diagnostics import measure, plots
 from diagnostics.decide import select
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.collect import album, figure_of
-from diagnostics.report import Report
 from diagnostics.representation import embedding
 from diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import regret
-from figures import items
+from figures import items, packing
 from figures.drawing import save_png
-from fl_core import __version__, rows, runner
+from fl_core import __version__, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 
-NAME = "gallery"
+NAME, ROWS = "gallery", f"rows{packing.SUFFIX}"
 BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 160
@@ -172,7 +171,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         "runs": {name: items.about(each) for name, each in tasks.items()},
     }
     to.mkdir(exist_ok=True)
-    Report(pd.concat(parts, ignore_index=True), header).write(to / "rows.jsonl")
+    packing.write(to / ROWS, [(header, pd.concat(parts, ignore_index=True))])
     plan.save(to / "plan.json")
     for name, table in tables.items():
         (to / f"{name}.csv").write_bytes(csv_bytes(table, float_format=ROUNDED))
@@ -331,9 +330,9 @@ def load(at: Path) -> Stored:
     Raises:
         UsageError: it is not there, or the rows are another item's; CorruptError: the rows are damaged.
     """
-    if not (at / "rows.jsonl").is_file():
+    if not (at / ROWS).is_file():
         raise UsageError(f"The gallery has no rows at {at}. Make them with --train ({BUDGET}).")
-    header, frame = rows.read(at / "rows.jsonl")
+    ((header, frame),) = packing.read(at / ROWS)
     if header.get("item") != NAME:
         raise UsageError(f"rows at {at} must be of the gallery; got rows of {header.get('item')!r}.")
     tables = {path.stem: pd.read_csv(path, keep_default_na=True) for path in sorted(at.glob("*.csv"))}

@@ -20,7 +20,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend, Result, carry_out
 from fedlayers.backends.names import open_backend
-from figures import page
+from figures import packing, page
 from figures.drawing import COLUMNS as COLUMNS
 from figures.drawing import VERDICTS as VERDICTS
 from figures.drawing import Drawing as Drawing
@@ -141,7 +141,7 @@ class Item:
         """
         if not path.is_file():
             raise UsageError(f"{self.name} has no rows at {path}. Make them with --train ({self.budget}).")
-        header, frame = rows.read(path)
+        ((header, frame),) = packing.read(path)
         if header.get("item") != self.name:
             raise UsageError(f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}.")
         return header, frame
@@ -235,8 +235,8 @@ def _scaled(name: str, scale: str) -> str:
 
 
 def rows_path(name: str, folder: Path | None = None) -> Path:
-    """The path of an item's stored rows."""
-    return (ROWS if folder is None else folder) / f"{name}.jsonl"
+    """Return the path of an item's stored rows."""
+    return (ROWS if folder is None else folder) / f"{name}{packing.SUFFIX}"
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def train(
         "seconds": round(seconds, 1),
         "runs": runs,
     }
-    rows.write(path, header, records(pd.concat(parts, ignore_index=True)))
+    packing.write(path, [(header, pd.concat(parts, ignore_index=True))])
     return seconds
 
 

@@ -14,8 +14,20 @@ from matplotlib.axes import Axes
 
 from diagnostics.plots.drawing import COLOURS, MEAN
 from fl_core import statistics
+from fl_core.errors import UsageError, check_known
 
 ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class PostHoc:
+    """The ``p_values`` of every pair of algorithms, symmetric, with 1 on the diagonal.
+
+    All are NaN unless ``status`` is ok.
+    """
+
+    p_values: pd.DataFrame
+    status: str = "ok"
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,8 @@ class Ranking:
     ranks: pd.Series = field(init=False)
     friedman: statistics.FriedmanTest = field(init=False)
     transposed: statistics.FriedmanTest = field(init=False)
-    nemenyi: statistics.PostHoc = field(init=False)
-    holm: statistics.PostHoc = field(init=False)
+    nemenyi: PostHoc = field(init=False)
+    holm: PostHoc = field(init=False)
 
     def __post_init__(self) -> None:
         blocks = self.values.dropna(axis=1)
@@ -52,8 +64,8 @@ class Ranking:
             "ranks": ranks,
             "friedman": statistics.friedman(blocks),
             "transposed": statistics.friedman(blocks.T),
-            "nemenyi": statistics.nemenyi(blocks),
-            "holm": statistics.holm(blocks, self.control),
+            "nemenyi": nemenyi(blocks),
+            "holm": holm(blocks, self.control),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -68,7 +80,7 @@ class Ranking:
         """Nemenyi's critical difference of mean ranks; NaN where that test has no result."""
         if self.nemenyi.status != "ok":
             return math.nan
-        return statistics.critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
+        return critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
 
 
 def first_shares(each: pd.DataFrame, ranking: Ranking, resamples: int = 2000) -> pd.Series:
@@ -124,3 +136,74 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
     ax.plot([low, low + ranking.critical], [2.5, 2.5], color="0.3", linewidth=1.4, marker="|", markersize=5)
     note = f"Nemenyi's critical difference at {ALPHA:g}: {ranking.critical:.1f}"
     ax.text(low, 2.9, note, va="bottom", fontsize=7, color="0.3")
+
+
+# --- tests after Friedman's ------------------------------------------------------------------------------------
+
+
+def nemenyi(table: pd.DataFrame) -> PostHoc:
+    """Test every pair of algorithms on their mean ranks by Nemenyi's test, after Friedman's (Demsar, 2006).
+
+    For k algorithms (rows) and N datasets or seeds (columns) the p-value is the tail of the studentized range at
+
+        |R_i - R_j| / sqrt(k (k + 1) / (6 N)) sqrt(2)
+    """
+    n_algorithms, n_blocks = table.shape
+    status = statistics.incomplete(table)
+    if not status and (n_algorithms < 2 or n_blocks < 2):
+        status = (
+            f"Nemenyi's test needs at least 2 algorithms and 2 datasets or seeds, not {n_algorithms} and {n_blocks}"
+        )
+    if status:
+        empty = pd.DataFrame(math.nan, index=table.index, columns=table.index)
+        return PostHoc(empty, status)
+    p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
+    return PostHoc(pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index))
+
+
+def holm(table: pd.DataFrame, control: str) -> PostHoc:
+    """Test each algorithm against a control on their mean ranks, with Holm's correction (Demsar, 2006).
+
+    This follows Friedman's test. For k algorithms (rows) and N datasets or seeds (columns) the statistic is
+
+        z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N))
+
+    with its two-sided normal p. Holm's step-down covers the k - 1 comparisons. The j-th smallest p is multiplied by k -
+    j. It is no smaller than the one before and at most 1. ``p_values`` has one column, the control's. The control's own
+    p is 1.
+
+    Raises:
+        UsageError: the control is not in the table.
+    """
+    check_known("algorithm of the table", control, list(table.index))
+    n_algorithms, n_blocks = table.shape
+    status = statistics.incomplete(table)
+    if not status and n_algorithms < 2:
+        status = "Holm's procedure needs an algorithm beside the control"
+    if status:
+        return PostHoc(pd.DataFrame(math.nan, index=table.index, columns=[control]), status)
+    mean_ranks = statistics.ranks(table, higher_is_better=True)
+    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(n_algorithms, n_blocks)
+    p = (2 * pd.Series(scipy.stats.norm.sf(gaps), index=table.index)).drop(control).sort_values(kind="stable")
+    stepped = (p * np.arange(n_algorithms - 1, 0, -1)).cummax().clip(upper=1.0)
+    return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
+
+
+def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -> float:
+    """Return the gap between mean ranks from which Nemenyi's test finds a difference (Demsar, 2006).
+
+    It is q_alpha sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets or seeds. Here q_alpha is the upper alpha
+    point of the studentized range with infinite degrees of freedom, over sqrt(2).
+
+    Raises:
+        UsageError: there are fewer than 2 algorithms or 1 block, or alpha is outside 0 to 1.
+    """
+    if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
+        raise UsageError(f"no critical difference of {n_algorithms} algorithms over {n_blocks} at alpha {alpha}")
+    quantile = scipy.stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
+    return float(quantile * _rank_error(n_algorithms, n_blocks))
+
+
+def _rank_error(n_algorithms: int, n_blocks: int) -> float:
+    """Return the standard error of a difference of two mean ranks."""
+    return math.sqrt(n_algorithms * (n_algorithms + 1) / (6 * n_blocks))

@@ -1,9 +1,10 @@
 """Recipes of data, methods and seeds, whose runs are trained one after another and stored for good.
 
 A recipe is an item (:mod:`figures.items`) whose runs take long. It keeps a file of rows for each run and seed. So it
-can be interrupted, made within a budget, or made by several processes. A run whose training diverged is finished too:
-its one row says why it has no value. Drawing takes what is there and says what is missing. A figure's module adds
-what is its own: the configurations, what is measured on a run, the picture.
+can be interrupted, made within a budget, or made by several processes. :func:`pack` puts them into the one file that
+the repository has. A run whose training diverged is finished too: its one row says why it has no value. Drawing takes
+what is there and says what is missing. A figure's module adds what is its own: the configurations, what is measured on
+a run, the picture.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from torch import nn
 from diagnostics import measure
 from fedlayers.backends.base import Backend, Result, carry_out
 from fedlayers.backends.names import open_backend
-from figures import items
+from figures import items, packing
 from figures.making import Making
 from fl_core import __version__, rows, runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.former import current
 
 FAILED = "finished"
 """The metric of the row, without a value, that stands for a run whose training diverged."""
@@ -135,7 +137,7 @@ class Recipe(items.Item):
     def state_of(self, runs: Collection[str]) -> str:
         """``ready`` if all rows are stored, else how many runs are, of those named."""
         awaited = [(run, seed) for run, seed in self.awaited() if not runs or run in runs]
-        stored = sum(rows_file(self.path(), run, seed).is_file() for run, seed in awaited)
+        stored = len(headers(self.path()).keys() & awaited)
         return "no rows" if not stored else "ready" if stored == len(awaited) else f"{stored} of {len(awaited)} runs"
 
     @property
@@ -157,7 +159,23 @@ class Recipe(items.Item):
         return frame, items.described(task), round(time.perf_counter() - began, 1)
 
     def path(self, folder: Path | None = None) -> Path:
+        """Return the folder of its runs' files; the packed file is next to it."""
         return (items.ROWS if folder is None else folder) / self.name
+
+    def parts(self, folder: Path) -> dict[tuple[str, int], packing.Part]:
+        """Return header and rows of each stored run and seed, packed or not, in the order of their files' names.
+
+        Raises:
+            UsageError: a header is another item's; CorruptError: rows are damaged.
+        """
+        whole, files = packed_file(folder), sorted(folder.glob("*.jsonl"))
+        found = [(whole, part) for part in (packing.read(whole) if whole.is_file() else ())]
+        found += [(file, rows.read(file)) for file in files]
+        for path, (header, _) in found:
+            if header.get("item") != self.name:
+                raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {self.name!r}")
+        parts = {(part[0]["run"], int(part[0]["seed"])): part for _, part in found}
+        return {key: parts[key] for key in sorted(parts, key=lambda key: rows_file(folder, *key).name)}
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         """Read the stored runs, with a header like any item's.
@@ -165,28 +183,25 @@ class Recipe(items.Item):
         The header also has the seeds of each run that ended (``had``) and those that are ``missing``. It has the
         reasons of those that ``failed``.
         """
-        files = sorted(path.glob("*.jsonl"))
-        if not files:
+        parts = self.parts(path)
+        if not parts:
             raise UsageError(f"{self.name} has no rows in {path}. Make them with --train ({self.budget}).")
         frames: dict[tuple[str, int], pd.DataFrame] = {}
         runs: dict[str, dict[str, Any]] = {}
         seconds = 0.0
-        for file in files:
-            header, frame = rows.read(file)
-            if header.get("item") != self.name:
-                raise UsageError(f"rows at {file} must be of {self.name!r}; got rows of {header.get('item')!r}.")
-            run, seed = check_known("run", header["run"], self.runs), int(header["seed"])
+        for (run, seed), (header, frame) in parts.items():
+            check_known("run", run, self.runs)
             described = runs.setdefault(run, header["about"])
             described["data"] |= header["about"]["data"]
             seconds += header["seconds"]
             frames[run, seed] = frame
-        diverged = {key: frame[frame["metric"] == FAILED] for key, frame in frames.items()}
-        failed = {f"{run} {seed}": line["status"].iloc[0] for (run, seed), line in diverged.items() if len(line)}
+        reasons = {key: frame["status"][frame["metric"] == FAILED] for key, frame in frames.items()}
+        failed = {f"{run} {seed}": reason.iloc[0] for (run, seed), reason in reasons.items() if len(reason)}
         order = sorted(frames, key=lambda key: (list(self.runs).index(key[0]), key[1]))
         finished = {
             run: [seed for name, seed in order if name == run and f"{name} {seed}" not in failed] for run in self.runs
         }
-        sound = [frames[key] for key in order if not len(diverged[key])]
+        sound = [frames[key] for key in order if not len(reasons[key])]
         if not sound:
             raise UsageError(f"{self.name}: no run in {path} came to its end; the first: {next(iter(failed.values()))}")
         header = {
@@ -208,9 +223,40 @@ def rows_file(folder: Path, run: str, seed: int) -> Path:
     return folder / f"{run}-{seed}.jsonl"
 
 
+def packed_file(folder: Path) -> Path:
+    """Return the file of all runs of a folder, for the repository."""
+    return folder.with_name(folder.name + packing.SUFFIX)
+
+
+def headers(folder: Path) -> dict[tuple[str, int], packing.Header]:
+    """Return the header of each stored run and seed, packed or not, as it was written."""
+    whole = packed_file(folder)
+    found = packing.headers(whole) if whole.is_file() else []
+    found += map(rows.read_header, folder.glob("*.jsonl"))
+    return {(header["run"], int(header["seed"])): header for header in found}
+
+
 def newcomers(name: str, runs: Iterable[str]) -> frozenset[str]:
-    """Newly added runs: those without committed rows of seed 0."""
-    return frozenset(run for run in runs if not rows_file(items.ROWS / name, run, 0).is_file())
+    """Return newly added runs: those without committed rows of seed 0."""
+    known = headers(items.ROWS / name)
+    return frozenset(run for run in runs if (run, 0) not in known)
+
+
+def pack(item: Recipe, folder: Path) -> Path:
+    """Write all stored runs of a folder to one file next to it, and remove their own files.
+
+    Raises:
+        UsageError: no run is stored, or one of another item; CorruptError: rows are damaged.
+    """
+    parts, files = item.parts(folder), sorted(folder.glob("*.jsonl"))
+    if not parts:
+        raise UsageError(f"{folder} must hold rows to pack; got none. Train {item.name} first, with --train.")
+    packing.write(packed_file(folder), parts.values())
+    for file in files:
+        file.unlink()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    return packed_file(folder)
 
 
 # --- training --------------------------------------------------------------------------------------------------
@@ -251,12 +297,13 @@ def train(
         raise UsageError(f"There is no folder {folder.parent}.")
     took: dict[str, float] = {}
     planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]
+    known = headers(folder)
     for run, seed in item.planned(seeds):
-        if rows_file(folder, run, seed).is_file():
-            took[run] = _check_same(item, folder, run, seed)
+        if (run, seed) in known:
+            took[run] = _check_same(item, folder, current(known[run, seed]))
     folder.mkdir(exist_ok=True)
     began = time.perf_counter()
-    left = [(run, seed) for run, seed in planned if not rows_file(folder, run, seed).is_file()]
+    left = [(run, seed) for run, seed in planned if (run, seed) not in known]
 
     def affordable() -> Iterator[Making]:
         for run, seed in left:
@@ -294,15 +341,18 @@ def _asked(item: Recipe, run: str) -> dict[str, Any]:
     return {name: value for name, value in item.runs[run].to_json().items() if name not in items.ELSEWHERE}
 
 
-def _check_same(item: Recipe, folder: Path, run: str, seed: int) -> float:
-    """The training time of a stored run; refuses one made with another configuration."""
-    path = rows_file(folder, run, seed)
-    header, now = rows.read_header(path), _asked(item, run)
+def _check_same(item: Recipe, folder: Path, header: packing.Header) -> float:
+    """Return the training time of a stored run; refuse one made with another configuration."""
+    path, now = rows_file(folder, header["run"], header["seed"]), _asked(item, header["run"])
+    path = path if path.is_file() else packed_file(folder)
     if header.get("item") != item.name:
         raise UsageError(f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}.")
     differ = [
         name for name, value in header["asked"].items() if name in now and value != json.loads(json.dumps(now[name]))
     ]
     if differ:
-        raise UsageError(f"{path} was made with another {listing(differ)}. Remove it, or choose another folder.")
+        what = f"{header['run']}, seed {header['seed']},"
+        raise UsageError(
+            f"{path}: {what} was made with another {listing(differ)}. Remove it, or choose another folder."
+        )
     return float(header["seconds"])

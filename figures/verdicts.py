@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
+from scipy import stats
 
 from figures.differences import UNDECIDED, Difference, joint
 from figures.page import percent
@@ -111,8 +112,6 @@ class Odds(NamedTuple):
 
 def of_share(successes: int, trials: int) -> Odds:
     """The p-values of a share above and below one half, by the exact binomial test."""
-    from scipy import stats
-
     sides = (stats.binomtest(successes, trials, HALF, alternative=way).pvalue for way in ("greater", "less"))
     holds, fails = (min(1.0, 2 * float(side)) for side in sides)
     return Odds(holds, fails)
@@ -148,8 +147,6 @@ class Judged(NamedTuple):
 
 def _above(gap: Difference, bound: float) -> float:
     """The p-value of a one-sided t test that a difference lies above a bound."""
-    from scipy import stats
-
     if gap.few or gap.error == 0:
         return math.nan if gap.few else float(gap.interval.value <= bound)
     return float(stats.t.sf((gap.interval.value - bound) / gap.error, gap.pairs - 1))

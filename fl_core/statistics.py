@@ -2,7 +2,7 @@
 
 A missing or non-finite number is never skipped. Results that depend on it are NaN, or their status gives the reason. A
 table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy.stats
-and scikit_posthocs are local: they are slow, and a run needs neither.
+are local: it is slow, and a run goes without.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 
 RANGE_BELOW = 6
 """The number of values from which two of them can enclose the median with 95 % confidence."""
@@ -71,17 +71,6 @@ class FriedmanTest:
     p_value: float
     n_algorithms: int
     n_blocks: int
-    status: str = "ok"
-
-
-@dataclass(frozen=True)
-class PostHoc:
-    """The ``p_values`` of every pair of algorithms, symmetric, with 1 on the diagonal.
-
-    All are NaN unless ``status`` is ok.
-    """
-
-    p_values: pd.DataFrame
     status: str = "ok"
 
 
@@ -210,10 +199,8 @@ def share_interval(successes: int, trials: int) -> Interval:
         raise UsageError(f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}.")
     from scipy import stats
 
-    share, square = successes / trials, float(stats.norm.ppf(0.975)) ** 2
-    centre = (share + square / (2 * trials)) / (1 + square / trials)
-    half = math.sqrt(square * (share * (1 - share) / trials + square / (4 * trials**2))) / (1 + square / trials)
-    return Interval(share, centre - half, centre + half)
+    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return Interval(successes / trials, float(found.low), float(found.high))
 
 
 def fairness(values_per_client: Values) -> float:
@@ -252,7 +239,7 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
     Raises:
         UsageError: the table is empty, or a value is missing, so that ranks do not compare.
     """
-    if status := _incomplete(table):
+    if status := incomplete(table):
         raise UsageError(f"no ranks: {status}")
     return table.astype(float).rank(axis=0, method="average", ascending=not higher_is_better).mean(axis=1)
 
@@ -264,7 +251,7 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
     test whether the datasets differ, which they always do. The p-value is the chi-square approximation.
     """
     n_algorithms, n_blocks = table.shape
-    status = _incomplete(table)
+    status = incomplete(table)
     if not status and n_algorithms < 3:
         status = f"Friedman's test needs at least 3 algorithms, not {n_algorithms}"
     if not status and n_blocks < 2:
@@ -280,86 +267,9 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
     return FriedmanTest(float(result.statistic), float(result.pvalue), n_algorithms, n_blocks)
 
 
-def nemenyi(table: pd.DataFrame) -> PostHoc:
-    """Test every pair of algorithms on their mean ranks by Nemenyi's test, after Friedman's (Demsar, 2006).
-
-    For k algorithms (rows) and N datasets or seeds (columns) the p-value is the tail of the studentized range at
-
-        |R_i - R_j| / sqrt(k (k + 1) / (6 N)) sqrt(2)
-    """
-    n_algorithms, n_blocks = table.shape
-    status = _incomplete(table)
-    if not status and (n_algorithms < 2 or n_blocks < 2):
-        status = (
-            f"Nemenyi's test needs at least 2 algorithms and 2 datasets or seeds, not {n_algorithms} and {n_blocks}"
-        )
-    if status:
-        empty = pd.DataFrame(math.nan, index=table.index, columns=table.index)
-        return PostHoc(empty, status)
-    import scikit_posthocs
-
-    p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
-    return PostHoc(pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index))
-
-
-def holm(table: pd.DataFrame, control: str) -> PostHoc:
-    """Test each algorithm against a control on their mean ranks, with Holm's correction (Demsar, 2006).
-
-    This follows Friedman's test. For k algorithms (rows) and N datasets or seeds (columns) the statistic is
-
-        z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N))
-
-    with its two-sided normal p. Holm's step-down covers the k - 1 comparisons. The j-th smallest p is multiplied by k -
-    j. It is no smaller than the one before and at most 1. ``p_values`` has one column, the control's. The control's own
-    p is 1.
-
-    Raises:
-        UsageError: the control is not in the table.
-    """
-    check_known("algorithm of the table", control, list(table.index))
-    n_algorithms, n_blocks = table.shape
-    status = _incomplete(table)
-    if not status and n_algorithms < 2:
-        status = "Holm's procedure needs an algorithm beside the control"
-    if status:
-        return PostHoc(pd.DataFrame(math.nan, index=table.index, columns=[control]), status)
-    from scipy import stats
-
-    mean_ranks = ranks(table, higher_is_better=True)
-    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(n_algorithms, n_blocks)
-    p = (2 * pd.Series(stats.norm.sf(gaps), index=table.index)).drop(control).sort_values(kind="stable")
-    stepped = (p * np.arange(n_algorithms - 1, 0, -1)).cummax().clip(upper=1.0)
-    return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
-
-
-def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -> float:
-    """Return the gap between mean ranks from which Nemenyi's test finds a difference (Demsar, 2006).
-
-    It is q_alpha sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets or seeds. Here q_alpha is the upper alpha
-    point of the studentized range with infinite degrees of freedom, over sqrt(2).
-
-    Raises:
-        UsageError: there are fewer than 2 algorithms or 1 block, or alpha is outside 0 to 1.
-    """
-    if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
-        raise UsageError(
-            "a critical difference must be of at least 2 algorithms and 1 block, at alpha between 0 and 1; "
-            f"got {n_algorithms}, {n_blocks} and {alpha}."
-        )
-    from scipy import stats
-
-    quantile = stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
-    return float(quantile * _rank_error(n_algorithms, n_blocks))
-
-
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
         raise UsageError(f"level must be between 0 and 1; got {level}.")
-
-
-def _rank_error(n_algorithms: int, n_blocks: int) -> float:
-    """Return the standard error of a difference of two mean ranks."""
-    return math.sqrt(n_algorithms * (n_algorithms + 1) / (6 * n_blocks))
 
 
 def _aligned(**named: Values) -> list[NDArray[np.float64]]:
@@ -384,7 +294,7 @@ def _aligned(**named: Values) -> list[NDArray[np.float64]]:
     return vectors
 
 
-def _incomplete(table: pd.DataFrame) -> str:
+def incomplete(table: pd.DataFrame) -> str:
     """Return why a table cannot be ranked, or an empty text."""
     if table.empty:
         return "the table is empty"

@@ -9,7 +9,6 @@ log-probabilities. The second packs the federations whose runs are all there.
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
-from figures import recipe
+from figures import packing, recipe
 from figures.decision import runs
 from figures.decision.federations import cuts
 from figures.decision.finished import CUTS, DITTO, JOBS, MAIN_CUT, RESTARTS, STARTS, STUDY, jobs
@@ -36,7 +35,6 @@ from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
 from fl_core.execution.requests import TUNED, FinetuneRequest
-from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.storage.files import write_atomically
 from fl_core.training import evaluate
@@ -51,11 +49,8 @@ OWN_EPOCHS = (1, 2, 4)
 """Epochs of fine-tuning that follow FedAvg."""
 STEPS, LEAST = 100, -300
 """Log-probabilities are stored in hundredths of a nat, at least so many nats."""
-KEPT = (
-    "run", "seed", "round", "split", "client", "metric", "variant", "value", "estimator", "n_samples", "n_train",
-    "status",
-)  # fmt: skip
-"""The columns of packed rows."""
+ROWS, LOGS = ".rows.parquet", ".logs.parquet"
+"""Ends of the names of packed files."""
 
 
 @dataclass(frozen=True)
@@ -238,13 +233,11 @@ def pack(folder: Path, out: Path) -> list[str]:
         wanted = list(planned((name,)))
         if not all(rows_file(folder, run, seed).is_file() for run, seed in wanted):
             continue
-        frames = [rows.read(rows_file(folder, run, seed))[1].assign(run=run) for run, seed in wanted]
-        table = pd.concat(frames, ignore_index=True)[list(KEPT)]
-        write_atomically(out / f"{name}.csv.gz", gzip.compress(csv_bytes(table, float_format="%.6g"), mtime=0))
+        packing.write(out / f"{name}{ROWS}", [rows.read(rows_file(folder, run, seed)) for run, seed in wanted])
         logs = [part for run, seed in wanted for part in _logs(run, seed, logs_file(folder, run, seed))]
         words = {"run": "category", "what": "category"}
         stored = pd.concat(logs, ignore_index=True).astype(words).to_parquet(compression="zstd", index=False)
-        write_atomically(out / f"{name}.parquet", stored)
+        write_atomically(out / f"{name}{LOGS}", stored)
         done.append(name)
     return done
 
@@ -267,13 +260,10 @@ def packed(folder: Path) -> pd.DataFrame:
     Raises:
         UsageError: there are none.
     """
-    files = sorted(folder.glob("*.csv.gz"))
+    files = sorted(folder.glob(f"*{ROWS}"))
     if not files:
-        raise UsageError(f"{folder} must hold packed rows (.csv.gz); got none. Pack them with --pack-into.")
-    words = dict.fromkeys(("run", "split", "client", "metric", "variant", "estimator", "status"), str)
-    empty = {name: [""] for name in KEPT if name not in words}
-    frames = [pd.read_csv(file, dtype=words, keep_default_na=False, na_values=empty) for file in files]
-    return pd.concat(frames, ignore_index=True)
+        raise UsageError(f"{folder} must hold packed rows (*{ROWS}); got none. Pack them with --pack-into.")
+    return pd.concat([frame for file in files for _, frame in packing.read(file)], ignore_index=True)
 
 
 # --- the command -----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from figures.player_fl import runs as untuned
 from figures.player_fl.runs import BESIDE, CASES, METHODS
 from figures.player_fl.tables import TABLES, draw
 from figures.player_fl.words import NAMES
-from figures.recipe import Recipe, labels, rows_file
+from figures.recipe import Recipe, labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -98,10 +98,10 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """The configuration with the learning rate that tuning chose for this method on this dataset."""
-    path = rows_file(folder.parent / TUNING, run, 0)
-    if not path.is_file():
+    part = SEARCH.parts(folder.parent / TUNING).get((run, 0))
+    if part is None:
         raise UsageError(f"{run} was not tuned yet: first {SEARCH.command} --only {run}")
-    frame = rows.read(path)[1]
+    frame = part[1]
     return replace(config, lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0]))
 
 

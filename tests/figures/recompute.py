@@ -6,9 +6,9 @@ Nothing here is imported from the package that draws the figures, so that an err
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -34,12 +34,8 @@ def covers(line: str) -> Callable[[Callable[[], list[str]]], Callable[[], list[s
 @cache
 def rows(study: str, runs: str = "*") -> pd.DataFrame:
     """Return the rows of a study's runs."""
-    lines = []
-    for path in sorted((ROWS / study).glob(f"{runs}-*.jsonl")):
-        with path.open(encoding="utf-8") as file:
-            next(file)
-            lines += [json.loads(line) for line in file]
-    return pd.DataFrame(lines)
+    frame = pd.read_parquet(ROWS / f"{study}.parquet")
+    return frame[frame["run"].map(lambda run: fnmatchcase(run, runs))].reset_index(drop=True)
 
 
 def quantile(level: float, df: int) -> float:

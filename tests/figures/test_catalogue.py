@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from figures import catalogue, everything, gallery, items
+from figures import catalogue, everything, gallery, items, recipe
 from figures.__main__ import main
 from figures.papers import PAPERS
 
@@ -144,5 +144,5 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
 
 
 def test_data_are_those_that_have_rows() -> None:
-    stored = {path.name.partition(".")[0] for path in (items.ROWS / "player_fl.tuned").glob("*-0.jsonl")}
+    stored = {run.partition(".")[0] for run, _ in recipe.headers(items.ROWS / "player_fl.tuned")}
     assert set(catalogue.Entry("player_fl.tuned", "tuned").data.split(", ")) == stored

@@ -75,9 +75,9 @@ def test_a_federation_is_trained_resumed_packed_and_read_again(small, tmp_path):
     recipe.train(small, folder, seeds=2, progress=False)
     assert rows_file(folder, "tiny@0.01", 0).stat().st_mtime_ns == before
     assert finished_runs.pack(folder, out) == ["tiny"]
-    packed = (out / "tiny.csv.gz").read_bytes()
+    packed = (out / "tiny.rows.parquet").read_bytes()
     finished_runs.pack(folder, out)
-    assert (out / "tiny.csv.gz").read_bytes() == packed
+    assert (out / "tiny.rows.parquet").read_bytes() == packed
     frame = finished_runs.packed(out)
     (part,) = finished_ways.parts_of(frame)
     assert part.cuts.variants == ("nothing", "half", MAIN_CUT, "all")
@@ -89,7 +89,7 @@ def test_a_federation_is_trained_resumed_packed_and_read_again(small, tmp_path):
     assert part.decided["sensitivity_ratio"].shape == (2,)
     assert np.isfinite(finished_regret.table([part], draws=20)["regret"]).all()
     # held-out scores follow from the stored log-probabilities
-    logs = pd.read_parquet(out / "tiny.parquet")
+    logs = pd.read_parquet(out / "tiny.logs.parquet")
     own = logs[(logs["run"] == "tiny@0.01") & (logs["seed"] == 1) & (logs["what"] == f"{CUTS}, half")]
     right = own.filter(like="class_").to_numpy().argmax(axis=1) == own["label"]
     rows = frame[(frame["run"] == "tiny@0.01") & (frame["seed"] == 1) & (frame["variant"] == "half")]

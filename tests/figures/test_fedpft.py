@@ -79,10 +79,10 @@ def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
 def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_path: Path) -> None:
     file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
     item = fedpft_counts.TABLE10
-    path = tmp_path / "rows.jsonl"
+    path = tmp_path / "rows.parquet"
     runs = {name: replace(config, dataset=file) for name, config in item.runs.items()}
     items.train(replace(item, runs=runs), path, command="typed", progress=False)
-    frame = rows.read(path)[1]
+    frame = item.read(path)[1]
     counted = frame.pivot(index=["run", "layer"], columns="metric", values="value")
     states = {"extractor": 1_235_401, "transform": 263_168, "classifier": 25_700, "projection": 32_896}
     for part, size in states.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d
 
-from figures import items, recipe
+from figures import items, packing, recipe
 from figures.__main__ import main
 from figures.fedra import depth
 from fl_core import models, rows
@@ -83,8 +82,8 @@ def test_what_lacks_its_runs_after_a_part_was_trained_is_named_and_the_rest_draw
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, there = tmp_path / depth.NAME, items.ROWS / depth.NAME
-    own.mkdir()
-    shutil.copy(recipe.rows_file(there, "allsmall", 0), own)
+    part = items.find(depth.NAME).parts(there)["allsmall", 0]
+    packing.write(recipe.packed_file(own), [part])
     monkeypatch.setattr(recipe, "train", lambda *_, **__: 0.0)
     main([depth.NAME, "--train", "--only", "allsmall", "--out", str(tmp_path)])
     assert "fedra.fig4 is not drawn" in capsys.readouterr().out

@@ -151,19 +151,20 @@ def test_curve_without_a_reference_above_0_has_no_values() -> None:
 
 
 def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = items.rows_path(HEART).read_bytes()
+    item = items.find(HEART)
+    before = item.path().read_bytes()
     main([HEART, "--train", "--seeds", "2", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert f"python -m figures {HEART} --train --seeds 2" in said
     assert re.search(r"took \d+\.\d s", said)
-    header, frame = rows.read(tmp_path / f"{HEART}.jsonl")
-    assert items.rows_path(HEART).read_bytes() == before
+    header, frame = item.read(item.path(tmp_path))
+    assert item.path().read_bytes() == before
     assert frame.groupby(["run", "seed"]).size().eq(16).all()
     assert set(zip(frame["run"], frame["seed"], strict=True)) == {(r, s) for r in ("figure", "default") for s in (0, 1)}
     assert header["runs"]["figure"]["config"]["lr"] == 7.5e-3
     assert "data_root" not in header["runs"]["figure"]["config"]
     assert (tmp_path / f"{HEART}.png").is_file()
-    stored = rows.read(items.rows_path(HEART))[1]
+    stored = item.read(item.path())[1]
     same = frame.merge(stored, on=["run", "seed", "client", "layer"])
     assert len(same) == len(frame)
     # the last bits of a sum are the processor's
@@ -216,13 +217,14 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(
 def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) -> None:
     item = items.find(HEART)
     with pytest.raises(UsageError, match="--train"):
-        items.redraw(item, tmp_path / "none.jsonl", tmp_path)
+        items.redraw(item, tmp_path / "none.parquet", tmp_path)
     with pytest.raises(UsageError, match=f"rows of '{FMNIST}'"):
         items.redraw(item, items.rows_path(FMNIST), tmp_path)
-    damaged = tmp_path / "damaged.jsonl"
-    damaged.write_text(items.rows_path(HEART).read_text()[:-20])
-    with pytest.raises(CorruptError, match="line"):
-        items.redraw(item, damaged, tmp_path)
+    damaged, whole = tmp_path / "damaged.parquet", items.rows_path(HEART).read_bytes()
+    for bad in (whole[:-20], b"PAR1", whole[:100] + bytes(500) + whole[600:]):
+        damaged.write_bytes(bad)
+        with pytest.raises(CorruptError, match=r"damaged\.parquet"):
+            items.redraw(item, damaged, tmp_path)
 
 
 @pytest.mark.usefixtures("read_once")

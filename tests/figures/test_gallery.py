@@ -14,9 +14,8 @@ from PIL import Image
 
 from diagnostics.metrics.base import METRICS
 from fedlayers.cli.main import command_class, parsed, split
-from figures import gallery, items
+from figures import gallery, items, packing
 from figures.__main__ import main
-from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 from tests.figures.conftest import forbid_training
@@ -101,8 +100,8 @@ def copied(to: Path, without: str = "", **header: str) -> Path:
     """The committed rows without those of a metric, under a header with changes."""
     at = to / "rows"
     shutil.copytree(gallery.folder(), at)
-    before, frame = rows.read(at / "rows.jsonl")
-    rows.write(at / "rows.jsonl", {**before, **header}, items.records(frame[frame["metric"] != without]))
+    ((before, frame),) = packing.read(at / gallery.ROWS)
+    packing.write(at / gallery.ROWS, [({**before, **header}, frame[frame["metric"] != without])])
     return at
 
 

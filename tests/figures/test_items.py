@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from PIL import Image
 
 from figures import drawing, items, names, recipe
 from figures.__main__ import main
@@ -170,7 +171,7 @@ def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
     assert list(header["runs"]) == ["one", "two"]
     assert set(frame["value"]) == {9.0}
     assert header["seeds"] == (3 if study.paper_seeds else 2)
-    assert {path.stem for path in tmp_path.glob("*.p*")} == {f"{TABLE}@paper"}
+    assert {path.stem for path in tmp_path.glob("*.p[dn]*")} == {f"{TABLE}@paper"}
     assert f"]({TABLE}@paper.png)" in (tmp_path / f"{TABLE}@paper.md").read_text()
     assert paper.command == f"python -m figures {STUDY} --scale paper --train"
     with pytest.raises(UsageError, match="no rows"):
@@ -211,6 +212,20 @@ def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
     assert len(first) == 4
     items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")} == first
+    other = tmp_path / f"{FIGURE}.png"
+    with Image.open(other) as picture:
+        picture.load()
+    picture.save(other, compress_level=1)  # the same pixels, compressed by another library
+    stored = other.read_bytes()
+    items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
+    assert other.read_bytes() == stored != first[other.name]
+    for changed in (picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM), picture.resize((8, 8))):
+        changed.save(other)
+        items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
+        assert other.read_bytes() == first[other.name]
+    other.write_bytes(stored[:100])
+    items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
+    assert other.read_bytes() == first[other.name]
     drawn = first[f"{FIGURE}.pdf"]
     assert b"/CreationDate" not in drawn
     assert b"/FontFile2" in drawn  # TrueType

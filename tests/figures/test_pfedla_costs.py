@@ -10,7 +10,6 @@ import pytest
 
 from figures import items
 from figures.pfedla import costs as pfedla_costs
-from fl_core import rows
 
 TOTALS = {"mnist": 85_822, "cifar10": 121_278}
 
@@ -28,13 +27,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run: replace(config, dataset=files[run.partition(".")[0]], samples_per_client=40)
         for run, config in pfedla_costs.STUDY.runs.items()
     }
-    path = folder / f"{pfedla_costs.NAME}.jsonl"
+    path = folder / f"{pfedla_costs.NAME}.parquet"
     items.train(replace(pfedla_costs.STUDY, runs=runs), path, command="typed", progress=False)
     return path
 
 
 def test_counts_and_messages(made: Path) -> None:
-    _, frame = rows.read(made)
+    _, frame = pfedla_costs.STUDY.read(made)
     sizes = frame[frame["metric"] == "parameters"].set_index(["run", "layer"])["value"]
     sums = frame[frame["metric"] != "parameters"].pivot(index="run", columns="metric", values="value")
     for dataset, units in pfedla_costs.RETAINED.items():
@@ -50,7 +49,7 @@ def test_counts_and_messages(made: Path) -> None:
 def test_stored_rows_are_those_of_now(made: Path) -> None:
     stored = pfedla_costs.STUDY.read(pfedla_costs.STUDY.path())[1]
     same = ["run", "layer", "metric", "variant", "value"]
-    assert stored[same].equals(rows.read(made)[1][same])
+    assert stored[same].equals(pfedla_costs.STUDY.read(made)[1][same])
 
 
 @pytest.mark.parametrize(

@@ -142,11 +142,41 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
         item.read(folder)
 
 
+def test_packed_runs_are_read_resumed_and_packed_again(
+    check: recipe.Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, whole = tmp_path / learning.NAME, tmp_path / f"{learning.NAME}.parquet"
+    pack = [learning.NAME, "--pack", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(pack)
+    assert "to pack" in capsys.readouterr().err
+    recipe.train(check, folder, only=["local", "fedavg"], progress=False)
+    header, frame = check.read(folder)
+    main(pack)
+    assert whole.is_file()
+    assert not folder.exists()
+    first = whole.read_bytes()
+    packed, same = check.read(folder)
+    assert json.dumps(packed) == json.dumps(header)
+    pd.testing.assert_frame_equal(same, frame, check_exact=True)
+    recipe.train(check, folder, progress=False)
+    assert made(folder) == {"fedper-0", "fedper-1"}, "packed runs are not trained again"
+    pd.testing.assert_frame_equal(check.read(folder)[1].query("run != 'fedper'"), frame, check_exact=True)
+    main(pack)
+    assert recipe.headers(folder).keys() == set(check.planned())
+    recipe.packed_file(folder).write_bytes(first)
+    main(pack)
+    assert whole.read_bytes() == first
+    other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
+    with pytest.raises(UsageError, match=r"\.parquet: local, seed 0, .* another lr"):
+        recipe.train(other, folder, progress=False)
+
+
 def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe, tmp_path: Path) -> None:
     folder = tmp_path / learning.NAME
     recipe.train(check, folder, only=["local"], seeds=1, progress=False)
     other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
-    with pytest.raises(UsageError, match=r"local-0.jsonl .*lr"):
+    with pytest.raises(UsageError, match=r"local-0.jsonl: .* another lr"):
         recipe.train(other, folder, progress=False)
     with pytest.raises(UsageError, match="mean 'fedper'"):
         recipe.train(check, folder, only=["fedpr"], progress=False)

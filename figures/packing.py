@@ -1,0 +1,90 @@
+"""The rows of a study as one compressed file: Parquet, with a header for each run in its metadata.
+
+Runs that take long are trained into files of JSON lines (:mod:`figures.recipe`) and packed for the repository. A packed
+file holds the same headers and rows, bit for bit. Reading it takes a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow
+from pyarrow import parquet
+
+from fl_core import rows
+from fl_core.errors import CorruptError, UsageError
+from fl_core.former import current
+from fl_core.storage.files import check_version, write_atomically
+
+SUFFIX = ".parquet"
+KEY = b"fedlayers.rows"
+"""The key of headers and numbers of rows in the metadata: JSON, deflated, and in base64 since metadata is text."""
+Header = dict[str, Any]
+Part = tuple[Header, pd.DataFrame]
+"""Header and rows of a run."""
+_TYPES = {name: str(column.dtype) for name, column in rows.frame([rows.row("accuracy", 0.5)]).items()}
+
+
+def write(path: Path, parts: Iterable[Part]) -> None:
+    """Write runs to one file, atomically. Equal runs give equal bytes."""
+    parts = list(parts)
+    about = {
+        "headers": [{"schema": rows.SCHEMA, **header} for header, _ in parts],
+        "lengths": [len(frame) for _, frame in parts],
+    }
+    table = pyarrow.Table.from_pandas(pd.concat([frame for _, frame in parts]).astype(_TYPES), preserve_index=False)
+    metadata = {**table.schema.metadata, KEY: base64.b64encode(zlib.compress(rows.dumps(about).encode(), 9))}
+    stored = io.BytesIO()
+    parquet.write_table(table.replace_schema_metadata(metadata), stored, compression="zstd")
+    write_atomically(path, stored.getvalue())
+
+
+def headers(path: Path) -> list[Header]:
+    """Return the header of each run as it was written, maybe under former names (:mod:`fl_core.former`).
+
+    Raises:
+        UsageError: the file does not exist, or has a newer schema.
+        CorruptError: it is damaged.
+    """
+    return _about(path)[0]
+
+
+def read(path: Path) -> list[Part]:
+    """Return header and rows of each run. Errors are as in :func:`headers`."""
+    found, lengths = _about(path)
+    try:
+        table = parquet.read_table(path).to_pandas()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, str(error)) from error
+    if {name: str(column.dtype) for name, column in table.items()} != _TYPES or sum(lengths) != len(table):
+        raise _damaged(path, "other columns, or another number of rows")
+    ends = itertools.accumulate(lengths)
+    return [
+        (current(header), table.iloc[end - length : end])
+        for header, end, length in zip(found, ends, lengths, strict=True)
+    ]
+
+
+def _about(path: Path) -> tuple[list[Header], list[int]]:
+    if not path.is_file():
+        raise UsageError(f"no rows file at {path}")
+    try:
+        about = json.loads(zlib.decompress(base64.b64decode(parquet.read_metadata(path).metadata[KEY])))
+        found, lengths = list(about["headers"]), list(about["lengths"])
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, zlib.error) as error:
+        raise _damaged(path, str(error)) from error
+    for header in found:
+        check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{rows.SCHEMA}")
+    return found, lengths
+
+
+def _damaged(path: Path, found: str) -> CorruptError:
+    return CorruptError(f"{path} must be a file of packed rows; got {found}. Restore it, or make its rows again.")
