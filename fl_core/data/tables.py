@@ -146,8 +146,8 @@ def features(
         except arrays.NotNumberError as error:
             others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
             raise UsageError(
-                f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, or leave the "
-                f"column out: --exclude-columns {shlex.quote(name)}."
+                f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, "
+                f"or leave the column out: --exclude-columns {shlex.quote(name)}."
             ) from error
         x[:, k] = arrays.features(values[:, None], where, place, missing)[:, 0]
     return x
