@@ -92,6 +92,13 @@ def study(
     ``comparison/`` (all runs, their rows and table), the pictures as PNG, and ``report.html``. After a stop, the same
     call resumes.
 
+    >>> import numpy as np
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
+    >>> made = study(RunConfig(rounds=1), ["fedavg"], (0,), "study", data=wards, model="mlp", progress=False)
+    >>> made.page.name, sorted(made.comparison.table["algorithm"])[:2]
+    ('report.html', ['choose', 'fedavg'])
+
     Args:
         out: the folder; default ``out/study``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
