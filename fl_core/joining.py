@@ -44,14 +44,14 @@ def join(
     Layers that are not shared start as in the run's initial model. Its samples are prepared as those of the run, and
     split by the run's seed. Its validation samples choose among the numbers of epochs.
 
-    >>> import fedlayers as fl, pandas as pd
-    >>> frame = pd.read_csv("fl_core/data/named/heart.csv")
-    >>> asked = {"client_column": "hospital", "label_column": "num", "impute": "median"}
-    >>> three = frame[frame["hospital"] != "va"]
-    >>> _ = fl.run(data=three, algorithm="fedper", rounds=2, out="runs/three", progress=False, **asked)
-    >>> va = fl.join("runs/three", frame[frame["hospital"] == "va"], client="va", epochs=(0, 2), data=three)
-    >>> va.table.columns.tolist(), va.best[1] in (0, 2)
-    (['joined', 'joined_head', 'alone'], True)
+    >>> import fedlayers as fl
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south", "west")}
+    >>> west = wards.pop("west")
+    >>> result = fl.run(data=wards, model="mlp", algorithm="fedper", rounds=2, out="runs/two", progress=False)
+    >>> made = fl.join("runs/two", west, client="west", epochs=(0, 2), data=wards)
+    >>> made.table.columns.tolist(), made.table.index.tolist()
+    (['joined', 'joined_head', 'alone'], [0, 2])
 
     Args:
         path: the run's directory.

@@ -246,6 +246,11 @@ def regret(
     call resumes: finished runs are read and interrupted ones are resumed. Every call measures again, which takes one
     round of training per client, and scores held-out samples again.
 
+    >>> config = RunConfig(dataset="heart", algorithm="fedper", rounds=1)
+    >>> found = regret(config, ["sensitivity_ratio"], seeds=(0,), out="regret", progress=False)
+    >>> found.table["rule"][0], len(found.scores)
+    ('sensitivity_ratio', 5)
+
     Args:
         config: of the runs, small enough for L + 1 runs per seed. Its ``threshold`` is that of the rules.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.

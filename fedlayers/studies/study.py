@@ -100,6 +100,13 @@ def study(
     call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as ``rows.jsonl.gz``, and equal
     files of several runs are stored once.
 
+    >>> import numpy as np
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
+    >>> made = study(RunConfig(rounds=1), ["fedavg"], (0,), "study", data=wards, model="mlp", progress=False)
+    >>> made.page.name, sorted(made.comparison.table["algorithm"])[:2]
+    ('report.html', ['choose', 'fedavg'])
+
     Args:
         out: the folder; default ``out/study``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
