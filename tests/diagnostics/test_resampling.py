@@ -275,4 +275,4 @@ def test_the_command_line_resamples_what_training_measured(
     with pytest.raises(SystemExit) as stopped:
         cli.main([*asked.split(), "--resamples", "-2"])
     assert stopped.value.code == 2
-    assert "resamples=-2" in capsys.readouterr().err
+    assert "got -2" in capsys.readouterr().err
