@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCREEN = 390
 """Width of the narrow screen, in CSS pixels."""
-SCROLLING = frozenset({"table-wrapper", "scorecard", "cell_output", "highlight"})
+SCROLLING = frozenset({"table-wrapper", "scorecard", "cell_output", "highlight", "indextable"})
 """Classes of boxes that scroll by themselves; ``static/site.css`` makes them do so."""
 SHRINKING = frozenset({"img", "svg", "video"})
 """Tags that the style limits to the width of the page."""
