@@ -34,7 +34,8 @@ class Section:
     def command(self, name: str, changes: Mapping[str, str]) -> list[str]:
         """Return the words of one command after ``fedlayers``, some of them replaced."""
         (line,) = (line for line in self.commands if line.startswith(f"fedlayers {name} "))
-        return [changes.get(word, word) for word in shlex.split(line)[1:]]
+        flags = shlex.split(line.removeprefix(f"fedlayers {name} "))  # "keys" is a command and a folder
+        return [*name.split(), *(changes.get(word, word) for word in flags)]
 
 
 def section() -> Section:
