@@ -148,8 +148,8 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
-    with Image.open(drawn) as picture:
-        all_of_them = picture.convert("RGB")
+    with Image.open(drawn) as whole:
+        all_of_them = whole.convert("RGB")
     few = all_of_them.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     off: Any = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
     same = max(largest for _, largest in off) <= SEEN
