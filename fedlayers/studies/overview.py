@@ -86,7 +86,7 @@ def _gained(gains: pd.DataFrame) -> str:
     for line in gains.drop_duplicates("against").itertuples():
         side = f"{in_points(str(line.metric), abs(line.value))} {'higher' if line.value >= 0 else 'lower'}"
         chance = "may be chance" if line.sign == summary.LEVEL else "beyond chance"
-        chance = "one repetition cannot show chance" if math.isnan(line.low) else chance
+        chance = "one repetition, so it may be chance" if math.isnan(line.low) else chance
         found = "the same" if line.sign == summary.SAME else f"{side} ({chance})"
         parts.append(f"against {summary.AGAINST[str(line.against)]}: {found}")
     return f"On test samples, {label_of(gains['metric'].iloc[0])} {'; '.join(parts)}." if parts else ""
