@@ -46,15 +46,13 @@ NAMES = {
         "flwr.supernode.cli",
         "the command `flower-supernode`, in a process that ends with its parent",
     ),
-    "start_client_internal": ("flwr.supernode", "has the fault that forget_what_is_over repairs"),
-    "ObjectPullError": ("flwr.supercore.inflatable.inflatable_utils", "forget_what_is_over needs it"),
-    "RunNotRunningException": ("flwr.supercore.run", "forget_what_is_over needs it"),
+    "start_client_internal": ("flwr.supernode", "watch_supernode repairs a fault in it, and learns of the connection"),
+    "ObjectPullError": ("flwr.supercore.inflatable.inflatable_utils", "watch_supernode needs it"),
+    "RunNotRunningException": ("flwr.supercore.run", "watch_supernode needs it"),
     "SYSTEM_TIME_TOLERANCE": ("flwr.common.constant", "how far a clock may be ahead"),
     "TIMESTAMP_TOLERANCE": ("flwr.common.constant", "how far a clock may be behind"),
 }
 """Where each name stands in Flower, and why it is needed."""
-CONNECTED = b"SuperNode ID:"
-"""The mark in a supernode's log that its superlink has let it in. A supernode tells nobody else."""
 
 
 def __getattr__(name: str) -> Any:
@@ -67,11 +65,13 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def forget_what_is_over() -> None:
-    """Patch Flower to drop a message whose run ends while its parts are fetched.
+def watch_supernode(connected: Callable[[], object]) -> None:
+    """Patch Flower to report that a supernode is connected, and to drop a message whose run ends while it is fetched.
 
-    Flower keeps such a message without its contents and hands it to the site. The site's failure then becomes the
-    reply to the next message. The true reply waits for another message, perhaps for ever.
+    A supernode asks for messages only when its superlink has let it in. Otherwise it reports that in its log alone.
+
+    Flower keeps a message of a run that is over without its contents, and hands it to the site. The site's failure then
+    becomes the reply to the next message. The true reply waits for another message, perhaps for ever.
     """
     flower, lost, over = map(__getattr__, ("start_client_internal", "ObjectPullError", "RunNotRunningException"))
 
@@ -87,6 +87,7 @@ def forget_what_is_over() -> None:
     store = flower._pull_and_store_message
 
     def stored(*, pull_object: Any, confirm_message_received: Any, **rest: Any) -> int | None:
+        connected()
         done = store(
             pull_object=failing(pull_object), confirm_message_received=failing(confirm_message_received), **rest
         )

@@ -99,11 +99,11 @@ def public_file(server: Path, name: str) -> Path:
     return server / "sites" / f"{name}.pub"
 
 
-def registered(server: Path) -> dict[str, bytes]:
+def registered(server: Path, least: int = 1) -> dict[str, bytes]:
     """Return the public keys of the sites that may join, by name, in PEM.
 
     Raises:
-        UsageError: no sites, an invalid key file, or two sites with the same key.
+        UsageError: fewer than ``least`` sites, an invalid key file, or two sites with the same key.
     """
     found: dict[str, bytes] = {}
     for file in sorted((server / "sites").glob("*.pub")):
@@ -119,7 +119,7 @@ def registered(server: Path) -> dict[str, bytes]:
         if twin:
             raise UsageError(f"{file}: sites {twin!r} and {file.stem!r} have the same key")
         found[file.stem] = pem
-    if not found:
+    if len(found) < least:
         raise UsageError(f"{server / 'sites'}: no public key of a site (fedlayers federation keys --help)")
     return found
 

@@ -22,7 +22,8 @@ from typing import Any
 import httpx
 
 from fedlayers.remote.flower import environment, keys, wire
-from fedlayers.remote.flower.internals import CONNECTED, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, now
+from fedlayers.remote.flower.internals import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, now
+from fedlayers.remote.flower.supernode import ONLINE
 from fedlayers.remote.link import RequestHandler
 from fedlayers.remote.log import LOG
 from fl_core.errors import UsageError, check_known
@@ -127,7 +128,7 @@ class Supernode:
 
     def __init__(self, connection: Connection, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name in ("server.key", "server.crt", "secret"):
+        for name in ("server.key", "server.crt", "secret", ONLINE):
             (home / name).unlink(missing_ok=True)
         keys.certificate(home, ["127.0.0.1"], days=3650)
         self.secret = secrets.token_hex(32).encode()
@@ -136,7 +137,7 @@ class Supernode:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.address = wire.Address(f"127.0.0.1:{port}", home / "server.crt")
-        self.log = home / "supernode.log"
+        self.log, self.online = home / "supernode.log", home / ONLINE
         here = {
             "--superlink": connection.superlink,
             "--root-certificates": connection.ca,
@@ -162,7 +163,7 @@ class Supernode:
 
     def connected(self) -> bool:
         """True if the superlink has let it in."""
-        return CONNECTED in self.log.read_bytes()
+        return self.online.exists() and self.online.read_text() == str(self.process.pid)  # not one that is ending
 
     def ended(self) -> str | None:
         """Return why it has ended; None while it runs."""

@@ -144,7 +144,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
                 for line in keys.ending(folder):
                     LOG.warning(line)
             try:
-                changes = register(control, keys.registered(folder))
+                changes = register(control, keys.registered(folder, least=0))
             except (UsageError, httpx.HTTPError) as error:
                 if not registered.is_set() and isinstance(error, UsageError):
                     failed.append(error)

@@ -7,9 +7,12 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from fedlayers.remote.flower import internals
 
+ONLINE = "online"
+"""The file in its home with the number of the process that its superlink has let in."""
 PATIENCE = 8.0
 """Seconds that it has to say goodbye to its superlink."""
 
@@ -28,5 +31,6 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    internals.forget_what_is_over()
+    online = Path(os.environ["FLWR_HOME"]) / ONLINE
+    internals.watch_supernode(lambda: online.write_text(str(os.getpid())))
     internals.flower_supernode()

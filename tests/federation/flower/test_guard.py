@@ -124,6 +124,10 @@ def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
     keys.make(tmp_path, [], ["c"])
     assert len(superlink.register(control, keys.registered(tmp_path / "server"))) == 1
     assert listed() == {"a", "c"}
+    for name in "ac":
+        keys.public_file(tmp_path / "server", name).unlink()
+    assert len(superlink.register(control, keys.registered(tmp_path / "server", least=0))) == 2
+    assert listed() == set()
 
 
 @pytest.mark.parametrize("size", [0, 10, wire.SMALL, wire.SMALL + 1])

@@ -20,7 +20,8 @@ RUN = 7
 @pytest.mark.parametrize("ends", ["while its parts are fetched", "before it is confirmed", "later"])
 def test_a_message_whose_run_ends_is_given_to_nobody(ends, monkeypatch):
     monkeypatch.setattr(flower, "_pull_and_store_message", flower._pull_and_store_message)
-    internals.forget_what_is_over()
+    connected = []
+    internals.watch_supernode(lambda: connected.append(1))
     state = NodeStateFactory(ObjectStoreFactory()).state()
     state.set_node_id(1)
     state.store_run(Run.create_empty(RUN))
@@ -49,6 +50,7 @@ def test_a_message_whose_run_ends_is_given_to_nobody(ends, monkeypatch):
         confirm_message_received=confirm,
         trusted_entities=None,
     )
+    assert connected
     waiting = state.get_messages_legacy(run_ids=[RUN], is_reply=False)
     to_do = [task for task in state.get_tasks() if task.status.status != Status.FINISHED]
     if ends == "later":
