@@ -24,7 +24,6 @@ from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import check_folder, compare, jobs_of
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.predictions import Predictions, predictions_of
-from fedlayers.studies.study_page import write_page
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolved
@@ -163,11 +162,14 @@ def study(
         )
     decisions = over_seeds(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))
+    say(f"\n{lead.plain()}\n\n{display_name(result.table).to_string(index=False)}")
+    from fedlayers.studies.study_page import write_page  # what draws is imported when the outcome is known
+
     predicted = _predicted(choice, out, config, seeds[0])
     page = write_page(out, task, report, described, choice, decisions, result, lead, predicted, command)
     pack(Folder(out / "comparison"), "rows.jsonl")
     share(runs_below(out))
-    say(f"\n{lead.plain()}\n\n{display_name(result.table).to_string(index=False)}\n\nreport: {page}")
+    say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 
 

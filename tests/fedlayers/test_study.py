@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -84,6 +84,19 @@ def test_runs_keep_their_last_checkpoint_and_share_equal_files(out):
     for seed in (0, 1):
         own = [run.path / "partition.safetensors" for run in runs if run.path.name.endswith(f"-{seed}")]
         assert {path.stat().st_nlink for path in own} == {len(NAMES)}
+
+
+def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeypatch):
+    def refuse(*_):
+        raise UsageError("no pictures")
+
+    monkeypatch.setattr("fedlayers.studies.study_page.write_page", refuse)
+    with pytest.raises(SystemExit):
+        cli.main([*RULED, "--out", str(out)])
+    said = capsys.readouterr()
+    assert "no pictures" in said.err
+    lead = re.search("<strong>(.*?)</strong>", html)[1]
+    assert unescape(lead) in said.out
 
 
 def test_rows_give_the_plan(out):
