@@ -179,7 +179,7 @@ def _predicted(choice: Choice | None, out: Path, config: RunConfig, seed: int) -
     if not path.is_dir():
         return f"{RULED} was not compared."
     try:
-        return predictions_of(path, allowed_by(config))
+        return predictions_of(path, allowed_by(config), data=config.own_data, model=config.own_model)
     except UsageError as error:  # its clients hold parts of the model
         return str(error)
 
