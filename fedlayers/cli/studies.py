@@ -351,10 +351,11 @@ class Study(SeveralAlgorithms):
         if self.rule is not None:
             catalogue.check_deciding(self.rule)
 
-        from fedlayers.studies import pictures
+        import matplotlib as mpl  # alone, which is quick: what draws is imported after the outcome
+
         from fedlayers.studies.study import study
 
-        pictures.to_files()
+        mpl.use("Agg")
         study(
             config,
             self.algorithms,

@@ -6,16 +6,11 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from torch import Tensor
 
 from fl_core import rows
@@ -26,6 +21,9 @@ from fl_core.task import Task
 from fl_core.tokens import PAD
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 Predict = Callable[[str, Tensor], Tensor]
 """(client, samples [n, *shape]) -> logits [n, C]"""
@@ -68,6 +66,11 @@ def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[
     (1/2) ||W||^2, added to the sum of cross-entropies (scikit-learn's C = 1). Class weights multiply each sample's
     cross-entropy.
     """
+    from sklearn.exceptions import ConvergenceWarning  # seconds, which a study's first lines go without
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+
     texts = data.words is not None
     words = int(getattr(data.shape, "tokens", 0))
     pooled = torch.cat([client.train.x for client in data.clients])
@@ -95,6 +98,8 @@ def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
     """Return samples as vectors [n, d]; for token ids the counts of each word."""
     if not words:
         return x.flatten(1).numpy()
+    from scipy.sparse import csr_matrix
+
     ids = x.numpy()
     sample, place = np.nonzero(ids != PAD)
     return csr_matrix((np.ones(len(sample), dtype=np.float32), (sample, ids[sample, place])), (len(ids), words))

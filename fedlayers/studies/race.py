@@ -244,7 +244,10 @@ def validation_scores(
         guessing.
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
-    scored = frame[(frame["split"] == "validation") & frame["metric"].isin([*metrics, above_chance.METRIC])]
+    wanted = (frame["split"] == "validation") & frame["metric"].isin([*metrics, above_chance.METRIC])
+    scored = frame.loc[
+        wanted, ["model", "round", "client", "metric", "value", "n_train"]
+    ]  # groups cost by their columns
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
@@ -252,7 +255,9 @@ def validation_scores(
     lines = []
     for index, part in scored.groupby("round"):
         means = {
-            metric: statistics.combine(of_metric["value"], of_metric["n_train"])
+            metric: statistics.combine(
+                *(of_metric[name].to_numpy(float, na_value=np.nan) for name in ("value", "n_train"))
+            )
             for metric, of_metric in part.groupby("metric")
             if metric in metrics
         }

@@ -22,7 +22,6 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import Comparison, check_folder, compare, jobs_of
 from fedlayers.studies.config_only import config_only
-from fedlayers.studies.study_page import write_page
 from fl_core import runner
 from fl_core.config import RunConfig, resolved
 from fl_core.errors import UsageError
@@ -149,8 +148,11 @@ def study(
         say(f"\nLast shared layer by seed, decided by {config.rule}: {_listed(decisions)}")
     say("\n" + result.text())
     lead = _lead(choice, described, result, len(seeds))
+    say(f"\n{lead.plain()}")
+    from fedlayers.studies.study_page import write_page  # what draws is imported when the outcome is known
+
     page = write_page(out, task, report, described, choice, decisions, result, lead, command)
-    say(f"\n{lead.plain()}\n\nreport: {page}")
+    say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 
 

@@ -97,6 +97,12 @@ def test_verify_needs_nothing_that_trains(tmp_path):
     assert modules & HEAVY == {"safetensors"}
 
 
+def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):
+    status, modules = loaded(code="import fedlayers.studies.study", cwd=tmp_path)
+    assert status == 0
+    assert not modules & {"matplotlib", "seaborn", "sklearn", "scipy", "timm"}
+
+
 MEASURED = """
 import resource, subprocess, sys
 done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -73,6 +73,19 @@ def test_study_leaves_report_rows_plan_runs_and_pictures(out):
     for name in PICTURES:
         assert plt.imread(out / f"{name}.png").std() > 0.01, f"{name} is blank"
     assert not plt.get_fignums(), "figures stay open"
+
+
+def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeypatch):
+    def refuse(*_):
+        raise UsageError("no pictures")
+
+    monkeypatch.setattr("fedlayers.studies.study_page.write_page", refuse)
+    with pytest.raises(SystemExit):
+        cli.main([*RULED, "--out", str(out)])
+    said = capsys.readouterr()
+    assert "no pictures" in said.err
+    lead = re.search("<strong>(.*?)</strong>", html)[1]
+    assert unescape(lead) in said.out
 
 
 def test_rows_give_the_plan(out):

@@ -195,7 +195,7 @@ def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies write no page, which takes most of their time here."""
-    monkeypatch.setattr("fedlayers.studies.study.write_page", lambda out, *rest: out)
+    monkeypatch.setattr("fedlayers.studies.study_page.write_page", lambda out, *rest: out)
 
 
 @pytest.mark.usefixtures("unpainted")
