@@ -84,7 +84,7 @@ class Diagnose(Configured):
         arguments.flags(
             without=(
                 *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
-                *("checkpoint_every", "local_scores", "algorithm", "plan", "rule", "threshold"),
+                *("checkpoint_every", "local_scores", "algorithm", "plan", "rule", "threshold", "leave_out_client"),
             )
         ),
     ]

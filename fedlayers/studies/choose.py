@@ -35,7 +35,7 @@ from fedlayers.studies.rates import Rates, RateSearch, rates_of
 from fedlayers.studies.runtime_estimate import bytes_a_round, foreseen, measured
 from fl_core import __version__, runner, tree
 from fl_core.algorithms.base import find
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
@@ -123,8 +123,8 @@ def choose(
     ('one race', 4)
     """
     out, config = Path(out), in_memory(config, data, model)
-    if config.own_data is not None and link is not None:
-        raise UsageError("data must be left out over sites, which have their own. Name their dataset.")
+    if link is not None and isinstance(config, InMemoryConfig):
+        raise UsageError("data and model must be named over sites, which have their own. Leave data= and model= out.")
     if with_finetuning and not complete:
         raise UsageError(
             "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."

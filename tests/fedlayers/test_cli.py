@@ -291,7 +291,12 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
-    needed = {"export": "a --out b", "predict": "a --data b", "tune": "--algorithms fedavg --search lr=1,2"}
+    needed = {
+        "export": "a --out b",
+        "join": "a --data b --out c",
+        "predict": "a --data b",
+        "tune": "--algorithms fedavg --search lr=1,2",
+    }
     needed |= dict.fromkeys(("resume", "verify", "runs", "clean", "select", "plot", "list"), "something")
     needed |= dict.fromkeys(("federation keys", "federation superlink", "federation site"), "something")
     fedlayers(*name.split(), *needed.get(name, "").split(), "--roundz", "3", code=2)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedlayers as fl
+from fedlayers.cli.main import main
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
 from fl_core.layers import layers_of
@@ -156,7 +157,7 @@ def test_a_new_client_joins_a_finished_run_as_if_it_had_been_left_out(tmp_path):
     assert torch.equal(fl.predict(tmp_path / "b.safetensors", new.numpy(), model=model).outputs, expected)
 
 
-def test_a_table_joins_with_the_preparation_of_the_run(tmp_path, monkeypatch):
+def test_a_table_joins_with_the_preparation_of_the_run(tmp_path, monkeypatch, capsys):
     frame = pd.read_csv("fl_core/data/named/heart.csv")
     monkeypatch.chdir(tmp_path)
     frame[frame["hospital"] != "va"].to_csv("three.csv", index=False)
@@ -164,7 +165,10 @@ def test_a_table_joins_with_the_preparation_of_the_run(tmp_path, monkeypatch):
     va.to_csv("va.csv", index=False)
     asked = {"client_column": "hospital", "label_column": "num", "impute": "median", "lr": 0.01}
     fl.run(dataset="three.csv", rounds=2, algorithm="fedper", out="run", progress=False, **asked)
+    main(["join", "run", "--data", "va.csv", "--client", "va", "--own-epochs", "0", "1", "--out", "va.safetensors"])
+    assert fl.predict("va.safetensors", "va.csv").labels
     by_file = fl.join("run", "va.csv", client="va", epochs=(0, 1))
+    assert by_file.text() in capsys.readouterr().out
     by_frame = fl.join("run", va, client="va", epochs=(0, 1))
     pd.testing.assert_frame_equal(by_file.frame, by_frame.frame)
     assert by_file.table.loc[[0, 1], "joined"].between(0, 1).all()
