@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 import os
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_core.errors import RunError
+import fedlayers as fl
+from fedlayers.cli.main import COMMANDS
+from fl_core.algorithms.base import ALGORITHMS
+from fl_core.errors import RunError, UsageError, check_known
 from notebooks import __main__ as command
 from notebooks import execute
 from tests.conftest import on_first_use
@@ -44,6 +50,12 @@ def printed(notebook: NotebookNode) -> str:
     return "\n".join(output.text for output in outputs(notebook) if output.output_type == "stream")
 
 
+def words(notebook: NotebookNode) -> list[str]:
+    """The words of the outputs in order, such as names of layers, metrics and candidates; numbers and times differ."""
+    texts = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs(notebook)]
+    return sorted(set(re.findall(r"[a-z_]{4,}", "\n".join(texts))))
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != QUICK)) for name in execute.names()]
 )
@@ -55,6 +67,8 @@ def test_runs_without_any_data_and_shows_pictures(name: str, tmp_path: Path) -> 
     assert len(pictures(notebook)) == len(pictures(stored(name))) >= 4
     if name in WISHING:
         assert "large_digits" in printed(notebook)
+    else:
+        assert words(notebook) == words(stored(name)), "the stored outputs are old: make notebooks"
 
 
 @pytest.mark.slow
@@ -86,12 +100,32 @@ def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> 
     assert cells[0].cell_type == cells[-1].cell_type == "markdown"
     assert cells[0].source.startswith("# ")
     assert "You will\n\n1. " in cells[0].source
-    assert "## What to try next" in cells[-1].source
+    (last,) = (k for k, cell in enumerate(cells) if "## What to try next" in cell.source)
+    assert all(cell.cell_type == "code" or cell.source.startswith("- ") for cell in cells[last + 1 :])
+
+
+@pytest.mark.parametrize("name", execute.names())
+def test_lists_of_names_in_stored_outputs_are_current(name: str) -> None:
+    for wrong in re.findall(r"unknown algorithm '(\w+)'", printed(stored(name))):
+        with pytest.raises(UsageError) as caught:
+            check_known("algorithm", wrong, ALGORITHMS)
+        assert str(caught.value) in printed(stored(name))
+
+
+@pytest.mark.parametrize("name", execute.names())
+def test_what_to_try_next_names_what_there_is(name: str) -> None:
+    """Every call with keywords that a closing list proposes, and every command."""
+    (text,) = (cell.source for cell in stored(name).cells if "## What to try next" in cell.source)
+    for call in re.findall(r"`(?:fl\.)?(\w+)\((.*?)\)`", text.replace("...", "")):
+        known = inspect.signature(getattr(fl, call[0])).parameters
+        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= set(known) | {f.name for f in fields(fl.RunConfig)}
+    for proposed in re.findall(r"`fedlayers (\w+)", text):
+        assert proposed in COMMANDS
 
 
 def test_the_site_names_every_notebook() -> None:
     index = (execute.HERE.parent / "docs/index.md").read_text(encoding="utf-8")
-    assert len(execute.names()) >= 5
+    assert len(execute.names()) >= 6
     for name in execute.names():
         assert f"notebooks/{name}.ipynb" in index
 
