@@ -80,7 +80,7 @@ def parts(tree: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     at = 0
     for name, tensor in tree.items():
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        views.append(memoryview(plain.numpy()))
+        views.append(plain.numpy().data)
         kind, shape = names[str(tensor.dtype).removeprefix("torch.")], list(tensor.shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at := at + len(plain)]}
     text = json.dumps(header, separators=(",", ":")).encode()
