@@ -239,6 +239,7 @@ def _answers(local: Local, name: str) -> list[float]:
 
 def site(words: Sequence[str]) -> None:
     """One site as a process: NAME, PLACE, KEYS, HOME and the job."""
+    from fedlayers.remote import log
     from fedlayers.remote.flower.site_process import Connection, serve
     from fedlayers.remote.site import Site
     from fedlayers.remote.site_data import PresplitData
@@ -247,7 +248,8 @@ def site(words: Sequence[str]) -> None:
     held = Site(PresplitData(CASES[job].data(), name), Path(home) / "state")
     connection = Connection(place, Path(keys) / "ca.crt", Path(keys) / "key")
     noting = Noting(held, Path(home) / "answers.jsonl")
-    serve(noting, connection, Path(home) / "flower", lambda line: print(line, flush=True))
+    log.start()
+    serve(noting, connection, Path(home) / "flower")
 
 
 def _job(name: str) -> Callable[..., list[Measured]]:
