@@ -107,7 +107,7 @@ def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_predict_alone_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **own: Any) -> None:
         raise UsageError("client 'a' held a part of the model")
 
     monkeypatch.setattr(module, "predictions_of", refuse)
