@@ -298,7 +298,7 @@ def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
         "tune": "--algorithms fedavg --search lr=1,2",
     }
     needed |= dict.fromkeys(("resume", "verify", "runs", "clean", "select", "plot", "list"), "something")
-    needed |= dict.fromkeys(tuple(f"federation {name}" for name in ("keys", "superlink", "site", "allow", "audit")), "something")
+    needed |= {f"federation {verb}": "something" for verb in ("keys", "superlink", "site", "allow", "audit")}
     fedlayers(*name.split(), *needed.get(name, "").split(), "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err
     assert f"fedlayers {name} --help" in fedlayers.err

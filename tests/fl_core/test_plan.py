@@ -254,7 +254,7 @@ def damaged(**changes):
         (damaged(why__clients={"a": 3}), "plan.*int"),
         (damaged(why__values=["high"]), "values"),
         (damaged(why__clients={"a": ["high"]}), "values"),
-        (damaged(why__race=["nothing"]), "'race' is list"),
+        (damaged(why__race=["nothing"]), "'race'.*list"),
         (damaged(why__races={}), "unknown field"),
     ],
 )
