@@ -12,11 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from diagnostics.plots.page import Page
 from fedlayers.studies import inference, summary
 from fedlayers.studies.answers import NO, OPEN, YES
 from fedlayers.studies.overview import overview
+from fedlayers.studies.predictions import Predictions
 from fedlayers.studies.runtime_estimate import Cost
 from fedlayers.studies.study import study
+from fedlayers.studies.study_page import _add_clients
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -97,6 +100,16 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "Hessian" in folded
     assert "<dt>macro-F1</dt>" in folded
     assert "Hessian" not in html[: html.index("<details>")]
+
+
+def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(tmp_path: Path) -> None:
+    data: Any = SimpleNamespace(clients=[SimpleNamespace(name="north", train=range(3))], n_classes=3)
+    one = Predictions({"north": np.eye(3)[:1]}, {"north": np.array([0])}, SimpleNamespace(data=data))  # type: ignore[arg-type]
+    frame = pd.DataFrame(columns=["algorithm", "seed", "client", "model", "metric", "split", "round", "value"])
+    page = Page("A study")
+    _add_clients(page, tmp_path, one, SimpleNamespace(frame=frame, best=False), 0)  # type: ignore[arg-type]
+    assert "<td>100.0</td>" in page.html()
+    assert "nan" not in page.html()
 
 
 def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
