@@ -23,8 +23,8 @@ LINE = {"time": str, "kind": str, "reply": str, "run": str, "bytes": COUNT, "dig
 ASKED, ALLOWED = "asked", "allowed"
 """Folders in a site's folder, with the requests that wait for its owner, and with those that are allowed."""
 MOST_ASKED, MOST_BYTES = 100, 2**20
-TO_APPROVE = ("moments", "race", "join", "measure")
-"""The requests that the owner of a site may want to allow. All others belong to one of these."""
+TO_APPROVE = ("moments", "race", "join")
+"""The requests that the owner of a site may want to allow. All others belong to a run that joined, as ``measure``."""
 _NAME = re.compile(r"[0-9a-f]{12}")
 
 
@@ -115,23 +115,27 @@ class Approval:
         Raises:
             NotAllowedError: gives the name to allow. UsageError: too many requests wait.
         """
-        head = {key: value for key, value in packet.head.items() if key != "run"}
-        text = json.dumps(head, indent=1, sort_keys=True).encode()
+        if self.allows(packet):
+            return
+        text = _text(packet)
         if len(text) > MOST_BYTES:
             raise UsageError(
                 f"a request for the site's owner must have at most {MOST_BYTES:,} bytes; got {len(text):,}"
             )
-        name = sha(text)[:12]
-        if self.folder.path.is_dir() and self.folder.has(f"{ALLOWED}/{name}"):
-            return
-        waiting = self.waiting()
+        name, waiting = name_of(packet), self.waiting()
         if name not in waiting:
             if len(waiting) >= MOST_ASKED:
                 raise UsageError(f"{MOST_ASKED} requests wait for the site's owner already")
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.write(f"{ASKED}/{name}", text)
-            LOG.warning(f"the server asks to {_what(head)}. To allow it: fedlayers federation allow SITE.toml {name}")
+            what = _what(parsed_json(text))
+            LOG.warning(f"the server asks to {what}. To allow it: fedlayers federation allow SITE.toml {name}")
         raise NotAllowedError(f"the site's owner has not allowed the request {name} yet")
+
+    def allows(self, packet: Packet) -> bool:
+        """Return whether the owner has allowed this text. Other texts may have the same short name."""
+        name = f"{ALLOWED}/{name_of(packet)}"
+        return self.folder.path.is_dir() and self.folder.has(name) and self.folder.read(name) == _text(packet)
 
     def waiting(self) -> dict[str, str]:
         """Return the requests that wait, by name, in words."""
@@ -151,6 +155,16 @@ class Approval:
             raise UsageError(f"no request {name!r} waits; these do: {listing(waiting) or 'none'}")
         self.folder.write(f"{ALLOWED}/{name}", self.folder.read(f"{ASKED}/{name}"))
         self.folder.remove(f"{ASKED}/{name}")
+
+
+def name_of(packet: Packet) -> str:
+    """Return the short name of a request for its owner."""
+    return sha(_text(packet))[:12]
+
+
+def _text(packet: Packet) -> bytes:
+    head = {key: value for key, value in packet.head.items() if key != "run"}
+    return json.dumps(head, indent=1, sort_keys=True).encode()
 
 
 def _what(head: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from fedlayers.remote.log import LOG
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
-from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog
+from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
 from fl_core import tree
@@ -125,7 +125,8 @@ class Site:
         packet = decode(request, self.policy.memory * MEGABYTE)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
         asked |= {"kind": kind[:40], "run": str(packet.head.get("run", ""))[:40]}
-        if self.policy.approve == "ask" and kind in TO_APPROVE:
+        asks = self.policy.approve == "ask"
+        if asks and kind in TO_APPROVE:
             self.approval.check(packet)
         if kind == "hello":
             reply = self._hello(packet)
@@ -139,6 +140,10 @@ class Site:
             check_known("request", kind, ("hello", "moments", "race", "join", "measure", *protocol.WORK))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
+            if asks and not self.approval.allows(joined.asked):
+                raise UsageError("the site's owner has not allowed this run, or no longer: join it again to ask")
+            if asks and kind == "measure":
+                self.approval.check(Packet({**packet.head, "of": name_of(joined.asked)}))
             reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
         return Packet({**reply.head, **stamp}, reply.trees)
 
@@ -174,7 +179,7 @@ class Site:
         asked = fields(packet.head, protocol.JOIN)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"{asked['run'][:80]!r} names no run")
-        joined = _Joined(self, asked, packet.trees, session)
+        joined = _Joined(self, packet, session)
         path = self.folder / asked["run"]
         path.mkdir(parents=True, exist_ok=True)
         Folder(path).write("join", request)
@@ -189,7 +194,7 @@ class Site:
                 raise PacketError(f"this site has not joined a run {run[:80]!r}")
             packet = decode(folder.read("join"))
             session = protocol.stamp_of(packet)["session"]
-            self._keep(run, _Joined(self, fields(packet.head, protocol.JOIN), packet.trees, session))
+            self._keep(run, _Joined(self, packet, session))
         self._joined[run] = self._joined.pop(run)  # the last asked for is the last to be forgotten
         return self._joined[run]
 
@@ -202,8 +207,9 @@ class Site:
 class _Joined:
     """A site's part of one run: the task with its own samples, and its client's states."""
 
-    def __init__(self, site: Site, asked: Mapping[str, Any], trees: Mapping[str, tree.Tree], session: str) -> None:
+    def __init__(self, site: Site, packet: Packet, session: str) -> None:
         self.site, self.session, self.seq = site, session, 0
+        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN)
         others = {each["name"]: each for each in asked["sites"]}
         self.number = asked["number"]
         if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
@@ -220,7 +226,7 @@ class _Joined:
         told = others[site.name]
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
             raise PacketError("the server knows this site's data with other sizes, or another digest")
-        start = dict(trees["start"]) if "start" in trees else None
+        start = dict(packet.trees["start"]) if "start" in packet.trees else None
         try:
             with counted(site.policy.check_size):
                 data = federation_of(asked["dataset"], facts, others, {site.name: own})

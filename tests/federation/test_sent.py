@@ -18,15 +18,30 @@ from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.remote_clients import TimeoutPolicy
-from fedlayers.remote.sent import MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog
+from fedlayers.remote.sent import MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
+from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.storage.files import sha
 from tests.conftest import TOY
 from tests.federation.test_in_memory import NAMES, config_for, link, server
 
 ASKED = {"kind": "moments", "number": 0, "seed": 1}
+
+
+def requests_to(name: str, folder: Path, config: RunConfig) -> dict[str, bytes]:
+    """The first request of each kind to a site in a run."""
+    found: dict[str, bytes] = {}
+
+    class Noting(InMemoryTransport):
+        def ask(self, asked: Any, timeout: float | None = None, grace: Any = None) -> Any:
+            for each in (asked[name],) if name in asked else ():
+                found.setdefault(decode(each).head["kind"], each)
+            yield from super().ask(asked, timeout)
+
+    federation.federate(config, Noting({n: Site(PresplitData(TOY, n), folder / n) for n in NAMES}), progress=False)
+    return found
 
 
 class Keeping(InMemoryTransport):
@@ -128,6 +143,59 @@ def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: p
     with pytest.raises(UsageError, match="does not answer"):
         federation.federate(other, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
     assert len(owner.waiting()) == 1
+
+
+def test_a_permission_is_for_its_text_and_not_for_its_short_name(tmp_path: Path) -> None:
+    owner, (one, other) = Approval(tmp_path), (Packet({**ASKED, "seed": seed}) for seed in (1, 2))
+    with pytest.raises(RunError):
+        owner.check(one)
+    owner.allow(name_of(one))
+    owner.check(one)
+    (tmp_path / "allowed" / name_of(one)).replace(tmp_path / "allowed" / name_of(other))  # as if both had one name
+    with pytest.raises(RunError, match="not allowed"):
+        owner.check(other)
+
+
+@pytest.mark.parametrize("way", ["joined before the owner was asked", "withdrawn"])
+def test_a_run_that_is_not_allowed_any_more_gets_no_answer(way: str, tmp_path: Path) -> None:
+    config, data = config_for("fedper"), PresplitData(TOY, "a")
+    policy = Policy(approve="ask" if way == "withdrawn" else "always")
+    asked = requests_to("a", tmp_path, config)
+    join, train = asked["join"], asked["train"]
+    site = Site(data, tmp_path / "other", policy)
+    owner = Approval(tmp_path / "other")
+    if way == "withdrawn":
+        assert decode(site.answer(join)).head["kind"] == "waiting"
+        (name,) = owner.waiting()
+        owner.allow(name)
+    assert decode(site.answer(join)).head["kind"] == "joined"
+    assert decode(site.answer(train)).head["kind"] == "done"
+    if way == "withdrawn":
+        (tmp_path / "other" / "allowed" / name).unlink()
+    else:
+        site = Site(data, tmp_path / "other", Policy(approve="ask"))
+    assert "owner" in decode(site.answer(train)).head.get("reason", "")
+    assert decode(site.answer(join)).head["kind"] == "waiting"
+
+
+def test_measuring_is_allowed_for_one_run(tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(approve="ask"))
+    runs = {}
+    for seed in (0, 1):
+        join = requests_to("a", tmp_path / str(seed), config_for("fedper", seed=seed))["join"]
+        runs[seed] = decode(join).head["run"]
+        assert decode(site.answer(join)).head["kind"] == "waiting"
+        site.approval.allow(next(iter(site.approval.waiting())))
+        assert decode(site.answer(join)).head["kind"] == "joined"
+    measure = {"metrics": ["federation_sensitivity"], "options": {}, "measure_batch": 8, "mode": "eval", "layers": None,
+               "null": [], "null_draws": 1}  # fmt: skip
+    answers = []
+    for seed in (0, 0, 1):
+        head = {"kind": "measure", "run": runs[seed], "session": "s", "seq": 9, **measure}
+        answers.append(decode(site.answer(encode(Packet(head)))).head["kind"])
+        for name in site.approval.waiting() if seed == 0 else ():
+            site.approval.allow(name)
+    assert answers == ["waiting", "measured", "waiting"]
 
 
 def test_requests_that_wait_are_listed_and_have_a_limit(tmp_path: Path) -> None:
