@@ -156,16 +156,16 @@ def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
         Finding(
             "Table 3's MBytes follow from a count of the parameters sent",
             "the paper prints no formula. Two constants were inferred from these very numbers "
-            f"({PFEDLA_BYTES} bytes a parameter and direction, MBytes of 2^20). The retained layers were chosen to fit. "
-            f"Agreement is no evidence: {near} of {len(table)} within {100 * NEAR:g} %, to two decimals "
+            f"({PFEDLA_BYTES} bytes a parameter and direction, MBytes of 2^20). The retained layers were chosen to "
+            f"fit. Agreement is no evidence: {near} of {len(table)} within {100 * NEAR:g} %, to two decimals "
             + ", ".join(f"{titled(name)} {n} of {counts[name]}" for name, n in exact_counts.items())
             + f", at most {100 * table['off'].abs().max():.4f} % off",
             None,
         ),
         Finding(
             "a run sends as many bytes as Table 3 says",
-            f"it sends {ratios.min():.3f} to {ratios.max():.3f} times as many. With 4 bytes a number, {ROUNDS} rounds of "
-            f"{CLIENTS} clients send {4 * ROUNDS * CLIENTS} bytes a parameter and direction, not {PFEDLA_BYTES}",
+            f"it sends {ratios.min():.3f} to {ratios.max():.3f} times as many. With 4 bytes a number, {ROUNDS} rounds "
+            f"of {CLIENTS} clients send {4 * ROUNDS * CLIENTS} bytes a parameter and direction, not {PFEDLA_BYTES}",
             bool((ratios - 1).abs().max() < 0.01),
         ),
         *(methods.compromises(learnt, quantity) for quantity in methods.QUANTITIES),

@@ -298,9 +298,7 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)
         listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
-        said = (
-            f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
-        )
+        said = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
         findings.append(Finding("clients trust themselves most in conv2, fc1 and fc3", said, None))
     return tuple(findings)
 

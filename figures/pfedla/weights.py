@@ -100,7 +100,11 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     rises = (True if gain.low > 0 else False if gain.high < 0 else None) if len(gains) >= LEAST else None
     most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
-        Finding("with training a client's weight on itself rises and its weights on others fall", f"on oneself {changes}", rises),
+        Finding(
+            "with training a client's weight on itself rises and its weights on others fall",
+            f"on itself {changes}",
+            rises,
+        ),
         Finding(
             "in every layer the sender with most common classes has more weight than the one with fewest",
             f"in {int((most > fewest).sum())} of {len(layers)} layers ({FEWEST})",

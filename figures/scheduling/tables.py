@@ -135,7 +135,8 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         keys.append(Line2D([], [], color=COLOURS[0], linewidth=1.2, label="95 % interval over seeds"))
         figure.legend(handles=keys, loc="outside upper center", ncols=2)
     text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
-    text += f"\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets. With {FEWEST}."
+    text += "\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets."
+    text += f" With {FEWEST}."
     wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
     if gone := [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
@@ -314,7 +315,10 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         Finding(
             f"no schedule improves a method that trains its head by more than {margin}", improved.told, improved.held,
         ),
-        Finding(f"a method under Vanilla is level with the method alone (within {margin})", level.told, level.held, level.apart),
+        Finding(
+            f"a method under Vanilla is level with the method alone (within {margin})",
+            level.told, level.held, level.apart,
+        ),
         Finding("a method under Anti lies clearly below the method alone", below.told, below.held, below.apart),
     )  # fmt: skip
     with style():
