@@ -332,7 +332,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         text.append(_missing(header))
     findings = _findings(table, frame)
     lead = "".join(
-        f"**Personalised accuracy against FedAvg's global model: {each.measured}.**" for each in findings[:1]
+        f"**Personalised accuracy against FedAvg's global model: {each.measured.partition(';')[0]}.**"
+        for each in findings[:1]
     )
     return Drawing(figure, table, caption, findings, "\n\n".join(text), lead)
 

@@ -137,8 +137,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for case in cases
         if case != BESIDE
     )
-    lead = "; ".join(f"{TITLES[case]}, {undecided[case]} of {len(counts[case])}" for case in cases)
-    lead = f"**Repetitions without signal in which the race finds no difference: {lead}.**"
+    total = sum(len(counts[case]) for case in cases)
+    found = sum(undecided[case] for case in cases)
+    lead = f"**In {found} of {total} repetitions without signal the race finds no difference.**"
     return Drawing(figure, pd.DataFrame(columns), caption, findings, markdown(columns) + missing_runs(header), lead)
 
 
