@@ -58,6 +58,13 @@ def test_every_verdict_has_all_items(verdict: str) -> None:
     assert ("plan.json" in found[6]) == (verdict not in (inference.NOTHING_LEARNED, inference.ALL_DIVERGED))
 
 
+def test_how_sure_names_the_candidate_and_the_score_that_it_is_about() -> None:
+    """The outcome above it may be another: each client's majority class is not among the candidates."""
+    assert all("than half" in lines(inference.DECIDED, guessing=guessing)[4] for guessing in (YES, NO))
+    assert "macro-F1" in lines(inference.DISAGREE)[4]
+    assert "right" not in lines(inference.DISAGREE)[4], "a higher macro-F1 may go with fewer right predictions"
+
+
 def test_what_to_do_depends_on_what_is_shared_and_learned() -> None:
     assert "plan.json" not in lines(inference.DECIDED, shared=0)[6]
     assert "plan.json" not in lines(inference.DECIDED, guessing=NO)[6]
