@@ -114,6 +114,14 @@ def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
         rows.read(tmp_path / PACKED)
 
 
+def test_incomplete_files_of_a_killed_writer_are_removed(study):
+    parts = [study / "half" / f"{name}.1.part" for name in ("cleaned.json", "left_out.jsonl", PACKED)]
+    for part in (*parts, study / "half" / "mine.1.part"):
+        part.write_text("half")
+    clean(study / "half")
+    assert [path.name for path in (study / "half").glob("*.part")] == ["mine.1.part"]
+
+
 # --- shared files ----------------------------------------------------------------------------------------------
 
 
