@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 CHOOSE = "choose"
 """The value of ``plan`` for which a race chooses the layers before the run."""
-LEFT_OUT = "left_out.jsonl"
-"""The file of a run with the scores of the client that was left out."""
 RACE = "-race"
 """The suffix of that race's folder, after the run's name."""
 
@@ -84,7 +82,7 @@ def run(
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.
         own_epochs: of the client that ``leave_out_client`` names, which tries the run's model at the end
-            (:mod:`fl_core.newcomer`).
+            (:mod:`fl_core.newcomer`). Under a stopping rule that is the best round's, without ``out`` the last one's.
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
@@ -202,7 +200,7 @@ def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Se
     from fedlayers.run_result import RunResult
     from fl_core import rows
     from fl_core.newcomer import train_newcomer
-    from fl_core.records.store import Run
+    from fl_core.records.store import LEFT_OUT, Run
 
     client = engine.data.left_out
     if client is None:

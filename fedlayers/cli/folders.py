@@ -56,7 +56,7 @@ class Clean(Command):
         for path in found:
             try:
                 clean(path)
-            except (CorruptError, BusyError) as error:
+            except (CorruptError, BusyError, UsageError) as error:
                 print(f"{path} stays as it is: {error}")
         share(found)
         after = _size(self.dir)

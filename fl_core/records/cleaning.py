@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fl_core.errors import BusyError, CorruptError
+from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.records import writing
 from fl_core.records.checking import CLEANED, cleaned
 from fl_core.records.store import ROWS, START, Run, blob_name, checkpoint_name
@@ -75,12 +75,12 @@ def share(paths: Iterable[Path]) -> None:
     """Store equal blobs, partitions and given weights of several runs once, by hard links.
 
     Every run stays whole: it can be checked, resumed, moved and copied by itself. Such files are replaced and never
-    changed, so that no run changes another. Without hard links on the file system, each run keeps its own files. A busy
-    or damaged run is left out.
+    changed, so that no run changes another. Without hard links on the file system, each run keeps its own files. A run
+    that is busy, damaged or of a newer version is left out.
     """
     first: dict[str, tuple[Folder, str]] = {}
     for path in paths:
-        with suppress(BusyError, CorruptError):
+        with suppress(BusyError, CorruptError, UsageError):
             run = Run(path)
             found = [(digest, name) for digest, name in _lasting(run) if run.folder.is_own(name)]
             equal = [(digest, name) for digest, name in found if digest in first]

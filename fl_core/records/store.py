@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
+LEFT_OUT = "left_out.jsonl"  # the scores of the client that was left out
 FORMAT = "fedlayers.run/2"
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 

@@ -23,14 +23,15 @@ from fl_core import rows
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
 from fl_core.records import checking, timing
-from fl_core.records.checking import JOURNAL
-from fl_core.records.store import FORMAT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
+from fl_core.records.checking import CLEANED, JOURNAL
+from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.storage.blobs import joined
 from fl_core.storage.files import LOCK_WITHOUT_FCNTL, Folder, json_bytes, sha, signed
 from fl_core.storage.packing import SUFFIX, opened
 from fl_core.tree import clone
 
-_WRITTEN = (*ROOT_FILES, START, "manifest.json", ROWS, ROWS + SUFFIX, "plan.json", "timing.jsonl")
+_ROWS = (ROWS, ROWS + SUFFIX, LEFT_OUT)
+_WRITTEN = (*ROOT_FILES, START, "manifest.json", *_ROWS, "plan.json", "timing.jsonl", CLEANED)
 _PART = re.compile(r"(.+)\.[0-9]+\.part")  # an incomplete file of the process with that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 _MANIFEST = re.compile(r"[0-9]{6,}\.json")

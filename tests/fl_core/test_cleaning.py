@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedlayers.cli.main import main
 from fl_core import limits, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError
@@ -113,6 +114,14 @@ def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
         rows.read(tmp_path / PACKED)
 
 
+def test_incomplete_files_of_a_killed_writer_are_removed(study):
+    parts = [study / "half" / f"{name}.1.part" for name in ("cleaned.json", "left_out.jsonl", PACKED)]
+    for part in (*parts, study / "half" / "mine.1.part"):
+        part.write_text("half")
+    clean(study / "half")
+    assert [path.name for path in (study / "half").glob("*.part")] == ["mine.1.part"]
+
+
 # --- shared files ----------------------------------------------------------------------------------------------
 
 
@@ -172,6 +181,17 @@ def test_nothing_is_shared_with_what_is_damaged_or_elsewhere(study, which, how):
     assert not one_file(*(study / each / "blobs" / name for each in ("half", "whole")))
     assert how == "folder" or not list(study.rglob("*.part"))
     assert os.path.islink(path) == (how == "link")
+
+
+def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
+    shutil.copytree(study / "whole", study / "newer")
+    manifest = files.Folder(study / "newer").read_signed("manifest.json")
+    files.Folder(study / "newer").write("manifest.json", files.signed({**manifest, "format": "fedlayers.run/9"}))
+    before = contents(study / "newer")
+    main(["clean", str(study)])
+    assert "newer" in capsys.readouterr().out
+    assert contents(study / "newer") == before
+    assert one_file(*(study / name / "partition.safetensors" for name in ("half", "whole")))
 
 
 def test_a_run_that_is_written_is_left_alone(study):
