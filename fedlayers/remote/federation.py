@@ -287,6 +287,7 @@ def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: s
         "session": line.session,
         "dataset": task.data.name,
         "config": config,
+        "plan": protocol.place(task.algorithm(task.plan))["plan"],
         "sites": [_known(each) for each in facts],
         "model": tree.digest(initial),
         "layers": [layer.name for layer in task.layers],

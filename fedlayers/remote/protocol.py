@@ -68,6 +68,7 @@ JOIN = {
     "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
     "dataset": str,
     "config": dict,
+    "plan": (dict, None),
     "model": str,
     "layers": [str],
 }

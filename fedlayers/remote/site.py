@@ -342,7 +342,7 @@ class _Joined:
         return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
-        check_joined(self.task.config, values)
+        check_joined(self.task.config, self.asked.head["plan"], values)
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
             self.site.check_algorithm(values["algorithm"], values["options"])
