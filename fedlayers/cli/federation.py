@@ -124,6 +124,7 @@ class Status(Command):
 
     def main(self, line: str) -> None:
         from fedlayers.remote import flower, log
+        from fl_core.names import printable
         from fl_core.records.store import Run
 
         flower.require()
@@ -136,7 +137,8 @@ class Status(Command):
             rounds, found = Run(path).config["rounds"], log.status(path)
             missing = f"; missing: {', '.join(found['missing'])}" if found["missing"] else ""
             error = f"; last error: {found['error']}" if found["error"] else ""
-            print(f"{path}: round {found['round']} of {rounds} at {found['time']}{missing}{error}")
+            at = f" at {found['time']}" if found["time"] else ""
+            print(printable(f"{path}: round {found['round']} of {rounds}{at}{missing}{error}"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fl_core.errors import CorruptError
 from fl_core.limits import parsed_json
+from fl_core.names import printable
 from fl_core.storage.files import Folder
 from fl_core.storage.schema import COUNT, validate
 
@@ -38,7 +39,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         parts = {"time": time.strftime(TIME, time.gmtime(record.created)), "level": record.levelname}
-        parts["message"] = " ".join(record.getMessage().split())
+        parts["message"] = printable(" ".join(record.getMessage().split()))
         return json.dumps(parts) if self.as_json else " ".join(parts.values())
 
 

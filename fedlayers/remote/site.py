@@ -32,6 +32,7 @@ from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.limits import LimitError, data_bytes, lacks_memory
 from fl_core.models.counting import counted
+from fl_core.names import printable
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import Folder
 from fl_core.task import Task, assemble
@@ -124,7 +125,7 @@ class Site:
     def _answer(self, request: bytes, asked: dict[str, str]) -> Packet:
         packet = decode(request, self.policy.memory * MEGABYTE)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
-        asked |= {"kind": kind[:40], "run": str(packet.head.get("run", ""))[:40]}
+        asked |= {"kind": printable(kind[:40]), "run": printable(str(packet.head.get("run", ""))[:40])}
         asks = self.policy.approve == "ask"
         if asks and kind in TO_APPROVE:
             self.approval.check(packet)
