@@ -149,8 +149,8 @@ class Site:
         return Packet({**reply.head, **stamp}, reply.trees)
 
     def _hello(self, packet: Packet) -> Packet:
-        asked = fields(packet.head, protocol.HELLO)
-        protocol.check_spoken("the server", asked["version"], asked["protocol"], asked["oldest"])
+        protocol.check_spoken("the server", packet.head)
+        fields(packet.head, protocol.HELLO)
         self.check_samples()
         self.audit.write("hello")
         return Packet({"kind": "hello", **self.holding.facts(), **protocol.versions()})
