@@ -201,7 +201,7 @@ def _noted(out: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (out / log.STATUS).exists():
+        if (out / "config.json").exists():
             log.note(out, error=" ".join(str(error).split()))
         raise
 
@@ -286,7 +286,7 @@ class Federate(Configured):
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
         out = self.resume or self.out
-        with self.federation.linked(known) as link, _noted(out):
+        with _noted(out), self.federation.linked(known) as link:
             from fedlayers.remote import federation
             from fedlayers.remote.remote_clients import left
             from fedlayers.studies import federation_report as report
