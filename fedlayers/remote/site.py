@@ -89,7 +89,7 @@ class Site:
             reply = _reason(error)
             data = encode(reply)
             if not isinstance(error, NotAllowedError):
-                LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {reply.head['reason']}")
+                LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {type(error).__name__}: {error}")
         else:
             LOG.info(f"answered {asked['kind']} {asked['run']} with {len(data)} bytes")
         try:
@@ -416,4 +416,6 @@ def _reason(error: Exception) -> Packet:
         return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
     if isinstance(error, (LimitError, PacketError, UsageError)):
         return Packet({"kind": "refused", "reason": text[:1000]})
+    if not isinstance(error, RunError):  # of another library: its words may quote samples
+        text = "see the site's log"
     return Packet({"kind": "failed", "reason": f"{type(error).__name__}: {text}"[:1000]})
