@@ -6,7 +6,7 @@ Each name is imported when it is first used.
 >>> result = fl.run(dataset="heart", algorithm="fedavg", rounds=1, progress=False)
 >>> result
 1 round of fedavg on heart, 4 clients: cleveland, hungarian, switzerland, va
-macro_f1 on test samples, mean over clients: global 0.1, local 0.1
+macro_f1 on test samples, mean over clients: local 0..., global 0...
 """
 
 from fl_core.interrupts import quiet_imports

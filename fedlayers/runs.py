@@ -91,10 +91,12 @@ def run(
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fl_core import runner
+    from fl_core.newcomer import check_epochs
     from fl_core.plan import LayerPlan
 
     for key in keys:
         check_known("key of a run", key, [field.name for field in fields(RunConfig)])
+    check_epochs(own_epochs)
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
@@ -185,8 +187,10 @@ def resume(
         BusyError: the run is in progress. CorruptError: stored files are damaged.
     """
     from fl_core import restore, runner
+    from fl_core.newcomer import check_epochs
     from fl_core.records.store import Run
 
+    check_epochs(own_epochs)
     stored = restore.stored_config(Run(out).config)[0] if backend else RunConfig()
     trained_by = _clients_on(backend, replace(stored, workers=0))
     engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)

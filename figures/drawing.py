@@ -16,8 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageChops
 
-from fl_core.errors import listing
-
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
     "measured", "measured_low", "measured_high", "measured_what",
@@ -67,8 +65,9 @@ _CAME_OUT = {
     "open": ("is open", "are open"),
     "not comparable": ("is not comparable", "are not comparable"),
 }
-SHORT = 150
-"""Characters of a measurement that fit into the first sentence of a page."""
+_MEANS = {"open": " Our runs do not decide this.", "not comparable": " Our runs differ too much from the paper's."}
+_DETAIL = re.compile(r"(;.*| \([^()]*\)|(, [^\s,]+ \d[\d.-]*)+)$")
+"""The end of an expectation that a page's first sentence leaves out: an addition, a bracket or a list of numbers."""
 
 
 def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
@@ -100,21 +99,30 @@ class Drawing:
 def opening(findings: Sequence[Finding]) -> str:
     """Return the first decided finding of a page, or its first one, and how the others came out.
 
-    >>> opening([Finding("a lies above b", "+0.1 ± 0.5", None), Finding("c lies above d", "+2.0 ± 0.5", True)])
-    '**Held: c lies above d; +2.0 ± 0.5.** The other expectation is open.'
+    >>> opening([Finding("a lies above b", "+0.1 ± 0.5", None), Finding("c lies above d (F1)", "+2.0 ± 0.5", True)])
+    '**Held: c lies above d.** The other expectation is open.'
     """
     if not findings:
         return ""
     first = next((each for each in findings if each.held is not None and not each.apart), findings[0])
-    measured = f"; {first.measured}" if len(first.measured) <= SHORT else ""
     others = Counter(each.verdict for each in findings if each is not first)
     told = [f"{count} {_CAME_OUT[name][count > 1]}" for name in VERDICTS if (count := others[name])]
-    rest = f" Of {others.total()} other expectations {listing(told)}."
+    rest = f" Of {others.total()} other expectations, {enumeration(told)}."
     if len(others) == 1:
         ((name, count),) = others.items()
         rest = f" The other {f'{count} expectations' if count > 1 else 'expectation'} {_CAME_OUT[name][count > 1]}."
     verdict = f"{first.verdict[0].upper()}{first.verdict[1:]}"
-    return f"**{verdict}: {first.expected}{measured}.**{rest if others else ''}"
+    return f"**{verdict}: {_DETAIL.sub('', first.expected)}.**{_MEANS.get(first.verdict, '')}{rest if others else ''}"
+
+
+def enumeration(words: Iterable[object]) -> str:
+    """Return words as a text, the last one after ``and``.
+
+    >>> enumeration([12, 10, 6])
+    '12, 10 and 6'
+    """
+    each = list(map(str, words))
+    return " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
 
 
 def beneath(caption: str, width: int) -> str:

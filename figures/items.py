@@ -347,6 +347,12 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
                 save_png(drawing.figure, out / f"{item.name}.png")
     plt.close(drawing.figure)
     (out / f"{item.name}.csv").write_bytes(csv_bytes(drawing.table, float_format="%.6g"))
+    write_page(item, header, drawing, out)
+    return replace(drawing, caption=caption)
+
+
+def write_page(item: Drawn, header: Mapping[str, Any], drawing: Drawing, out: Path) -> None:
+    """Write the page of a drawing, NAME.md, into ``out``."""
     runs = (item.runs if isinstance(item, View) else ()) or header["runs"]
     settings = page.settings(
         [about["config"] for run, about in header["runs"].items() if run in runs],
@@ -355,7 +361,6 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     settings["rows"] = origin(header).removeprefix("Rows: ").rstrip(".")
     text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))
     (out / f"{item.name}.md").write_text(text, encoding="utf-8")
-    return replace(drawing, caption=caption)
 
 
 def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:

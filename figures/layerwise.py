@@ -22,6 +22,7 @@ from diagnostics.diagnosis import diagnose
 from diagnostics.plots.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding
+from figures.page import markdown
 from figures.verdicts import beyond
 from fl_core import runner
 from fl_core.seeds import torch_generator
@@ -224,7 +225,7 @@ def cut_lines(definition: Definition, counts: pd.DataFrame, where: str) -> list[
     n = int(counts.iloc[0].sum())
     return [
         {
-            "quantity": "seeds with this last shared layer",
+            "quantity": CUTS,
             "definition": definition.label,
             "layer": layer,
             "threshold": threshold,
@@ -237,14 +238,33 @@ def cut_lines(definition: Definition, counts: pd.DataFrame, where: str) -> list[
     ]
 
 
-def listed(values: pd.Series) -> str:
-    """Names and values as text on one line, with 4 digits."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+CUTS = "seeds with this last shared layer"
+"""The quantity of :func:`cut_lines`."""
+BY_LAYER = "Medians by layer, with the published range in brackets:"
 
 
-def ranges(reference: pd.DataFrame) -> str:
-    """Lowest and highest value of each layer as text on one line, without layers where they agree."""
-    return ", ".join(f"{row.Index} {row.low:g}-{row.high:g}" for row in reference.itertuples() if row.high > row.low)
+def by_layer(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
+    """Return a Markdown table of medians by layer, with the published range in brackets.
+
+    Args:
+        lines: rows of :func:`lines_beside`.
+        headings: columns of ``lines`` that name a row of the table, and their headings.
+    """
+    layers = list(dict.fromkeys(lines["layer"]))
+    columns: dict[str, list[str]] = {name: [] for name in (*headings.values(), *layers)}
+    for key, part in lines.groupby(list(headings), sort=False, dropna=False):
+        cells = {
+            row.layer: _with_range(row.measured, row.published_low, row.published_high) for row in part.itertuples()
+        }
+        for name, cell in zip(columns, (*key, *(cells.get(layer, "–") for layer in layers)), strict=True):
+            columns[name].append(cell)
+    return markdown(columns)
+
+
+def _with_range(value: float, low: float, high: float) -> str:
+    if pd.isna(low):
+        return f"{value:.3g}"
+    return f"{value:.3g} ({low:g})" if low == high else f"{value:.3g} ({low:g}-{high:g})"
 
 
 def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float) -> Finding:
@@ -253,8 +273,8 @@ def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str,
     found = ", ".join(f"{name} in {count}" for name, count in counts.loc[threshold].items() if count)
     share = share_interval(own, n)
     return Finding(
-        f"with threshold {threshold:g}, {layer} is the last shared layer in more than {least:.0%} of the seeds "
-        f"({way.label})",
+        f"{way.label}: threshold {threshold:g} makes {layer} the last shared layer in more than {least:.0%} of "
+        "the seeds",
         f"of {n} seeds {found}; 95 % interval of {layer}'s share {share.low:.0%} to {share.high:.0%}",
         beyond(share, least),
     )
@@ -265,8 +285,8 @@ def settings(header: Mapping[str, Any], run: str) -> str:
     config = header["runs"][run]["config"]
     optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
     return (
-        f"{config['loss'].replace('_', ' ')}, {optimizer}, lr {config['lr']:g}, "
-        f"weight decay {config['weight_decay']:g}, batch {config['batch_size']}"
+        f"{config['loss'].replace('_', ' ')} and {optimizer} (lr {config['lr']:g}, "
+        f"weight decay {config['weight_decay']:g}, batch {config['batch_size']})"
     )
 
 

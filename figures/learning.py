@@ -32,10 +32,11 @@ NAME = "algorithms.learning_check"
 FAR = 0.05
 """A method that lies this far below Local, although its paper puts it above, needs an explanation."""
 NOTE = (
-    "Differences are to the same network's. FLOPs are of the plain passes: FedPFT's views and keys and pFedSD's "
-    "teacher come on top. Two-stage has half of the rounds for either stage, in its paper as many as other methods for "
-    "each: what that says of Two-stage is left out. Aside stand FedPFT, 1+2, which adapts for two epochs of three and "
-    "not one, and FedCAC, 20, which narrows whom a client joins over 20 rounds, not 100: no paper's number is of them."
+    "Differences are to runs of the same network. FLOPs are those of the plain passes without FedPFT's views and keys "
+    "and without pFedSD's teacher.\n\n"
+    "Three runs are not compared with a paper. Each stage of Two-stage has half of the rounds, and in its paper each "
+    "has all of them. FedPFT, 1+2 adapts for two epochs of three and not for one. FedCAC, 20 narrows a client's "
+    "partners over 20 rounds and not over 100."
 )
 DEAR = 1.5
 """A method with more than so many times FedAvg's FLOPs is named."""
@@ -246,7 +247,7 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     above = Finding(
         "personalised methods lie above FedAvg's global model in personalised accuracy",
         ", ".join(f"{count} {word or 'with ' + FEWEST}" for word, count in counts.items())
-        + _listed("; not above", not_above, "fedavg_gap"),
+        + _listed(". Not above", not_above, "fedavg_gap"),
         _all_above(personal[~same]) if decided else None,
     )
     claimed = table[table["paper_local"] == "above"]
@@ -254,18 +255,18 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     apart = [_no_lower(each) for each in claimed.itertuples(index=False)]
     below = Finding(
         f"no method that its paper puts above Local lies more than {FAR:.0%} below it",
-        f"by their 95 % intervals {apart.count(True)} of {len(claimed)} do not, {apart.count(False)} do, "
-        f"{apart.count(None)} are undecided" + _listed("; below in the mean", far, "local_gap"),
+        f"by their 95 % intervals {apart.count(False)} of {len(claimed)} do and {apart.count(None)} are undecided"
+        + _listed(". Below in the mean", far, "local_gap"),
         joint(apart),
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
     dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
     costs = ", ".join(f"{names.title(run)} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
     budget = Finding(
-        "every algorithm takes as many steps of SGD a round, a batch each",
+        "every algorithm takes the same number of SGD steps a round (one batch each)",
         f"{table['steps'].median():g} steps"
         + "".join(f", {names.title(each.run)} {each.steps:g}" for each in others.itertuples(index=False))
-        + (f"; with larger batches or several gradients a step, times FedAvg's FLOPs: {costs}" if costs else ""),
+        + (f". Larger batches or more gradients a step (times FedAvg's FLOPs): {costs}" if costs else ""),
         bool(others.empty),
     )
     return above, below, budget
@@ -315,24 +316,25 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     right.axvline(value, color=colour, linewidth=1.1, linestyle=line, zorder=1)
         for column, bound in zip(grid.T, (math.inf, 1.0), strict=True):
             one_range(column, "x", -math.inf, bound)
-    order = "sorted by accuracy" if ranked else "in no order of merit, since seeds are missing"
+    order = "sorted by accuracy" if ranked else "in no order because seeds are missing"
     left_out = (
         f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
     )
     caption = (
-        f"{_federation(header, frame)}, {seeds_in_words(header['seeds'])}{'' if every else ' at most'}. Mean over "
-        f"clients after the last round (personal models, otherwise the global one) with 95 % interval over seeds, and "
-        f"difference to Local paired by seed. Dashed: Local; dotted: FedAvg; {order}. Axes of accuracy end "
-        f"at 0 and 100 %; an interval of few seeds may reach beyond.{left_out}"
+        f"{_federation(header, frame)} and {seeds_in_words(header['seeds'])}{'' if every else ' at most'}. Runs are "
+        f"{order}. Left: the difference to Local paired by seed. Right: the mean over clients after the last round "
+        "with its 95 % interval over seeds. It is for personal models if there are any and otherwise for the global "
+        f"model. Dashed lines are Local and dotted lines FedAvg. Axes of accuracy end at 0 and 100 %.{left_out}"
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]
-    text += [f"{name} did not come to its end: {reason}." for name, reason in header["failed"].items()]
+    text += [f"{name} did not finish: {reason}." for name, reason in header["failed"].items()]
     if missing:
         text.append(_missing(header))
     findings = _findings(table, frame)
     lead = "".join(
-        f"**Personalised accuracy against FedAvg's global model: {each.measured}.**" for each in findings[:1]
+        f"**Personalised accuracy against FedAvg's global model: {each.measured.partition(';')[0]}.**"
+        for each in findings[:1]
     )
     return Drawing(figure, table, caption, findings, "\n\n".join(text), lead)
 
@@ -367,10 +369,10 @@ def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
     config = next(iter(header["runs"].values()))["config"]
     sizes = frame["n_train"].dropna()
     each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-    skew = "" if config["alpha"] is None else f", Dirichlet({config['alpha']:g})"
+    skew = "" if config["alpha"] is None else f" by Dirichlet({config['alpha']:g})"
     clients = frame.loc[frame["client"] != "", "client"].nunique()
     title = CASES[config["dataset"]].title if config["dataset"] in CASES else config["dataset"]
-    return f"{title}, {clients} clients with {each} training samples{skew}, {config['rounds']} rounds"
+    return f"{title}: {clients} clients with {each} training samples{skew}, {config['rounds']} rounds"
 
 
 def _gaps(ax: Axes, part: pd.DataFrame) -> None:

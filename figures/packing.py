@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import json
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,14 +18,16 @@ import pandas as pd
 import pyarrow
 from pyarrow import parquet
 
-from fl_core import rows
+from fl_core import limits, rows
 from fl_core.errors import CorruptError, UsageError
 from fl_core.former import current
 from fl_core.storage.files import check_version, write_atomically
+from fl_core.storage.schema import COUNT, validate
 
 SUFFIX = ".parquet"
 KEY = b"fedlayers.rows"
 """The key of headers and numbers of rows in the metadata: JSON, deflated, and in base64 since metadata is text."""
+_ABOUT = {"headers": [{"schema": COUNT}], "lengths": [COUNT]}
 Header = dict[str, Any]
 Part = tuple[Header, pd.DataFrame]
 """Header and rows of a run."""
@@ -77,13 +78,30 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
     if not path.is_file():
         raise UsageError(f"no rows file at {path}")
     try:
-        about = json.loads(zlib.decompress(base64.b64decode(parquet.read_metadata(path).metadata[KEY])))
-        found, lengths = list(about["headers"]), list(about["lengths"])
+        about = limits.parsed_json(_inflated(base64.b64decode(parquet.read_metadata(path).metadata[KEY])))
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
+    if wrong := validate(about, _ABOUT):
+        raise _damaged(path, wrong)
+    found, lengths = about["headers"], about["lengths"]
+    if len(found) != len(lengths):
+        raise _damaged(path, f"{len(found)} headers of {len(lengths)} runs")
     for header in found:
         check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{rows.SCHEMA}")
     return found, lengths
+
+
+def _inflated(data: bytes) -> bytes:
+    """Return deflated data as they were.
+
+    Raises:
+        ValueError: the end is missing, or they have far more bytes than such data do.
+    """
+    unpacker = zlib.decompressobj()
+    text = unpacker.decompress(data, max(limits.UNPACKED, limits.RATIO * len(data)))
+    if not unpacker.eof:
+        raise ValueError(f"headers without an end, or of more than {limits.RATIO} times their packed size")
+    return text
 
 
 def _damaged(path: Path, found: str) -> CorruptError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from figures import names
-from figures.drawing import Drawing, opening
+from figures.drawing import VERDICTS, Drawing, Finding, opening
 from fl_core.names import in_markdown
 
 
@@ -74,13 +75,47 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
     return f"{len(shown)} of them" if len(shown) > 2 * MANY else ", ".join(shown)
 
 
+_HEAD = ("expectation", "verdict", "measured")
+_ROW = re.compile(rf"\| (.*?) \| ({'|'.join(VERDICTS)})(?: \(\d+\))? \| (.*) \|")
+
+
+def expectations(findings: Sequence[Finding]) -> str:
+    """Return the expectations as a table, after the reasons why some are not comparable.
+
+    >>> print(expectations([Finding("a lies above b", "+2 ± 1", True), Finding("c", "-1", None, "few images")]))
+    Why not comparable: few images.
+    <BLANKLINE>
+    | expectation | verdict | measured |
+    | --- | --- | --- |
+    | a lies above b | held | +2 ± 1 |
+    | c | not comparable | -1 |
+    """
+    if not findings:
+        return ""
+    reasons = list(dict.fromkeys(each.apart for each in findings if each.apart))
+    number = {reason: f" ({k})" for k, reason in enumerate(reasons, 1)} if len(reasons) > 1 else {}
+    cells = [(each.expected, f"{each.verdict}{number.get(each.apart, '')}", each.measured) for each in findings]
+    table = markdown(dict(zip(_HEAD, zip(*cells, strict=True), strict=True)))
+    if number:
+        return "\n".join(["Why not comparable:\n", *(f"{k}. {why}." for k, why in enumerate(reasons, 1)), "", table])
+    return "\n\n".join([*(f"Why not comparable: {reason}." for reason in reasons), table])
+
+
+def read_expectations(text: str) -> list[tuple[str, str, str]]:
+    """Return expectation, verdict and measurement of each line of the table on a page."""
+    table = text.partition(f"| {' | '.join(_HEAD)} |\n")[2].partition("\n\n")[0]
+    found = map(_ROW.fullmatch, table.splitlines())
+    cells = (tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in each.groups()) for each in found if each)
+    return [(expected, verdict, measured) for expected, verdict, measured in cells]
+
+
 def of_figure(name: str, title: str, drawing: Drawing, settings: Mapping[str, str], notes: Iterable[str]) -> str:
     """Return the page of a figure: finding, picture, expectations and numbers. The settings come last."""
     parts = [
         f"# {title}",
         drawing.lead or opening(drawing.findings),
         f"![{title}]({name}.png)",
-        "\n".join(f"- {each}" for each in drawing.findings),
+        expectations(drawing.findings),
         drawing.text,
         "## The picture",
         drawing.caption,

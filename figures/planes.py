@@ -20,8 +20,8 @@ CLUSTERED = {
 }
 """Scores of pooled features and what they are called."""
 MEANING = (
-    "Silhouettes (-1 to 1, higher = further apart) and purities (share of the 10 nearest that are of the same "
-    "class or client) are of the features themselves, not of the plane."
+    "A silhouette lies between -1 and 1 and is higher if groups are further apart. A purity is the share of the 10 "
+    "nearest features of the same class or client. Both are of the features themselves and not of the plane."
 )
 
 

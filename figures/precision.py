@@ -71,16 +71,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     verdicts = [gap.level(MARGIN) for gap in found.values()]
     finding = Finding(
-        f"with bf16 every algorithm's accuracy is that with float32 within {100 * MARGIN:g} points",
+        f"every algorithm's accuracy with bf16 is that with float32 within {100 * MARGIN:g} points",
         "; ".join(f"{title(each)} {percent(*gap.bounds, sign='+')}" for each, gap in found.items())
         + " (90 % intervals: two one-sided tests at 5 %)",
         joint(verdicts) if len(found) == len(METHODS) else None,
     )
     config = next(run["config"] for run in header["runs"].values())
     caption = (
-        f"Test accuracy, mean of {config['clients']} clients, with local training in bfloat16 minus in float32, paired "
-        f"by seed; 90 % intervals, whose ends are the two one-sided tests at 5 %. Fashion-MNIST as in the learning "
-        f"check, {config['rounds']} of its {CNN.rounds} rounds, {seeds_in_words(header['seeds'])}."
+        f"Mean test accuracy of {config['clients']} clients with local training in bfloat16 minus that in float32 "
+        f"(paired by seed). The ends of the 90 % intervals are two one-sided tests at 5 %. Fashion-MNIST is that of "
+        f"the learning check with {config['rounds']} of its {CNN.rounds} rounds and {seeds_in_words(header['seeds'])}."
         f"{missing_runs(header)}"
     )
     return Drawing(figure, pd.DataFrame(columns), caption, (finding,), markdown(columns))
@@ -89,7 +89,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 ITEM = items.register(
     Recipe(
         NAME,
-        "Local training in bfloat16 beside float32",
+        "Local training in bfloat16 and in float32",
         RUNS,
         seeds=5,
         budget="about 100 minutes of one core that knows bfloat16",

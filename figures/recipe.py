@@ -173,7 +173,7 @@ class Recipe(items.Item):
         found += [(file, rows.read(file)) for file in files]
         for path, (header, _) in found:
             if header.get("item") != self.name:
-                raise UsageError(f"{path} holds rows of {header.get('item')!r}, not of {self.name!r}")
+                raise UsageError(f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}.")
         parts = {(part[0]["run"], int(part[0]["seed"])): part for _, part in found}
         return {key: parts[key] for key in sorted(parts, key=lambda key: rows_file(folder, *key).name)}
 

@@ -116,7 +116,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"Above: macro-F1 on the test split after the last round of FedPer, under every cut from none to all layers. "
         f"No choice saw that split. Coloured marks: each rule's choice after the first epoch. "
-        f"The axes end at 0 and 100 %; an interval of few seeds may reach beyond. "
+        f"The axes end at 0 and 100 %. An interval of few seeds may reach beyond. "
         f"Below: regret, the score of the best mean over seeds (the star) minus the choice's. A "
         f"grey mark is a dataset's mean over seeds. The bar is the mean over datasets with its 95 % interval. "
         f"{_sizes(header, frame, regrets)}"
@@ -219,7 +219,7 @@ def _findings(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Findin
     return (
         Finding(
             f"{RULE} loses less than a random cut",
-            f"{percent(gap.value, gap.low, gap.high, '+')} points less, over {len(gaps)} datasets",
+            f"{percent(gap.value, gap.low, gap.high, '+')} points less over {len(gaps)} datasets",
             better if enough else None,
         ),
         Finding(
@@ -228,7 +228,7 @@ def _findings(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Findin
             not far if enough else None,
         ),
         Finding(
-            "a part of the layers is better than the better of none and all, both chosen on the other seeds",
+            "a part of the layers is better than none and all (chosen on the other seeds)",
             f"{percent(over.value, over.low, over.high, '+')} points over {len(margins)} datasets: "
             + ", ".join(f"{TITLES[name]} {100 * margin:+.1f}" for name, margin in margins.items()),
             told if enough else None,
@@ -276,10 +276,10 @@ def _page(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> str:
         if line.status != "ok"
     ]
     note = (
-        "Regret in points of macro-F1 on the test split, against the cut with the best mean over seeds; in parentheses "
-        f"the least and the greatest of the seeds, of {RANGE_BELOW} seeds or more a 95 % bootstrap interval; in square "
-        "brackets the cuts of the seeds. Test splits of these sizes are small; the same question on held-out samples "
-        "of more federations: [decision.regret](decision.regret.md)."
+        "Regret in points of macro-F1 on the test split against the cut with the best mean over seeds. Parentheses "
+        f"have the least and the greatest of the seeds (for {RANGE_BELOW} seeds or more a 95 % bootstrap interval). "
+        "Square brackets have the cuts of the seeds. These test splits are small. "
+        "[decision.regret](decision.regret.md) asks the same question on held-out samples of more federations."
     )
     return "\n\n".join([markdown(columns), note, *failed])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from figures import changes, items
-from figures.page import markdown
+from figures.page import markdown, read_expectations
 from figures.papers import PAPERS
 from fl_core.errors import UsageError
 
@@ -31,9 +31,6 @@ TITLES = {
     "pfedla": "pFedLA",
     "fedra": "FedRA",
 }
-_LINE = re.compile(
-    rf"- (?P<verdict>{'|'.join(items.VERDICTS)})(?: \(.*?\))?: (?P<expected>.*?)\. Measured: (?P<measured>.*)\."
-)
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ class Claim:
 class Said(NamedTuple):
     """A finding as its page has it."""
 
-    verdict: str
     expected: str
+    verdict: str
     measured: str
 
 
@@ -78,8 +75,7 @@ def claims(path: Path = CLAIMS) -> list[Claim]:
 
 def findings(page: Path) -> list[Said]:
     """The findings on an item's page."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    return [Said(**found.groupdict()) for line in lines if (found := _LINE.fullmatch(line))]
+    return [Said(*cells) for cells in read_expectations(page.read_text(encoding="utf-8"))]
 
 
 def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:

@@ -36,21 +36,21 @@ SAME: dict[str, dict[str, Any]] = {"fedavg": {}, "fedper": {}, "fedrep": {}, "di
 """What both compute alike, with what each is given beyond its defaults."""
 DEPARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedbabu": (
-        "PFLlib fine-tunes each client's last local model; the paper, and this project, the averaged body.",
+        "PFLlib fine-tunes each client's last local model. The paper and this project fine-tune the averaged body.",
         {"finetune_epochs": 5, "finetune_at": tuple(range(1, ROUNDS))},
     ),
     "feddyn": (
-        "PFLlib's penalty is alpha / 2 times the distance to the received model; the paper's has its square.",
+        "PFLlib's penalty is alpha / 2 times the distance to the received model. The paper's has its square.",
         {"alpha": 0.1},
     ),
     "fedcac": (
-        "PFLlib's first merge puts the initial model in the place of critical parameters; the paper's has the mean of "
-        "the client and those that are like it.",
+        "PFLlib's first merge puts the initial model in the place of critical parameters. The paper has the mean of "
+        "the client and similar clients there.",
         {"critical": 0.25},  # at the default, half, counts of parameters and weights near 0 are treated in unlike ways
     ),
     "pfedme": (
-        "PFLlib's personal parameters are the model's own tensors, which the received global ones replace before they "
-        "are scored: what it calls personalised is the global model.",
+        "PFLlib's personal parameters are the model's own tensors. The received global tensors replace them before the "
+        "test. The model that PFLlib calls personalised is thus the global one.",
         {"decay": 0.001},
     ),
 }
@@ -138,11 +138,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table["alike_until"] = [alike_until(frame, *pair) for pair in pairs]
     config = next(iter(header["runs"].values()))["config"]
     caption = (
-        "Mean test accuracy of the clients by round, here and in PFLlib, from the same split and initial weights; "
-        "below, where PFLlib departs from the papers, also with that put right from outside. "
-        f"MNIST, {config['clients']} clients with {config['samples_per_client']} training samples each, "
-        f"Dirichlet({config['alpha']:g}), an MLP, {config['rounds']} rounds of {config['epochs']} steps on all of a "
-        f"client's samples, lr {config['lr']:g}, {seeds_in_words(header['seeds'])}."
+        "Mean test accuracy of the clients by round here and in PFLlib. Both have the same split and initial weights. "
+        "Below: algorithms in which PFLlib departs from the papers, also with the departure corrected. "
+        f"MNIST: {config['clients']} clients with {config['samples_per_client']} training samples each by "
+        f"Dirichlet({config['alpha']:g}). An MLP trains for {config['rounds']} rounds of {config['epochs']} steps on "
+        f"all of a client's samples with lr {config['lr']:g} and {seeds_in_words(header['seeds'])}."
     )
     cells = {
         "algorithm": [names.title(run) for run in table["run"]],
@@ -155,8 +155,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     departures = "\n".join(f"- **{names.title(run)}.** {text}" for run, (text, _) in DEPARTS.items())
     rounding = (
-        "Where scores part only after several rounds, rounding is the likely reason, which SCAFFOLD's variates "
-        "multiply from round to round and FedCAC's thresholds decide upon; it was not tested."
+        "Some scores differ only after several rounds. Rounding is the likely reason. SCAFFOLD's variates multiply it "
+        "from round to round and FedCAC's thresholds depend on it. This was not tested."
     )
     text = f"{markdown(cells)}\n\n{rounding}\n\nWhere PFLlib departs from the papers:\n\n{departures}"
     return Drawing(figure, table, caption, tuple(_findings(frame)), text)
@@ -186,8 +186,8 @@ def _findings(frame: pd.DataFrame) -> list[Finding]:
         absent = pd.isna(as_it_is) or pd.isna(repaired)
         found.append(
             Finding(
-                f"{names.title(run)}: PFLlib has other scores, and ours once its departure is put right",
-                f"{_said(as_it_is)}; put right: {_said(repaired, alike_until(frame, run, REPAIRED))}",
+                f"{names.title(run)}: PFLlib has other scores and with its departure corrected ours",
+                f"{_said(as_it_is)}. Corrected: {_said(repaired, alike_until(frame, run, REPAIRED))}",
                 None if absent else as_it_is >= TOLERANCE > repaired,
             )
         )
@@ -199,11 +199,11 @@ TOLERANCE = 0.001
 
 
 def _said(gap: float, until: int = -1) -> str:
-    equal = f", not at all up to round {until}" if gap >= TOLERANCE and until >= 0 else ""
+    equal = f" (not at all up to round {until})" if gap >= TOLERANCE and until >= 0 else ""
     return "absent" if pd.isna(gap) else f"differs by at most {100 * gap:.2f} points{equal}"
 
 
 ITEM = items.register(Item(
-    NAME, "A second witness: PFLlib beside this project", recipes(), seeds=1,
+    NAME, "A second witness: PFLlib and this project", recipes(), seeds=1,
     budget="some minutes of one core, with a checkout of PFLlib", measure=_measure, draw=_draw,
 ))  # fmt: skip

@@ -295,7 +295,7 @@ def predict(
     if bad:
         first = samples.names[bad[0]]
         raise NonFiniteError(
-            f"outputs must be finite; got others for {len(bad)} of {len(outputs)} samples, first for {first}."
+            f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
     return Predictions(samples.names, exported.classes, outputs, samples.ids)
 

@@ -21,6 +21,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import RunError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.scores import MAIN, SCORES, label_of
+from fl_core.task import class_weights_of
 from fl_core.tree import Tree
 
 JOINED, HEAD, ALONE = "joined", "joined_head", "alone"
@@ -37,7 +38,7 @@ class Newcomer:
             all), ``joined_head`` (it trains its own layers alone), or ``alone`` (it starts with the initial model).
             ``variant`` is the number of its own epochs.
         best: the model and the number of epochs with the best main score on its validation samples, of those that
-            joined; without a score the first of them.
+            joined; without a score ``joined`` without own epochs.
         alone: the number of epochs that is best alone, judged alike.
         main: the score that decides.
         model: the module of ``best``.
@@ -80,6 +81,16 @@ class Newcomer:
         )
 
 
+def check_epochs(epochs: Sequence[int]) -> None:
+    """Check numbers of own epochs.
+
+    Raises:
+        UsageError: there are none, or one is no whole number from 0.
+    """
+    if not epochs or any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in epochs):
+        raise UsageError(f"epochs of a new client must be whole numbers from 0; got {list(epochs)}.")
+
+
 def train_newcomer(
     config: RunConfig,
     data: FederatedData,
@@ -110,10 +121,9 @@ def train_newcomer(
     Raises:
         UsageError: ``epochs`` are no whole numbers from 0.
     """
-    if not epochs or any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in epochs):
-        raise UsageError(f"epochs of a new client must be whole numbers from 0; got {list(epochs)}.")
+    check_epochs(epochs)
     alone = _federation_of(client, data)
-    own = _alone(config)
+    own = _alone(config, data)
     whole = int(config.rounds or 1) * int(config.epochs or 0)
     ways: dict[str, tuple[str, Tree, LayerPlan | None, list[int]]] = {JOINED: ("local", start, None, sorted(epochs))}
     if plan is not None and plan.body and any(layer.name not in plan.shared for layer in plan.layers):
@@ -157,12 +167,17 @@ def _federation_of(client: ClientData, data: FederatedData) -> FederatedData:
     return replace(data, clients=(client,), left_out=None, partition=partition, digest=digest)
 
 
-def _alone(config: RunConfig) -> RunConfig:
-    """Return the configuration of the client's own training: one epoch a round, scored in every round."""
+def _alone(config: RunConfig, data: FederatedData) -> RunConfig:
+    """Return the configuration of the client's own training: one epoch a round, scored in every round.
+
+    Class weights stay those of the run, since a new client may lack a class.
+    """
     plain = {key: getattr(RunConfig, key) for key in (*READING, *DEALING)}
+    weights = class_weights_of(config, data)
     return replace(
         config,
         **plain,
+        class_weights="none" if weights is None else ",".join(map(str, weights)),
         options={},
         plan=None,
         init=None,

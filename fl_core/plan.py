@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,13 +19,20 @@ from fl_core.names import printable
 from fl_core.ordering import MANY
 from fl_core.race_evidence import RaceEvidence
 from fl_core.storage.files import check_version, sha, write_json
-from fl_core.storage.schema import validate
+from fl_core.storage.schema import NUMBER, Each, validate
 
 FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
 EDITED = "edited by hand"
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as a cut of a regret or an arm of a race."""
+_FORM = {
+    "values": [[(NUMBER, None)]],
+    "weights?": Each(NUMBER),
+    "threshold?": (NUMBER, None),
+    "votes?": Each(str),
+    "alternatives?": Each(str),
+}
 
 
 @dataclass(frozen=True)
@@ -110,12 +118,13 @@ class LayerPlan:
         names = [layer.name for layer in self.layers]
         tensors = [name for layer in self.layers for name in layer.tensors]
         for kind, found in (("layer", names), ("tensor", tensors), ("shared layer", list(self.shared))):
-            twice = sorted({name for name in found if found.count(name) > 1})
+            twice = sorted(name for name, count in Counter(found).items() if count > 1)
             if twice:
                 raise UsageError(f"a plan must name each {kind} once; got {twice[0]!r} twice.")
-        for name in self.shared:
+        shared = set(self.shared)
+        for name in sorted(shared.difference(names)):
             check_known("layer", name, names)
-        object.__setattr__(self, "shared", tuple(name for name in names if name in set(self.shared)))
+        object.__setattr__(self, "shared", tuple(name for name in names if name in shared))
 
     # --- reading it ---
 
@@ -292,12 +301,12 @@ class LayerPlan:
             why["values"] = tuple(why.get("values", ()))
             why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
             curves = [list(values) for values in (why["values"], *why["clients"].values())]
-            if fault := validate(curves, [[(float, int, None)]], "values"):
-                raise UsageError(f"not a plan: {fault}")
+            if fault := validate({**why, "values": curves}, _FORM):
+                raise UsageError(f"a plan must be as fedlayers writes it; {fault}.")
             why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
             plan = cls(layers, tuple(data["shared"]), Evidence(**why))
         except (TypeError, AttributeError, KeyError) as error:
-            raise UsageError(f"a plan must be as fedlayers writes it; got another form ({error}).") from error
+            raise UsageError(f"a plan must be as fedlayers writes it: {error}.") from error
         has_digest = "sha256" in data or data["format"] != UNSIGNED
         if has_digest and data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,16 +10,15 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import printable
 from fl_core.ordering import MANY
 from fl_core.scores import TABLE, in_column, label_of
-from fl_core.storage.schema import COUNT, validate
+from fl_core.storage.schema import COUNT, NUMBER, validate
 
 MOST = 1000
 """The largest number of arms, and of seeds, that a file may name."""
 LONGEST = 1000
 """The largest number of characters of a text in a file."""
-_NUMBER = (float, int, None)
 _NUMBERS = ("value", "loss", "score", "difference", "low", "high", "p_value")
-_ARM = {"name": str, **dict.fromkeys(_NUMBERS, _NUMBER)}
-_FORM = {"metric": str, "rounds": COUNT, "seeds": [COUNT], "verdict": str, "used": str, "arms": [_ARM]}
+_ARM = {"name": str, **dict.fromkeys(_NUMBERS, (NUMBER, None))}
+_FORM = {"metric": str, "rounds": COUNT, "seeds": [int], "verdict": str, "used": str, "arms": [_ARM]}
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,6 @@ class RaceEvidence:
                 raise UsageError(f"the race must have at most {MOST} {name}; got {len(data[name])}.")
         for arm in data["arms"]:
             _check_names("an arm of the race", arm, _ARM)
-            for name in _NUMBERS:
-                if arm[name] is not None and (isinstance(arm[name], bool) or not math.isfinite(arm[name])):
-                    raise UsageError(f"{name} of an arm of the race must be a finite number; got {arm[name]!r}.")
         texts = (data["verdict"], data["used"], *(arm["name"] for arm in data["arms"]))
         if max(map(len, texts)) > LONGEST:
             raise UsageError(f"texts of the race must have at most {LONGEST} characters; got {max(map(len, texts))}.")

@@ -223,7 +223,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             raise UsageError(f"clients must be those of this run; {stranger!r} is another, or is missing.")
         bad = next(filter(None, map(tree.first_nonfinite, server.trees.values())), None)
         if bad is not None:
-            raise UsageError(f"tensors of the server must be finite; got another {bad!r}.")
+            raise UsageError(f"tensors of the server must be finite; got NaN or infinity in {bad!r}.")
     check_one("server", server, algorithm.server_state(tree.clone(initial)))
     upcoming = _upcoming(task, algorithm, checkpoint.round) if goes_on else None
     for client, name in enumerate(names if clients else ()):

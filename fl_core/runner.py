@@ -125,7 +125,7 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
         try:
             files.json_bytes(value)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{key} must be plain numbers and text; got another value ({error}).") from error
+            raise UsageError(f"{key} must be plain numbers and text: {error}.") from error
 
 
 def resume(

@@ -310,21 +310,27 @@ def _fixed(data: FederatedData, leave_out_client: str | None) -> FederatedData:
     return data.without(leave_out_client)
 
 
-def _criterion(config: RunConfig, data: FederatedData) -> Loss:
-    """Return the loss that a configuration names, with its class weights.
+def class_weights_of(config: RunConfig, data: FederatedData) -> tuple[float, ...] | None:
+    """Return the weights of classes in the loss, or None without any.
 
     Balanced weights use all clients' training samples together. The clients' losses then add up to the centralised loss
     with the same weights. Weights by each client's own frequencies would change the common objective if the clients'
     classes differ. They would also increase the mismatch of local and global imbalance (Wang et al., Addressing Class
     Imbalance in Federated Learning, AAAI 2021).
     """
+    weights = weights_of(config.class_weights)
+    if isinstance(weights, str):
+        return losses.balanced(data.class_counts().sum().tolist(), data.classes) if data.classes else ()
+    return weights
+
+
+def _criterion(config: RunConfig, data: FederatedData) -> Loss:
+    """Return the loss that a configuration names, with its class weights."""
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
     criterion.check(data.n_classes)
-    weights = weights_of(config.class_weights)
+    weights = class_weights_of(config, data)
     if weights is None:
         return criterion
-    if isinstance(weights, str):
-        weights = losses.balanced(data.class_counts().sum().tolist(), data.classes) if data.classes else ()
     weighted = losses.ClassWeighted(criterion, weights)
     weighted.check(data.n_classes)
     return weighted
@@ -384,7 +390,7 @@ def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -
         return
     if batch < 2:
         raise UsageError("the model normalises over batches: batch_size must be at least 2; got 1.")
-    for client in data.clients:
+    for client in (*data.clients, *([] if data.left_out is None else [data.left_out])):
         for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:
                 raise UsageError(

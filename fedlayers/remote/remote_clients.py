@@ -92,7 +92,7 @@ class TimeoutPolicy:
     >>> TimeoutPolicy(min_replies=0, timeout=60.0)
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: at least 1 client must reply, not 0
+    fl_core.errors.UsageError: min_replies must be at least 1; got 0.
 
     Attributes:
         min_replies: minimum number of replies to wait for, whatever the time.

@@ -95,13 +95,15 @@ def _gained(gains: pd.DataFrame) -> str:
 def _sure(choice: Choice, seeds: int) -> str:
     found = choice.inference
     stake = found.at_stake(choice.winner.name)
-    lost = f", by at most {in_points(choice.main, stake)} of {label_of(choice.main)}" if stake > 0 else ""
+    lost = f", by at most {in_points(choice.main, stake)}" if stake > 0 else ""
     level = f"{len(found.remaining)} of {len(choice.arms)} candidates show no significant difference"
     return {
-        inference.DECIDED: f"Sure for these data: in {seeds} repetitions all others were worse beyond chance.",
-        inference.LEVEL_ARMS: f"Not sure which is best. In {seeds} repetitions {level}. One may be better{lost}.",
-        inference.DISAGREE: f"Not sure. Another candidate predicts more samples right{lost}, and this one has the "
-        "better loss.",
+        inference.DECIDED: f"Sure for these data: in {seeds} repetitions all other candidates were worse than "
+        f"{choice.winner.name} beyond chance.",
+        inference.LEVEL_ARMS: f"Not sure which is best. In {seeds} repetitions {level}. One may be better in "
+        f"{label_of(choice.main)}{lost}.",
+        inference.DISAGREE: f"Not sure. Another candidate has the higher {label_of(choice.main)}{lost}. "
+        f"{choice.winner.name} has the better loss.",
         inference.NOTHING_LEARNED: "No candidate was shown to be better than guessing, so none is recommended.",
         inference.ALL_DIVERGED: "Unknown. The training of every candidate failed in some repetition.",
         inference.ONE_RACE: "Unknown. One repetition cannot show what is chance.",

@@ -46,7 +46,8 @@ class Predictions:
         """Return a line for each client: its samples, and its scores with the ends of their 95 % intervals.
 
         The interval of accuracy is Wilson's. That of macro-F1 is the range of resampled test samples without 2.5 % at
-        each end. Both hold for one model, so they leave out the differences between seeds.
+        each end, and missing without any spread. Both hold for one model, so they leave out the differences between
+        seeds.
 
         Returns:
             Columns ``client``, ``train``, ``test``, and ``macro_f1`` and ``accuracy`` with ``_low`` and ``_high``.
@@ -134,11 +135,13 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
 def macro_f1_interval(
     labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int, seed: int = 0
 ) -> statistics.Interval:
-    """Return macro-F1 with a 95 % interval from resamples of the samples. One sample has no interval.
+    """Return macro-F1 with a 95 % interval from resamples of the samples.
 
-    >>> y = np.array([0, 1] * 20)
-    >>> macro_f1_interval(y, y, 2)
-    Interval(value=1.0, low=1.0, high=1.0)
+    Without spread over the resamples there is no interval. That is so for one sample, and if all samples are predicted
+    right or all wrong.
+
+    >>> macro_f1_interval(np.array([0, 1, 0, 1]), np.array([0, 1, 0, 1]), 2)
+    Interval(value=1.0, low=nan, high=nan)
     """
     n, classes = len(labels), np.eye(n_classes)
     cells, times = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
@@ -147,5 +150,5 @@ def macro_f1_interval(
     right, involved = 2 * counts @ (actual * chosen), counts @ (actual + chosen)
     f1 = np.divide(right, involved, out=np.full(involved.shape, np.nan), where=involved > 0)
     values = np.nanmean(f1, axis=1)
-    low, high = np.quantile(values[1:], [0.025, 0.975]) if n > 1 else (math.nan, math.nan)
+    low, high = np.quantile(values[1:], [0.025, 0.975]) if np.ptp(values[1:]) else (math.nan, math.nan)
     return statistics.Interval(float(values[0]), float(low), float(high))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,9 @@ def _add_clients(page: Page, out: Path, predicted: Predictions, result: Comparis
     shown = table[["client", "train", "test"]].copy()
     for name in ("macro_f1", "accuracy"):
         ends = zip(*(100 * table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True)
-        shown[f"{label_of(name)} %"] = [f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in ends]
+        shown[f"{label_of(name)} %"] = [
+            f"{value:.1f}" + ("" if math.isnan(low) else f" [{low:.1f}, {high:.1f}]") for value, low, high in ends
+        ]
     for name, title in (("local", "alone %"), ("fedavg", "all shared %")):
         of_rival = final.loc[final["algorithm"] == name, "value"]
         if len(of_rival):
@@ -116,7 +119,8 @@ def _add_clients(page: Page, out: Path, predicted: Predictions, result: Comparis
     page.table(
         shown,
         f"The chosen run of seed {seed} on each client's test samples, with 95 % intervals over these samples. A wide "
-        "interval means few samples. Train and test: numbers of samples. "
+        "interval means few samples. Macro-F1 has none if all predictions are right, or all are wrong. Train and test: "
+        "numbers of samples. "
         + ("Alone and all shared: macro-F1 of the runs that share nothing and every layer." if rivals else ""),
         dict.fromkeys(rivals, ".1f"),
     )

@@ -188,7 +188,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for k, kind in enumerate((FORKED, SOFT)):
             ax.plot(
                 100 * means[kind], y + 0.15 - 0.3 * k, linestyle="none", marker=MARKERS[k], color=COLOURS[k],
-                label={FORKED: "begun as one FedAvg", SOFT: "layers shared in part"}[kind],
+                label={FORKED: "common start", SOFT: "layers shared in part"}[kind],
             )  # fmt: skip
         ax.axvline(0, color="0.5", lw=0.9)
         for line in y[:-1] + 0.5:
@@ -199,11 +199,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
     words = {
         FORKED: (
-            "candidates that begin as one FedAvg end at most 0.5 points below the race of three",
+            "candidates with a common start end at most 0.5 points below the race of three",
             True if found[FORKED][1] > -0.005 else False if found[FORKED][2] < -0.005 else None,
         ),
         SOFT: (
-            "layers shared in part, by the race's scores, end better than the race of three",
+            "layers shared in part end better than the race of three",
             True if found[SOFT][1] > 0 else False if found[SOFT][2] < 0 else None,
         ),
     }
@@ -216,15 +216,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for kind, (expected, held) in words.items()
     )
     caption = (
-        f"{len(means)} federations, {header['seeds']} seeds, {len(table)} runs. Macro-F1 on held-out samples minus "
-        "that of what the race "
-        f"of three ends with ({table['cost'].mean():.2f} full runs), mean over runs. Begun as one FedAvg: "
-        f"the first {COMMON:g} of the rounds are common ({table['forked cost'].mean():.2f} full runs). In part: after "
-        "the race a further full run whose layers mix the client's and the server's weights."
+        f"{len(means)} federations with {header['seeds']} seeds ({len(table)} runs). Macro-F1 on held-out samples "
+        f"minus that of the model with which the race of three ends (mean over runs). That race costs "
+        f"{table['cost'].mean():.2f} full runs. Common start: the candidates begin as one FedAvg for the first "
+        f"{COMMON:g} of the rounds ({table['forked cost'].mean():.2f} full runs). In part: a further full run after "
+        "the race mixes each layer's weights of the client and the server."
     )
     columns = {
         "federation": [FEDERATIONS[str(name)].title for name in means.index],
-        "begun as one FedAvg": [f"{100 * value:+.1f}" for value in means[FORKED]],
+        "common start": [f"{100 * value:+.1f}" for value in means[FORKED]],
         "shared in part": [f"{100 * value:+.1f}" for value in means[SOFT]],
     }
     return Drawing(figure, table, caption, findings, markdown(columns) + missing_runs(header))
@@ -233,7 +233,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 ITEM = items.register(
     Recipe(
         NAME,
-        "Candidates with a common start, and layers shared in part, against the race of cuts",
+        "Candidates with a common start and layers shared in part against the race of cuts",
         {name: config for name, config in configurations(confirming=False).items() if name not in LEFT_OUT},
         seeds=SEEDS,
         budget="about half an hour of one core",

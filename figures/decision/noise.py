@@ -113,10 +113,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for part in [frame[(frame["run"] == case) & (frame["metric"] == LEADING)]]
     }
     caption = (
-        f"{seeds_in_words(header['seeds'])}: each draws new data, a repetition, and races the {len(DEFAULT)} "
-        f"arms of the default {RACES} times to the end. A mark is the leading arm's macro-F1 minus another's on "
-        f"validation, with its simultaneous 95 % interval: {len(DEFAULT) - 1} marks a repetition, beside each other. "
-        "Where no arm is shown to do better than guessing, none is excluded, even if its interval lies above 0."
+        f"{seeds_in_words(header['seeds'])}. Each draws new data and races the {len(DEFAULT)} arms of the default "
+        f"{RACES} times to the end. That is a repetition. A mark is the leading arm's macro-F1 minus another's on "
+        f"validation with its simultaneous 95 % interval. A repetition has {len(DEFAULT) - 1} marks. If no arm does "
+        "significantly better than guessing, none is excluded. That holds even for an interval above 0."
     )
     columns = {
         "data": [TITLES[case] for case in cases],
@@ -137,8 +137,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for case in cases
         if case != BESIDE
     )
-    lead = "; ".join(f"{TITLES[case]}, {undecided[case]} of {len(counts[case])}" for case in cases)
-    lead = f"**Repetitions without signal in which the race finds no difference: {lead}.**"
+    total = sum(len(counts[case]) for case in cases)
+    found = sum(undecided[case] for case in cases)
+    lead = f"**In {found} of {total} repetitions without signal the race finds no difference.**"
     return Drawing(figure, pd.DataFrame(columns), caption, findings, markdown(columns) + missing_runs(header), lead)
 
 

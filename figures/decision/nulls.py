@@ -175,12 +175,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         bar.ax.tick_params(labelsize=6.5)
     seeds = header["seeds"]
     caption = (
-        f"{len(sets)} federations, {seeds_in_words(seeds)} each, after one local epoch. Shade: the share of a metric's "
-        "shape over layers that is gone when labels are permuted, samples are dealt to clients at random (mean of "
-        f"{DRAWS} draws each, less what draws differ by), or nothing was trained; mean over seeds. Cross: no value at "
-        f"two layers. Dot: in every seed the real curve lies further off than all {DRAWS} draws do from one another "
-        f"(by chance in {CHANCE['labels'] ** seeds:.0%} of cells), or is further from its own start than that is from "
-        "two others. A panel's title counts the metrics that know it, by the interval of their share of runs."
+        f"{len(sets)} federations with {seeds_in_words(seeds)} each after one local epoch. Shade: the share of a "
+        "metric's shape over layers that is gone without the information (mean over seeds). Labels are permuted, "
+        "samples are assigned to clients at random or nothing is trained. The first two are means of "
+        f"{DRAWS} draws minus the differences between draws. Cross: no value at two layers. Dot: in every seed the "
+        f"real curve is further from the {DRAWS} draws than they are from each other. By chance this happens in "
+        f"{CHANCE['labels'] ** seeds:.0%} of cells. For training the real curve is further from its own start than "
+        "that start is from two others. A panel's title counts the metrics that know its information. It uses the "
+        "interval of their share of runs."
     )
     known_to = {null: int(table.loc[table["null"] == null, "verdict"].eq(True).sum()) for null in NULLS}
     changed = listing([f"{count} change when {GONE[null]}" for null, count in known_to.items()])
@@ -251,7 +253,7 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
     ]
     for null in NULLS:
         part = table[table["null"] == null].set_index("metric").loc[metrics]
-        columns[f"{TITLES[null]}: told apart"] = [
+        columns[f"{TITLES[null]}: odd one out"] = [
             "–"
             if not line.runs
             else f"{_percent(line.told_apart)} [{100 * line.told_low:.0f}, {100 * line.told_high:.0f}]"
@@ -277,16 +279,16 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
     reasons = lacking.drop_duplicates("metric")
     return "\n\n".join(
         [
-            "*Told apart*: the share of runs in which the real curve is the odd one out among itself and "
-            f"{DRAWS} draws (by chance 25 %), or, for training, is further from its own start than that is from two "
-            "others; with the exact 95 % interval, which lies above that by chance in at most one line of forty. "
-            "*Gone*: the share of the shape over layers that the null does not have, median over federations (least to "
-            "greatest). What is computed was written down before it was run, at the top of "
-            "`figures/decision/nulls.py`, which also says what changed since.",
+            "*Odd one out*: the share of runs in which the real curve is the odd one out among itself and "
+            f"{DRAWS} draws (25 % by chance). For training it is further from its own start than that start is from "
+            "two others. Square brackets have the exact 95 % interval. By chance it lies above 25 % in at most one "
+            "line of forty.\n\n*Gone*: the share of the shape over layers that the null does not have. Cells have the "
+            "median over federations (least to greatest).\n\nThe computation was written down before the run at the "
+            "top of `figures/decision/nulls.py`. That file also lists later changes.",
             markdown(columns),
-            "How often each metric's own voting rule makes the same plan without the information, over draws and runs:",
+            "How often each metric's voting rule makes the same plan without the information (over draws and runs):",
             markdown(decisions),
-            *[f"{line.metric} has no value in places, such as: {line.status}." for line in reasons.itertuples()],
+            *[f"{line.metric} lacks a value somewhere. An example: {line.status}." for line in reasons.itertuples()],
         ]
     )
 
@@ -301,9 +303,9 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
                 found.append(
                     Finding(
                         f"{metric} knows {WORDS[null]}",
-                        f"told apart in {_percent(line.told_apart)} of {line.runs} runs "
-                        f"[{100 * line.told_low:.0f}, {100 * line.told_high:.0f}], chance {_percent(line.chance)}; "
-                        f"{_percent(line.gone)} of its shape is gone; the same plan in {_percent(line.same_decision)}",
+                        f"the odd one out in {_percent(line.told_apart)} of {line.runs} runs "
+                        f"[{100 * line.told_low:.0f}, {100 * line.told_high:.0f}] (chance {_percent(line.chance)}). "
+                        f"Gone: {_percent(line.gone)} of its shape. Same plan: {_percent(line.same_decision)}",
                         line.verdict,
                     )
                 )

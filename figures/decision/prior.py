@@ -232,14 +232,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "best cut": [part.best for part in parts],
     }
     caption = (
-        f"{len(parts)} federations, {len(runs)} runs. Which two of three arms are raced (to 0.6 of the rounds) is "
-        f"predicted from {table.shape[1]} descriptors by a ridge regression over the other federations. Regret of each "
-        "federation, mean over runs, macro-F1 on held-out samples."
+        f"{len(parts)} federations with {len(runs)} runs. A ridge regression over the other federations predicts two "
+        f"of three arms from {table.shape[1]} descriptors. These two are raced to 0.6 of the rounds. Regret of each "
+        "federation is in macro-F1 on held-out samples (mean over runs)."
     )
     low, high = (100 * bound for bound in gain[1:])
     finding = Finding(
-        "the prior's two arms, raced, lose at most 0.5 points more than the race of three",
-        f"{100 * gain[0]:+.2f} points [{low:+.2f}, {high:+.2f}], at {lines[PRIOR].cost:.2f} instead of "
+        "a race of the prior's two arms loses at most 0.5 points more than the race of three",
+        f"{100 * gain[0]:+.2f} points [{low:+.2f}, {high:+.2f}] at {lines[PRIOR].cost:.2f} instead of "
         f"{lines[RACE].cost:.2f} full runs",
         True if high < 0.5 else False if low > 0.5 else None,
     )  # fmt: skip

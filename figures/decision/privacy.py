@@ -169,17 +169,19 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "epsilon of its measurements": [_epsilon(spent[run, RULE]) for run in table["run"]],
     }
     caption = (
-        f"{seeds_in_words(header['seeds'])} of Fed-Heart's hospitals, which clip what they send to the norm {CLIP:g} "
-        f"(measurements: {CLIP_NUMBERS:g}) and add Gaussian noise. Left: the race's arms at their end, means with 95 % "
-        "intervals. Right: races won, on validation samples. In the table, regret: points of test macro-F1 against the "
-        f"best arm's mean; epsilon: of a site, all samples of which are the unit, at delta {DELTA:g}."
+        f"{seeds_in_words(header['seeds'])} of Fed-Heart's hospitals. They clip what they send to the norm {CLIP:g} "
+        f"(measurements: {CLIP_NUMBERS:g}) and add Gaussian noise. Left: means of the race's arms at the end with 95 % "
+        "intervals. Right: races won on validation samples. Regret in the table is in points of test macro-F1 against "
+        f"the best arm's mean. Epsilon is that of a hospital at delta {DELTA:g}. Its unit is all samples of the "
+        "hospital."
     )
     changed = next(
         line for line in table.itertuples() if line.same < line.seeds / 2 or line.run == table["run"].iloc[-1]
     )
     lead = (
         f"**With noise of {NOISE[changed.run]:g} of the clip the race chooses as without noise in {changed.same} of "
-        f"{changed.seeds} seeds.** Its epsilon is {_epsilon(spent[changed.run, 'race'])}, far from one that protects."
+        f"{changed.seeds} seeds.** Its epsilon is {_epsilon(spent[changed.run, 'race'])}. "
+        "That is far too large to protect."
     )
     return Drawing(figure, pd.DataFrame(columns), caption, (), markdown(columns) + missing_runs(header), lead)
 

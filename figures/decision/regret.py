@@ -51,13 +51,13 @@ PARTS = {
 """Of federations: all, those named after the race to the end was found, those of the races' development, all others."""
 WORDS = {
     "all": "all federations",
-    "confirming": "the ten named after it was found",
-    "unseen": "all but those that races were developed with",
+    "confirming": "the ten confirming federations",
+    "unseen": "all but the development federations",
 }
 APART = {
-    "seen": ("those races were developed with", 0.14),
+    "seen": ("development federations", 0.14),
     "unseen": ("all others", -0.12),
-    "confirming": ("of these, the ten named last", -0.24),
+    "confirming": ("the ten confirming ones", -0.24),
 }
 """What is drawn beside all federations, with its place from theirs in lines."""
 SECONDARY = ("accuracy", "macro_f1", "loss", f"{WORST}macro_f1")
@@ -90,11 +90,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         frame[(frame["split"] == HELD_OUT) & (frame["metric"] == "macro_f1")].groupby("run")["n_samples"].median()
     )
     caption = (
-        f"{len(parts)} federations, {span(counts)} seeds each. Macro-F1 after the last round, held-out "
-        f"samples, {held_out.min():.0f} to {held_out.max():.0f} a run, which no choice saw. Left: summed regret as a "
-        "share of a random cut's, with 95 % bootstrap intervals over federations and runs; in brackets the cost in "
-        "full runs; eight methods of the page's table. Right: regret in each federation, mean over runs, against the "
-        "cut with the best mean; below 0: better than every cut."
+        f"{len(parts)} federations with {span(counts)} seeds each. Macro-F1 after the last round on "
+        f"{held_out.min():.0f} to {held_out.max():.0f} held-out samples a run. No choice saw these samples. Left: "
+        "summed regret of eight methods as a share of a random cut's. Bars are 95 % bootstrap intervals over "
+        "federations and runs. The cost in full runs is in brackets. Right: regret in each federation against the cut "
+        "with the best mean (mean over runs). A value below 0 is better than every cut."
     )
     table = pd.concat([table.assign(part=name) for name, table in tables.items()], ignore_index=True)
     text = _page(header, runs, parts, tables, compared)
@@ -168,8 +168,8 @@ def _lead(table: pd.DataFrame) -> str:
     fixed = min((line for name, line in lines.items() if name.startswith("share ")), key=lambda line: line.ratio)
     race = lines[TO_THE_END]
     return (
-        f"**{race.method[0].upper()}{race.method[1:]} loses {_percent(race)} of what a random cut loses, at "
-        f"{race.cost:.1f} full runs.** The best fixed choice, to {fixed.method}, loses {_percent(fixed)}."
+        f"**{race.method[0].upper()}{race.method[1:]} loses {_percent(race)} of what a random cut loses and "
+        f"costs {race.cost:.1f} full runs.** The best fixed choice ({fixed.method}) loses {_percent(fixed)}."
     )
 
 
@@ -182,9 +182,9 @@ def _would_decide(line: Any) -> str:
     if line.ratio_high <= QUARTER:
         return ""
     if line.ratio >= QUARTER:
-        return "; more federations would not bring it below a quarter"
+        return ". More federations would not bring it below a quarter"
     needed = line.federations * ((line.ratio_high - line.ratio) / (QUARTER - line.ratio)) ** 2
-    return f"; about {needed:.0f} federations would decide"
+    return f". About {needed:.0f} federations would decide"
 
 
 def best_of_seen(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -207,7 +207,7 @@ def _findings(tables: Mapping[str, pd.DataFrame], counts: Sequence[int]) -> tupl
     found = [
         Finding(
             f"{name} loses at most a quarter of what a random cut loses ({WORDS[part]})",
-            f"{_percent(lines[part][name])}, {lines[part][name].runs} runs{_would_decide(lines[part][name])}",
+            f"{_percent(lines[part][name])} in {lines[part][name].runs} runs{_would_decide(lines[part][name])}",
             promise(name, part),
         )
         for name, parts in ((TO_THE_END, ("all", "confirming")), *((name, ("all", "unseen")) for name in others))
@@ -241,15 +241,15 @@ def _page(
     ]
     best = best_of_seen(tables)
     text = [
-        "What is compared was written down before: [PREREGISTERED.md](../decision/PREREGISTERED.md).",
-        f"`fedlayers choose` does the **{TO_THE_END}** by default: it was found on 72 runs of 25 federations, "
-        "registered, and then run on the ten that confirm. The rule registered before it, the smallest ratio on the "
-        f"federations that races were developed with, picks **{best}**.",
+        "The comparison was [registered](../decision/PREREGISTERED.md) before the runs.",
+        f"`fedlayers choose` uses the **{TO_THE_END}** by default. It was found on 72 runs of 25 federations and "
+        "registered. Then it was run on the ten confirming federations. The rule registered earlier takes the smallest "
+        f"ratio on the development federations. It picks **{best}**.",
         markdown(columns),
         markdown(_cuts_table(parts)),
-        "Mean score of every cut on held-out samples, macro-F1 in %; in brackets what the race ended with, by run.",
+        "Mean macro-F1 in % of every cut on held-out samples. Brackets have the race's cut in each run.",
         markdown(_secondary(runs, compared, best)),
-        "Means over federations and runs, held-out samples.",
+        "Means over federations and runs on held-out samples.",
         _notes(runs, parts, tables, compared),
     ]
     return "\n\n".join(text) + missing_runs(header)

@@ -145,20 +145,20 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         own = table[table["federation"] == name]
         claims = own[own["sign"].isin(["higher", "lower"])]
         told = "; ".join(
-            f"against {summary.AGAINST[line.against]} {line.sign} ({100 * line.gain:+.1f} points), there "
+            f"against {summary.AGAINST[line.against]} {line.sign} ({100 * line.gain:+.1f} points) and there "
             f"{percent(line.known, line.known_low, line.known_high, sign='+')}"
             for line in own.itertuples()
         )
         verdict = joint(list(claims["true"])) if len(claims) else None
         findings.append(Finding(
-            f"{FEDERATIONS[name].title}: a significant difference of the study is one in the runs of every cut",
+            f"{FEDERATIONS[name].title}: what is significant in the study is significant in the runs of every cut",
             told, verdict,
         ))  # fmt: skip
     caption = (
-        f"The choice's macro-F1 on test samples minus that of sharing every layer or none: a whole study with "
-        f"{span(STUDIED.values())} seeds (95 %, holding together), and beside it the same difference on held-out "
-        f"samples in other runs, in which every cut was trained ({table['runs'].max()} seeds, 95 %). The studies' "
-        "races are of other seeds."
+        "The choice's macro-F1 on test samples minus that of sharing every layer or none. A study has "
+        f"{span(STUDIED.values())} seeds and simultaneous 95 % intervals. Next to it is the same difference on "
+        f"held-out samples in other runs. There every cut was trained ({table['runs'].max()} seeds and 95 % "
+        "intervals). The studies' races have other seeds."
     )
     cells: dict[str, list[str]] = {
         "federation": [FEDERATIONS[name].title for name in table["federation"]],
@@ -210,7 +210,7 @@ def _picture(table: pd.DataFrame) -> plt.Figure:
 ITEM = items.register(
     Recipe(
         NAME,
-        "Studies held against runs of every cut: an imbalanced table, turned images, styles",
+        "Studies compared with runs of every cut: an imbalanced table, turned images and styles",
         configurations(),
         seeds=1,
         budget="about 20 minutes of one core",

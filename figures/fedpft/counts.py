@@ -163,8 +163,8 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "parameters alone": [_readable(row.trained, row.what) for row in table.itertuples()],
     }
     caption = (
-        "Numbers that a client sends or receives in a round, 100 classes: the modules with running statistics and "
-        "their counters, as in the server's message. Prompts stay with the client."
+        "Numbers that a client sends or receives in a round, with 100 classes. The modules include running statistics "
+        "and their counters, as in the server's message. Prompts stay with the client."
     )
     return Drawing(figure, table, caption, findings, markdown(cells))
 

@@ -145,9 +145,10 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     caption = (
-        f"Samples of each class that {CLIENTS} clients draw, {SAMPLES} each, by Dirichlet's parameter; a dot's area is "
-        f"the number of samples, in each row of panels on one scale. Seed 0; the findings are of {header['seeds']} "
-        f"seeds. Labels alone are dealt, {POOL:,} of them, equally many of each class."
+        f"Samples of each class that {CLIENTS} clients draw, by Dirichlet's parameter. Each client draws {SAMPLES}. "
+        "A dot's area is the number of samples. Each row of panels has one scale. "
+        f"Drawn: seed 0. The findings are of {header['seeds']} seeds. "
+        f"Only labels are drawn, from {POOL:,} with equally many of each class."
     )
     return Drawing(figure, table, caption, findings)
 

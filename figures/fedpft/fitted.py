@@ -182,7 +182,8 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     what = "three classifiers" if len(table.quantities) > 1 else QUANTITIES[table.quantities[0]]
     theirs = table.place if table.dataset == _BASE.dataset else f"{table.place}, {dataset(table.dataset)}"
     caption = (
-        f"Test accuracy with {what}, mean of the clients, 95 % intervals over seeds; hollow: published, {theirs}. "
+        f"Mean test accuracy of the clients with {what}. The intervals (95 %) are over seeds. "
+        f"Hollow marks are the paper's values ({theirs}). "
         f"{setting(header, values)}{missing_runs(header, table.lines)}"
     )
     shown = pd.DataFrame([
@@ -212,11 +213,12 @@ def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
     config = header["runs"][(drawn or list(header["runs"]))[0]]["config"]
     counts = values.notna().sum(axis=1)
     few = config["classes_per_client"]
-    dealt = f"Dirichlet({config['alpha']:g})" if few is None else f"{few} classes a client"
+    dealt = f"Dirichlet({config['alpha']:g})" if few is None else f"classes, {few} a client"
     return (
-        f"CIFAR-10, {dealt}, {config['clients']} clients with {config['samples_per_client']} "
-        f"training images each, {config['rounds']} of 1000 rounds of {config['epochs']} epochs, ResNet-8, "
-        f"{span(counts)} seed{'s' * (int(counts.max()) > 1)}."
+        f"CIFAR-10 is split over {config['clients']} clients by {dealt}. "
+        f"Each client has {config['samples_per_client']} training images. "
+        f"ResNet-8 trains for {config['rounds']} of 1000 rounds of {config['epochs']} epochs, "
+        f"with {span(counts)} seed{'s' * (int(counts.max()) > 1)}."
     )
 
 
@@ -292,11 +294,11 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
         cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
     said = ["± is half the 95 % interval over seeds."]
     if ORIGIN in table.quantities:
-        said.append("Origin: the model as it is, after the last round (the paper: its best).")
+        said.append("Origin is the model after the last round. The paper has its best round.")
     if {PROBE, MATCH} & set(table.quantities):
         said.append(
-            "Probe: a new linear classifier on the features; Match: a linear map before the model's own classifier; "
-            "both trained on the client's training images with the extractor at rest, SGD for 100 epochs."
+            "Probe is a new linear classifier on the features. Match is a linear map before the model's own "
+            "classifier. Both train for 100 epochs of SGD on the client's training images. The extractor stays fixed."
         )
     note = " ".join(said)
     return f"{markdown(cells)}\n\n{note}"

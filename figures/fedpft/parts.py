@@ -167,8 +167,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         ax.set_xticks(at, [usual if value == sweep.usual else f"{value}" for value in present])
         ax.set(xlabel=sweep.axis, ylabel="accuracy, %")
     caption = (
-        f"Test accuracy, mean of the clients, with 95 % intervals over seeds. {fitted.setting(header, drawn)} The "
-        f"paper's numbers are in its picture only.{missing_runs(header, [sweep.run(value) for value in sweep.values])}"
+        f"Mean test accuracy of the clients, with 95 % intervals over seeds. {fitted.setting(header, drawn)} The "
+        "paper shows its numbers only in a picture."
+        f"{missing_runs(header, [sweep.run(value) for value in sweep.values])}"
     )
     shown = pd.DataFrame([
         {sweep.option: value, **found[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}

@@ -60,15 +60,15 @@ METHODS = {"no_contrast": "fedpft w/o l_con"}
 def _setting(header: Mapping[str, Any]) -> str:
     config = next(iter(header["runs"].values()))["config"]
     return (
-        f"CIFAR-10, {config['clients']} clients with {config['samples_per_client']} training images each, "
-        f"{names.network(config['model'])}, {config['rounds']} rounds of {config['epochs']} epochs"
+        f"Each of the {config['clients']} clients has {config['samples_per_client']} training images of CIFAR-10. "
+        f"{names.network(config['model'])} trains for {config['rounds']} rounds of {config['epochs']} epochs."
     )
 
 
 def _last_words(header: Mapping[str, Any]) -> str:
     """The caption's sentence on limits: missing or diverged runs, and that few seeds decide no order."""
     seeds = header["seeds"]
-    said = f" {seeds_in_words(seeds)}" + (": no order is claimed." if seeds < LEAST else ".")
+    said = f" Drawn: seed 0 of {seeds_in_words(seeds)}." + (" No order is claimed." if seeds < LEAST else "")
     return said + missing_runs(header)
 
 
@@ -137,10 +137,11 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         findings += _compared(f"{expected} (silhouette)", values, run, other, TITLES)
     one = next(iter(planes.values()))
     caption = (
-        f"{_setting(header)}, Dirichlet(0.1). Left above: who trains on what, a dot's area is the number of images. "
-        f"t-SNE of what the classifier takes in, {len(one)} test images of all clients together, perplexity "
-        f"{one.attrs['perplexity']:.3g}: colour = class, marker = client; axes of different panels have nothing to do "
-        f"with each other. Seed 0.{_last_words(header)}"
+        "Top left: the training images of each client. A dot's area is the number of images. "
+        f"Other panels: t-SNE of the classifier's inputs for {len(one)} test images of all clients. "
+        "Colours are classes and markers are clients. The panels' axes are not related. "
+        f"{_setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
+        f"{_last_words(header)}"
     )
     return Drawing(figure, table, caption, set_apart(findings, _far(frame, shown)), _page(table))
 
@@ -174,7 +175,7 @@ def _page(table: pd.DataFrame) -> str:
             **{title: [f"{value:+.3f}" for value in table[metric]] for metric, title in CLUSTERED.items()},
         }
     )
-    note = "Published: Table 7, other federations than these, and the best round; here it is the last."
+    note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
     return f"{cells}\n\n{note} {MEANING}"
 
 
@@ -221,9 +222,10 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
     one = next(iter(planes.values()))
     caption = (
-        f"FedPFT's features behind either kind of prompts. {_setting(header)}, Dirichlet(0.1). t-SNE of {len(one)} "
-        f"test images of all clients together, perplexity {one.attrs['perplexity']:.3g}; large markers: centres of a "
-        f"client's images of a class, in the plane. Seed 0.{_last_words(header)}"
+        f"t-SNE of FedPFT's features behind either kind of prompts, for {len(one)} test images of all clients. "
+        "Large markers are the centres of a client's images of one class. "
+        f"{_setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
+        f"{_last_words(header)}"
     )
     wide = table.pivot(index="quantity", columns="prompts", values="value").loc[list(quantities.values())]
     cells = {"quantity": list(wide.index), **{KINDS[kind]: [f"{v:+.3f}" for v in wide[kind]] for kind in KINDS}}
@@ -271,16 +273,16 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table["alpha"] = table["run"].map(alphas)
     images = seen["variant"].str.partition(">")[0].nunique()
     caption = (
-        f"Attention of {images} test images of {client} to themselves (feature) and to each prompt; a row sums to 1. "
-        f"{_setting(header)}. Seed 0.{_last_words(header)}"
+        f"Attention of {images} test images of {client} to themselves (feature) and to each prompt. A row sums to 1. "
+        f"{_setting(header)}{_last_words(header)}"
     )
     wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value").sort_index(axis=1)
     wide = wide.loc[[(metric, kind) for metric in metrics for kind in KINDS]]
     cells: dict[str, list[str]] = {"mean of all clients": [f"{metrics[m]}, {KINDS[kind]}" for m, kind in wide.index]}
     cells |= {f"α = {alpha:g}": [f"{value:.3g}" for value in wide[alpha]] for alpha in wide.columns}
     note = (
-        "Spread: standard deviation over a client's samples of the weight on a prompt, mean over the prompts. "
-        "Evenness: entropy of a sample's weights / its largest possible value."
+        "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
+        "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
     )
     return Drawing(figure, table, caption, set_apart(findings, _far(frame, [FEDPFT])), f"{markdown(cells)}\n\n{note}")
 

@@ -84,9 +84,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     caption = (
-        "The notation's quantities in the federation of the paper's Figs. 2 and 3, and here. The paper's values that "
-        "are lost or not printed (epochs, batches, prompts) are those of its authors' other code, as taken here at the "
-        "paper's scale. The symbols themselves are lost in the text at hand, so that a line has its meaning."
+        "The notation's quantities in the federation of the paper's Figs. 2 and 3, and here. The paper's epochs, "
+        "batches and prompts are lost or not printed. Those values are from its authors' other code. "
+        "The symbols are lost in our copy of the text, so each line has its meaning."
     )
     return drawing(settings, caption, findings, line="notation")
 

@@ -101,10 +101,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure.legend(handles, names, loc="outside upper center", ncols=2, fontsize=7.5)
     table = values.stack().rename("value").rename_axis(["run", "quantity", "round", "seed"]).reset_index()
     caption = (
-        "Means of the clients' losses while they train and of their test accuracy, and of the seeds; the dotted line "
-        "is where the second stage begins, in which the contrastive loss is evaluated and trains nothing. "
-        f"{fitted.setting(header, ends(values))} Each of the two stages has as many rounds. The paper's "
-        f"curves are in its picture only.{missing_runs(header, runs)}"
+        "Training losses and test accuracy, as means over clients and seeds. The second stage begins at the dotted "
+        "line. There the contrastive loss is evaluated and trains nothing. "
+        f"{fitted.setting(header, ends(values))} Both stages have this number of rounds. "
+        f"The paper shows its curves only in a picture.{missing_runs(header, runs)}"
     )
     return Drawing(
         figure, table, caption, set_apart(_findings(values, header), FEW if not items.at_paper(header) else "")

@@ -19,6 +19,7 @@ from scipy import stats
 
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items
+from figures.drawing import enumeration
 from figures.fedra.depth import BLOCKS, NAME
 from figures.items import Drawing, Finding, View
 from figures.names import title
@@ -31,8 +32,8 @@ SHOWN = 3
 CERTAIN = 0.05
 """Probability below which draws are told from even ones."""
 COMPUTED = (
-    "Computed from the run's seed and depths by the algorithm's own code, as the rows keep only how many blocks were "
-    "held at most."
+    "The algorithm's own code draws the blocks again from the run's seed. The rows keep only the largest number of "
+    "blocks of each client."
 )
 GRID = ListedColormap(["0.93", COLOURS[0]])
 
@@ -110,8 +111,8 @@ def _holders(held: np.ndarray) -> np.ndarray:
 
 
 def _where(run: Run) -> str:
-    depths = ", ".join(map(str, run.config["options"].get("depths", ())))
-    return f"PACS, {len(run.names)} clients that can hold {depths} of {run.held.shape[2]} blocks"
+    depths = enumeration(run.config["options"].get("depths", ()))
+    return f"On PACS {len(run.names)} clients can hold {depths} of {run.held.shape[2]} blocks."
 
 
 def _rows(runs: Mapping[str, Run]) -> pd.DataFrame:
@@ -164,9 +165,9 @@ def _draw_submodels(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _agreement(list(runs.values())),
     )
     caption = (
-        f"Above: the blocks that each client had in the first round; below: how many clients had each block. "
-        f"{_where(runs[RANDOM])}, seed {runs[RANDOM].seed} of {header['seeds']} seeds. {COMPUTED} "
-        "Sub-models by width, the paper's (a), are no method here."
+        "Above: the blocks of each client in the first round. Below: the number of clients that have each block. "
+        f"{_where(runs[RANDOM])} Drawn: seed {runs[RANDOM].seed} of {header['seeds']} seeds. {COMPUTED} "
+        "The paper's panel (a) is left out: it shows sub-models by width."
     )
     return Drawing(figure, _rows(runs), caption, findings)
 
@@ -212,8 +213,8 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _agreement([run]),
     )
     caption = (
-        f"FedRA's allocation matrices of the first rounds, and over how many clients each block was averaged. "
-        f"{_where(run)}, seed {run.seed} of {header['seeds']} seeds. {COMPUTED}"
+        "Above: FedRA's allocation of blocks to clients in the first rounds. Below: the number of clients over which "
+        f"each block is averaged. {_where(run)} Drawn: seed {run.seed} of {header['seeds']} seeds. {COMPUTED}"
     )
     return Drawing(figure, _rows({RANDOM: run}), caption, findings)
 
@@ -251,9 +252,9 @@ def _draw_changing(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     caption = (
-        f"The depths of the setting in which they change (FedRA's Table 4), {len(run.names)} clients, seed {run.seed} "
-        f"of {header['seeds']} seeds, as the algorithm's own code, `random_depths`, draws them from the seed. What is "
-        "trained with such depths stands in Table 4."
+        f"The depths of {len(run.names)} clients when they change in every round (FedRA's Table 4). "
+        f"Drawn: seed {run.seed} of {header['seeds']} seeds. The option `random_depths` draws them from the seed. "
+        "Table 4 has the accuracies of models that train with such depths."
     )
     table = (
         pd.DataFrame(depths, columns=run.names)

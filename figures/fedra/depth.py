@@ -17,7 +17,7 @@ from safetensors.torch import save
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import settled
-from figures.drawing import opening
+from figures.drawing import enumeration, opening
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent
@@ -83,13 +83,14 @@ def recipes() -> dict[str, RunConfig]:
 
 RUNS = recipes()
 SAME = {f"fedra_{k}": k for k in STEPS}
-NOTE = """± is half the 95 % interval over seeds. Published: FedRA, Table 1, ViT, mean of six domains.
+NOTE = """± is half the 95 % interval over seeds. Published: ViT in FedRA's Table 1, mean of six domains.
 
-InclusiveFL has its momentum distillation; DepthFL predicts by the mean of its heads, counts clients alike and distils
-between heads, which 30 rounds of its ramp of 300 hardly begin. Both have one last layer for clients of all depths, as
-in FedRA. `plain` is nearer to FedRA's comparison: no momentum (its released code); the last head (its code) and clients
-weighted by samples (its text). Images are normalised by ImageNet's statistics, those of the pretraining by
-Tiny-ImageNet's, whose deviations are a fifth larger."""
+InclusiveFL has its momentum distillation. DepthFL predicts by the mean of its heads and counts clients alike. It also
+distils between heads. The weight of that grows over 300 rounds and has hardly begun after 30. Both have one last layer
+for clients of all depths, as in FedRA. The methods named `plain` are nearer to FedRA's comparison. InclusiveFL then has
+no momentum, as in FedRA's released code. DepthFL then predicts by the last head, as in that code. Its clients are
+weighted by samples, as in the text. Images are normalised by ImageNet's statistics. Images of the pretraining are
+normalised by Tiny-ImageNet's, whose deviations are a fifth larger."""
 TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 
 
@@ -164,15 +165,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _dots(figure.subplots(), final, compared)
     learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
     start = (
-        f" Pretrained on Tiny-ImageNet at 32 pixels (accuracy of 100 classes "
-        f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} %)."
+        " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "
+        f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} % of 100 classes."
         if len(learnt)
         else ""
     )
     caption = (
-        "Test accuracy of the global model, a dot a style, a bar their mean. FedRA with k random blocks for everyone "
-        f"has a picture of its own, fedra.fig4. {described(header)}, at most {header['seeds']} seeds. Depths of the "
-        f"clients {', '.join(map(str, DEPTHS))}.{start}{missing_runs(header)}"
+        "Test accuracy of the global model. A dot is a style and a bar their mean. "
+        f"The clients train at most {enumeration(DEPTHS)} blocks. There are at most {header['seeds']} seeds. "
+        f"{described(header)}{start} "
+        f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_runs(header)}"
     )
     findings = _findings(frame, means)
     lead = opening([each for each in findings if each.apart])
@@ -182,8 +184,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def described(header: Mapping[str, Any]) -> str:
     config = next((run["config"] for name, run in header["runs"].items() if name != PRETRAINING), PACS.to_json())
     return (
-        f"PACS, a client a style, transformer of 12 blocks (width {VIT['embed_dim']}), {config['rounds']} rounds, "
-        f"adapters by {config['optimizer'].upper()} with lr {config['lr']:g}"
+        f"Each client has one style of PACS. A transformer of 12 blocks (width {VIT['embed_dim']}) trains for "
+        f"{config['rounds']} rounds. Its adapters use {config['optimizer'].upper()} with learning rate "
+        f"{config['lr']:g}."
     )
 
 
@@ -195,10 +198,9 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)
     caption = (
-        f"FedRA when every client trains k random blocks of 12. {described(header)}, one "
-        f"seed; test accuracy of the global model, mean of the styles. "
-        f"The paper: one client with a part of NICO++; it prints no numbers."
-        f"{missing_runs(header, SAME)}"
+        "FedRA when every client trains k random blocks of 12. Test accuracy of the global model is the mean of the "
+        f"styles, with one seed. {described(header)} The paper shows one client with a part of NICO++ and prints no "
+        f"numbers.{missing_runs(header, SAME)}"
     )
     table = curves.stack().rename("accuracy").reset_index()
     return Drawing(figure, table, caption, _learns(curves, far(accuracies(frame).groupby("run").mean())))

@@ -120,11 +120,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     one = next(iter(planes.values()))
     seeds = span(silhouettes[CLASS].notna().sum(axis=1))
     caption = (
-        f"{described(header)}. What the last attention layer of the global model gives to the class token, "
-        f"{len(one)} test images of all styles together; t-SNE of seed 0, perplexity {one.attrs['perplexity']:.3g}: "
-        "colour = class, marker = style; axes of different panels have nothing to do with each other. Below left: "
-        f"silhouettes of the features, 95 % intervals over {seeds} seeds. AllSmall's last layer is of its "
-        f"third block.{missing_runs(header)}"
+        f"t-SNE of the features of {len(one)} test images. Colours are classes and markers are styles. "
+        f"The panels' axes are not related. Below left: silhouettes with 95 % intervals over {seeds} seeds. "
+        "A feature is what the last attention layer of the global model gives to the class token. "
+        f"The t-SNE is of seed 0 with perplexity {one.attrs['perplexity']:.3g}. {described(header)} "
+        f"AllSmall's last layer is in its third block.{missing_runs(header)}"
     )
     table = _table(frame)
     return Drawing(

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import difference
+from figures.drawing import enumeration
 from figures.fedra import nobody
 from figures.fedra.depth import DEPTHS, PAPER_ROUNDS, TITLES, prepared
 from figures.fedra.nobody import FAR, LAST_LAYER, SHORT, SMALL
@@ -133,20 +134,21 @@ AT = "feature skew, [12,10,8,6,4,3], adapters at "
 TABLES = {
     "fedra.table2": Table(
         "Table 2",
-        f"{PARTS} clients a style, whose labels differ too (Dirichlet, α = {SPLIT.alpha:g})",
+        f"Each style has {PARTS} clients, whose labels differ too (Dirichlet, α = {SPLIT.alpha:g})",
         {"labels": ""},
         {"labels": "feature and label skew, [12,10,8,6,4,3]*5"},
         ("domainnet", "nico++"),
     ),
     "fedra.table4": Table(
         "Table 4",
-        "depths of 1 to 12 blocks are drawn anew for every client in every round",
+        "Every client draws a new depth of 1 to 12 blocks in every round",
         {"drawn": ""},
         {"drawn": "feature skew, 1 to 12 blocks, drawn each round"},
     ),
     "fedra.table6": Table(
         "Table 6",
-        f"depths {', '.join(map(str, DEPTHS))}, adapters at the attention's output, the MLP's second layer, or both",
+        f"Adapters are at the attention's output or the MLP's second layer or at both. "
+        f"The clients train at most {enumeration(DEPTHS)} blocks",
         {setting: " and ".join(targets) for setting, targets in PLACES.items()},
         {setting: AT + " and ".join(targets) for setting, targets in PLACES.items()},
     ),
@@ -190,11 +192,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     config = header["runs"][means.index[0]]["config"]
     seeds = means.notna().sum(axis=1)
     caption = (
-        f"Accuracy of the global model, mean of the styles; {table.what}. 95 % intervals over seeds. PACS, "
-        f"{config['max_samples']} images, {config['rounds']} of {PAPER_ROUNDS} rounds, batches of "
-        f"{config['batch_size']}, "
-        f"{span([int(seeds.min()), int(seeds.max())])} seeds. The transformer was pretrained on Tiny-ImageNet for "
-        f"{SHORT.rounds} epochs; the paper has ImageNet's weights.{missing_runs(header, table.runs)}"
+        f"Mean accuracy of the global model over the styles. {table.what}. The intervals (95 %) are over "
+        f"{span([int(seeds.min()), int(seeds.max())])} seeds. The data are {config['max_samples']} images of PACS. "
+        f"There are {config['rounds']} of {PAPER_ROUNDS} rounds with batches of {config['batch_size']}. "
+        f"The transformer was pretrained on Tiny-ImageNet for {SHORT.rounds} epochs. "
+        f"The paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )
     text = _page(styles, means, published, table) + _weightings(frame, table)
     shown = styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
@@ -305,7 +307,7 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, ta
         "mean": [percent(*mean_interval(means.loc[run].dropna())) for run in means.index],
         **beside,
     }
-    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: FedRA, {table.place}, ViT."
+    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: ViT in FedRA's {table.place}."
 
 
 WHAT = {

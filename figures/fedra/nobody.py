@@ -158,14 +158,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7.5)
     seeds = int(means.notna().sum(axis=1).min())
     learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
-    weights = f", {100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} % of 100 classes" if len(learnt) else ""
+    reached = f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} %" if len(learnt) else ""
+    weights = f" Its accuracy there is {reached} of 100 classes." if reached else ""
     config = next(run["config"] for name, run in header["runs"].items() if name != PRETRAINING)
     caption = (
-        "Accuracy of the global model, mean of the styles, where no client can hold all blocks; 95 % intervals over "
-        f"seeds. PACS, {config['max_samples']} images, a client a style, {config['rounds']} of {PAPER_ROUNDS} rounds, "
-        f"batches of {config['batch_size']}, {span([seeds, header['seeds']])} seeds. The transformer was pretrained on "
-        f"Tiny-ImageNet for {SHORT.rounds} epochs{weights}; the paper has ImageNet's weights."
-        f"{missing_runs(header, wanted)}"
+        "Mean accuracy of the global model over the styles. No client can hold all blocks. "
+        f"The intervals (95 %) are over {span([seeds, header['seeds']])} seeds. The data are {config['max_samples']} "
+        f"images of PACS and each client has one style. There are {config['rounds']} of {PAPER_ROUNDS} rounds with "
+        f"batches of {config['batch_size']}. The transformer was pretrained on Tiny-ImageNet for {SHORT.rounds} "
+        f"epochs.{weights} The paper has ImageNet's weights.{missing_runs(header, wanted)}"
     )
     compared, others = _order(means, before) if table.place == "Table 3" else _level(means, frame)
     findings = (*set_apart(compared, LAST_LAYER), *others)
@@ -264,7 +265,7 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame, table: Table) -> str:
         "NICO++ (published)": [f"{100 * published.loc[setting, method]:.2f}" for setting, _, method in names],
     }
     seeds = seeds_in_words(means.shape[1])
-    return f"{markdown(own)}\n\n± is half the 95 % interval over {seeds}. Published: FedRA, {table.place}, ViT."
+    return f"{markdown(own)}\n\n± is half the 95 % interval over {seeds}. Published: ViT in FedRA's {table.place}."
 
 
 for _name, _table in TABLES.items():

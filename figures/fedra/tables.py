@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import UNDECIDED, against, outcome
+from figures.drawing import enumeration
 from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described, far
 from figures.items import Drawing, Finding, View
 from figures.names import title
@@ -40,13 +41,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _panel(ax, table, list(means.index))
             ax.set_xlabel("accuracy, %" if what == "accuracy" else f"accuracy, % of {title(WHOLE)}'s")
         figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
-    depths, seeds = ", ".join(map(str, DEPTHS)), int(means.notna().sum(axis=1).min())
+    depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
     caption = (
-        f"Accuracy of the global model, mean of the domains, and as a share of {title(WHOLE)}'s; here with 95 % "
-        f"intervals over seeds. {described(header)}, "
-        f"{seeds_in_words(seeds)}; depths of the clients {depths}, in the paper "
-        "12, 10, 8, 6, 4, 3. The paper starts from ImageNet's weights, this from a pretraining on "
-        f"Tiny-ImageNet. The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
+        "Left: mean accuracy of the global model over the domains. "
+        f"Right: the same as a share of {title(WHOLE)}'s. Our values have 95 % intervals over {seeds_in_words(seeds)}. "
+        f"{described(header)} Our clients train at most {depths} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
+        "The paper starts from ImageNet's weights. Ours are pretrained on Tiny-ImageNet. "
+        f"The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
     )
     table = pd.concat([each.assign(quantity=what) for what, each in shown.items()])
     table = table[["method", "where", "quantity", "value", "low", "high"]]
@@ -110,7 +111,7 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
         known = 100 * _published(dataset)
         cells = {column: [f"{value:.2f}" for value in known[column]] for column in known}
         tables.append(f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}")
-    return "\n\n".join([*tables, "± is half the 95 % interval over seeds. Published: FedRA, Table 1, ViT."])
+    return "\n\n".join([*tables, "± is half the 95 % interval over seeds. Published: ViT in FedRA's Table 1."])
 
 
 TABLE1 = items.register(

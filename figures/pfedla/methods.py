@@ -152,11 +152,10 @@ def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str],
         marks(figure.subplots(), values, published, lines, QUANTITIES)
         figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
     caption = (
-        "Test accuracy, mean of the clients, of what each client receives or mixes, and after its local training; "
-        f"95 % intervals over seeds; hollow: published, {place}. "
-        f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper: "
-        f"{overlap.PAPER_ROUNDS} rounds; how many "
-        f"images a client has it does not say.{missing_runs(header, lines)}"
+        "Mean test accuracy of the clients before and after local training, with 95 % intervals over seeds. Before "
+        f"it, a client has the model that it receives or mixes. Hollow marks are published in {place}. "
+        f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper has "
+        f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_runs(header, lines)}"
     )
     shown = pd.DataFrame([
         {
@@ -180,9 +179,9 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
     level = judged({"": gap}, LEVEL)
     return (
         best(BEFORE, f"before local training pFedLA lies above the other {count} methods, as in {place}"),
-        best(AFTER, "after local training pFedLA lies above the others, of which the paper does not tell"),
+        best(AFTER, "after local training pFedLA lies above the others (the paper has no such numbers)"),
         Finding(
-            f"after local training pFedLA lies above FedAvg; {place} prints {100 * lead:.1f} points",
+            f"after local training pFedLA lies above FedAvg ({place}: {100 * lead:.1f} points)",
             f"points more: {level.told}",
             False if level.held and lead > MARGIN else gap.above,
             level.apart,
@@ -202,12 +201,14 @@ def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) 
         "published %": ["–" if value is None else f"{100 * value:.2f}" for value in theirs],
     })  # fmt: skip
     note = (
-        "± is half the 95 % interval over seeds. The paper does not say whether its models were trained locally before "
-        "they were tested; its FedAvg, far below Local, was not, its FedBN, as good as Local, may have been. Of rates "
-        f"it names 0.01 alone. Here pFedMe has lambda 15, {INNER} steps of rate 0.01 on a batch, and a fifth of the "
-        "epochs, so that it works as much as the others; Per-FedAvg, first-order, takes two gradients a step, works "
-        "twice as much, and is tested after its step of adaptation alone; FedRep's head has nine of ten epochs; "
-        "FedFomo downloads five models and has a validation split of its own."
+        "± is half the 95 % interval over seeds.\n\n"
+        "The paper does not say whether its models were trained locally before the test. Its FedAvg is far below "
+        "Local, so it was not. Its FedBN is as good as Local and may have been. The only learning rate that it gives "
+        "is 0.01.\n\n"
+        f"Here pFedMe has lambda 15 and {INNER} steps of rate 0.01 on a batch. It has a fifth of the epochs and so "
+        "the same amount of work as the others. First-order Per-FedAvg takes two gradients a step, which is twice the "
+        "work. It is tested after its adaptation step only. FedRep trains its head for nine of ten epochs. FedFomo "
+        "downloads five models and has its own validation split."
     )
     return f"{table}\n\n{note}"
 

@@ -140,9 +140,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _correlation(following, frame[frame["run"] == "pfedla"])
         _learning(bottom.subplots(), frame)
     caption = (
-        "Above: classes that clients share; pFedLA's weights after the last round in the layer in which they follow "
-        "them most, without those on oneself (grey); and how the weights of all layers follow them, a line a seed. "
-        "Below: accuracies, with 95 % intervals over seeds after the last round. "
+        "Above, left: the classes that clients share. Above, middle: pFedLA's weights after the last round in the "
+        "layer with the highest correlation. Weights on the client itself are grey. Above, right: the correlation by "
+        "round, with a line for each seed. Below: accuracies, with 95 % intervals over seeds after the last round. "
         f"{setting(header)} At most {header['seeds']} seeds, matrices of seed 0.{missing_runs(header)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame), _page(frame, final))
@@ -183,11 +183,11 @@ def setting(header: Mapping[str, Any]) -> str:
     config = next(iter(header["runs"].values()))["config"]
     few = f"{config['classes_per_client']} classes"
     if config["dominance"]:
-        few = f"all classes, {few} of which have {100 * config['dominance']:g} % of its images,"
+        few = f"all classes ({100 * config['dominance']:g} % of a client's images are of {few})"
     return (
-        f"CIFAR-10, {config['clients']} clients with {few} and "
-        f"{config['samples_per_client']} images each, {config['rounds']} rounds of {config['epochs']} epochs, batch "
-        f"{config['batch_size']}, lr {config['lr']:g}."
+        f"CIFAR-10: {config['clients']} clients with {few} and {config['samples_per_client']} images each. They train "
+        f"for {config['rounds']} rounds of {config['epochs']} epochs with batch {config['batch_size']} and "
+        f"lr {config['lr']:g}."
     )
 
 
@@ -263,8 +263,8 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
         **{f"{name}'s r": [f"{values[layer]:+.2f}" for layer in layers.index] for name, values in follows.items()},
     }
     note = (
-        "pFedLA's Table 3 has 418.97 of 693.98 MB, 0.604, with one layer retained; that it is fc1, by everybody, is "
-        "inferred from these numbers."
+        "With one layer retained pFedLA's Table 3 has 418.97 of 693.98 MB, a share of 0.604. From these numbers we "
+        "infer that every client retains fc1."
     )
     parts = [markdown(lines), note]
     return "\n\n".join(parts + ([markdown(inside)] if len(layers) else []))
@@ -298,10 +298,7 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)
         listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
-        said = (
-            f"{listed}. The three are no number of the paper's: they are those with which a count of bytes whose two "
-            "constants were inferred from its Table 3 gives that table"
-        )
+        said = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
         findings.append(Finding("clients trust themselves most in conv2, fc1 and fc3", said, None))
     return tuple(findings)
 

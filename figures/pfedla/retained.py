@@ -65,7 +65,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set(title=f"{client.replace('_', ' ')}, round {done}", ylim=(0, 1.02))
             name_ticks(ax, layers, room=20)
             if done == moments[0]:
-                ax.set_ylabel("weight on itself\n(blue: kept)")
+                ax.set_ylabel("weight on itself\n(blue: retained)")
         unfreezing(stored, lower.subplots(), RETAINED)
     chosen = as_chosen(weights)
     told = stored.groupby(["client", "round"])["value"].sum()
@@ -75,26 +75,26 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shares = ", ".join(f"{layer} {n} of {clients}" for layer, n in last["layer"].value_counts().items())
     findings = (
         Finding(
-            f"every client keeps as many layers as it is told, k = {k}",
+            f"every client retains k = {k} layers",
             f"{told.min():g} to {told.max():g} in {len(told)} choices",
             bool((told == k).all()),
         ),
         Finding(
-            "it keeps those with the largest weight on itself",
+            "it retains the layers with the largest weight on itself",
             f"in {int(chosen.sum())} of {len(chosen)} choices",
             bool(chosen.all()),
         ),
         Finding(
-            "all clients keep the same layer",
+            "all clients retain the same layer",
             f"after the last round {shares} (one seed: open)",
             None,
         ),
     )
     caption = (
-        "Above: one client's weights on itself; the layer with the largest stays with it, the others are mixed. Below: "
-        f"the share of clients that keep a layer. {setting(header)} HeurpFedLA with k = {k}, one "
-        f"seed of the study's {header['seeds']} seeds. The paper's figure is a sketch; which layers its clients keep "
-        "it does not print."
+        "Above: one client's weights on itself. It retains the layer with the largest weight and mixes the others. "
+        f"Below: the share of clients that retain a layer. {setting(header)} HeurpFedLA has k = {k}. One of the "
+        f"study's {header['seeds']} seeds is shown. The paper's figure is a sketch. It does not print which layers its "
+        "clients retain."
     )
     table = weights[["client", "round", "layer", "value", RETAINED]].rename(columns={"value": "weight on itself"})
     return Drawing(figure, table, caption, findings)

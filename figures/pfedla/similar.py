@@ -110,10 +110,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     stored = weights.stack().rename("value").rename_axis(["run", "layer", "seed"]).reset_index()
     table = pd.concat([table.assign(quantity="accuracy"), stored.assign(quantity="weight on itself", whose=FIRST)])
     caption = (
-        "Each client receives the mean of all models, weighted by the softmax of the cosines between its parameters "
-        "and theirs: layer by layer, or the same for the whole model. Left: mean of the seeds. Right: marks by layer, "
-        f"dashed: the whole model. {overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The "
-        f"paper: nine classes; its similarity it does not name, nor its numbers.{missing_runs(header, runs)}"
+        "Each client receives a weighted mean of all models. Its weights are the softmax of the cosines between its "
+        "parameters and theirs. They differ by layer or are the same for the whole model. Left: mean of the seeds. "
+        f"Right: marks show layers and dashed lines the whole model. {overlap.setting(header)} "
+        f"{seeds_in_words(header['seeds']).capitalize()}. The paper has nine classes. It names no similarity and "
+        f"prints no numbers.{missing_runs(header, runs)}"
     )
     return Drawing(figure, table, caption, _findings(scores, weights))
 
@@ -144,7 +145,7 @@ def _findings(scores: pd.DataFrame, weights: pd.DataFrame) -> tuple[Finding, ...
         better(FIRST, "client 1, as in Fig. 1"),
         better(EVERYONE, "the mean of all clients"),
         Finding(
-            "client 1 has more weight on itself in the fully connected layers fc1 and fc2 than in the convolutions",
+            "client 1 has more weight on itself in fc1 and fc2 than in the convolutions",
             ", ".join(f"{layer} {found.value:.3f} ({found.low:.3f} to {found.high:.3f})" for layer, found in shown),
             joint([difference(own, a, b).above for a, b in pairs]),
         ),

@@ -100,9 +100,13 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     rises = (True if gain.low > 0 else False if gain.high < 0 else None) if len(gains) >= LEAST else None
     most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
-        Finding("the weights on others fall with the training, those on oneself rise", f"on oneself {changes}", rises),
         Finding(
-            "the sender with most classes in common has more weight than the one with fewest, in every layer",
+            "with training a client's weight on itself rises and its weights on others fall",
+            f"on itself {changes}",
+            rises,
+        ),
+        Finding(
+            "in every layer the sender with most common classes has more weight than the one with fewest",
             f"in {int((most > fewest).sum())} of {len(layers)} layers ({FEWEST})",
             None,
         ),
@@ -110,9 +114,9 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     stacked = pd.DataFrame({name: each.stack() for name, each in means.items()}).stack()
     table = stacked.rename("value").rename_axis(["period", "layer", "weight on"]).reset_index()
     caption = (
-        f"Weights by layer in three parts of the training: on oneself, and on the senders of the pairs with most and "
-        f"with fewest classes in common. {setting(header)} Seed 0. The paper: 8 clients, one of them with the target's "
-        "four classes, one with three of them; it prints no numbers."
+        f"Weights by layer in each third of the training. They are on the client itself and on two senders: the one "
+        f"with most common classes and the one with fewest. {setting(header)} Seed 0. The paper has 8 clients. One "
+        "shares all four classes of the target and another three of them. The paper prints no numbers."
     )
     return Drawing(figure, table, caption, findings)
 
@@ -163,10 +167,10 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     table = drawn[["layer", "client", "client_b", "value"]].rename(columns={"client": "receiver", "client_b": "sender"})
     caption = (
-        "Weights on others of every pair of clients after the last round, by layer, beside the share of the receiver's "
-        "classes that the sender has; those on oneself are grey, their mean is written above. "
-        f"{setting(header)} Seed 0. The paper shows one layer, and 8 clients of whom neighbours share three classes; "
-        "it prints no numbers."
+        "Left: the share of the receiver's classes that the sender has. Right: the weights of every pair of clients "
+        "in each layer after the last round. Weights on the client itself are grey. Their mean is written above. "
+        f"{setting(header)} Seed 0. The paper shows one layer and 8 clients. Its neighbours share three classes. "
+        "It prints no numbers."
     )
     return Drawing(figure, table, caption, findings)
 
@@ -204,8 +208,8 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     finding = Finding(expected, found.told, found.held, found.apart)
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
     caption = (
-        f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot a seed, a bar their mean. "
-        f"{setting(header)} {last.shape[1]} seeds. The paper: one target client; it prints no numbers."
+        f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot for each seed and a bar for "
+        f"their mean. {setting(header)} {last.shape[1]} seeds. The paper has one target client and prints no numbers."
     )
     return Drawing(figure, table, caption, (finding,))
 

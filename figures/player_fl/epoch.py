@@ -13,23 +13,24 @@ import pandas as pd
 from diagnostics.decide import select
 from diagnostics.plots.drawing import COLOURS, name_ticks, set_scale, style
 from diagnostics.representation.probe import probe_set
-from figures import items
+from figures import items, names
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import (
+    BY_LAYER,
+    CUTS,
     SENSITIVITY,
     Definition,
     Epoch,
     band,
     bars,
+    by_layer,
     curves,
     cut_lines,
     cuts,
     decides,
     dissimilarity,
     lines_beside,
-    listed,
     panel,
-    ranges,
     reference,
     settings,
 )
@@ -45,8 +46,8 @@ BATCH = 64
 JUMP = 10.0
 """A trace that rises by more than this factor jumps."""
 
-PAPERS = Definition("figure", "figure", "paper's: one batch of 64, plain mean of clients", False, COLOURS[1])
-OURS = Definition("default", "training", "default: all batches of the epoch, weighted mean", True, COLOURS[0])
+PAPERS = Definition("figure", "figure", "the paper's S (one batch of 64 and plain mean)", False, COLOURS[1])
+OURS = Definition("default", "training", "the default S (all batches and weighted mean)", True, COLOURS[0])
 
 
 def _measure_heart(task: runner.Task, run: str) -> pd.DataFrame:
@@ -98,7 +99,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             lines += cut_lines(way, counts, "Table A.2: shared up to fc2; no threshold is given")
             findings += [decides(way, counts, *expectation) for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))]
             bars(axes[way.run], counts)
-            axes[way.run].set_title(f"last shared layer, {way.label.partition(':')[0]} definition")
+            axes[way.run].set_title(f"last shared layer, {way.label.partition(' (')[0]}")
         set_scale(ax, pd.concat([high, read_off["high"], low], axis=1).astype(float), "log", True)
         name_ticks(ax, layers)
         ax.set(xlabel="layer, input to output", ylabel="federation sensitivity S\nfirst layer = 1")
@@ -107,11 +108,20 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         handles, labels = axes["figure"].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right upper", title="last\nshared", alignment="left")
     caption = (
-        f"Fed-Heart, {frame['client'].nunique()} hospitals, one local epoch, {n} seeds: median, and band from 5 to "
-        f"95 % of the seeds. Paper's definition with {settings(header, PAPERS.run)}; default with "
+        f"Fed-Heart's {frame['client'].nunique()} hospitals after one local epoch in {n} seeds. Lines are medians and "
+        f"bands reach from 5 to 95 % of the seeds. The paper's definition is trained by "
+        f"{settings(header, PAPERS.run)}. The default is trained by "
         f"{settings(header, OURS.run)}. Grey: read off the paper's Fig. 4."
     )
-    return Drawing(figure, items.table(lines), caption, tuple(findings))
+    table = items.table(lines)
+    curves_ = table[table["measured_what"].str.endswith("clients' mean")]
+    return Drawing(
+        figure,
+        table,
+        caption,
+        tuple(findings),
+        _medians(curves_, {"definition": "definition", "published_where": "published"}),
+    )
 
 
 def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -141,7 +151,7 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         c.legend(loc="upper left", fontsize=7)
         c.set_ylim(bottom=0)
         band(d, known(SENSITIVITY, "Fig. 4A"), "published")
-        both = {k.label.partition(",")[0]: (s[k], k.colour) for k in (papers, ours)}
+        both = {k.label.partition(" (")[0]: (s[k], k.colour) for k in (papers, ours)}
         panel(d, both, log=True, ylabel="federation sensitivity S\nfirst layer = 1")
         for ax in (c, d):
             ax.set_xlabel("layer, input to output")
@@ -168,7 +178,7 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for name, quantity, values, places in (
         ("gradient variance / smallest", "grad_variance / min", one, ("Fig. 1A", "recomputed")),
         ("Hessian trace per parameter / first", "hessian_trace / first", trace, ("recomputed",)),
-        (f"S, {papers.label}", SENSITIVITY, s[papers], ("Fig. 4A", "recomputed")),
+        (papers.label, SENSITIVITY, s[papers], ("Fig. 4A", "recomputed")),
     ):
         findings += [_falls(name, values, known(quantity, place)) for place in places]
     for way in (papers, ours):
@@ -177,21 +187,27 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         lines += cut_lines(way, counts, "Table A.2: shared up to conv3; no threshold is given")
         findings.append(
             _judged(
-                f"S of a client stays below {FLAT:g} up to conv3 and rises by more than {FLAT:g} times at fc1 "
-                f"({way.label})",
+                f"{way.label}: S stays below {FLAT:g} up to conv3 and rises by more than {FLAT:g} times at fc1",
                 s[way],
                 lambda curve: breaks(curve, "conv3"),
             )
         )
         findings.append(decides(way, counts, select.THRESHOLD, "conv3", 0.5))
     caption = (
-        f"Fashion-MNIST, {header['runs']['default']['config']['model']}, {len(trace.columns) // n} clients, "
-        f"Dirichlet(0.5) over 10,000 images, one local epoch with {settings(header, 'default')}, {n} seeds: thin lines "
-        f"are clients and seeds, thick ones their medians. Gradient variance and exact Hessian trace from {size} "
-        f"training samples a client, CKA from {probe} validation samples. Grey: ranges over sites, read off the "
-        f"paper's Figs. 1 and 4 or recomputed."
+        f"Fashion-MNIST after one local epoch in {n} seeds. Thin lines are clients and seeds. Thick lines are their "
+        f"medians. {len(trace.columns) // n} clients have 10,000 images by Dirichlet(0.5). They train "
+        f"{names.network(header['runs']['default']['config']['model'])} by {settings(header, 'default')}. Gradient "
+        f"variance and the exact Hessian trace use {size} training samples a client. CKA uses {probe} validation "
+        f"samples. Grey: ranges over sites. They are read off the paper's Figs. 1 and 4 or recomputed."
     )
-    return Drawing(figure, items.table(lines), caption, tuple(findings))
+    table = items.table(lines)
+    shown = table[table["quantity"].ne(CUTS)]
+    headings = {"quantity": "quantity", "definition": "definition", "published_where": "published"}
+    return Drawing(figure, table, caption, tuple(findings), _medians(shown, headings))
+
+
+def _medians(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
+    return f"{BY_LAYER}\n\n{by_layer(lines, headings)}"
 
 
 def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
@@ -200,16 +216,16 @@ def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
     source = "another computation" if where == "recomputed" else f"the paper's {where}"
     said, held = of_ranges(values, known["low"].astype(float), known["high"].astype(float))
     return Finding(
-        f"medians within the ranges of {source}: {name}, {ranges(known)}",
-        f"{listed(values.median(axis=1))}; {said}",
+        f"medians of {name} lie within the ranges of {source}",
+        said,
         held,
     )
 
 
 def _judged(expected: str, values: pd.DataFrame, holds: Callable[[pd.Series], bool], told: str = "") -> Finding:
-    """A finding on the seeds; the medians, or ``told``, stand beside."""
+    """Return a finding on the seeds. ``told`` is added to what was measured."""
     said, held = of_seeds(values, holds)
-    return Finding(expected, f"{said}; {told or f'medians {listed(values.median(axis=1))}'}", held)
+    return Finding(expected, f"{said}; {told}" if told else said, held)
 
 
 def _variance_findings(values: pd.DataFrame) -> list[Finding]:
@@ -232,8 +248,7 @@ def _hessian_findings(trace: pd.DataFrame, undivided: pd.DataFrame) -> list[Find
             f"Hessian trace per parameter rises by more than {JUMP:g} times at the last layer",
             trace,
             lambda curve: bool(curve.iloc[-1] > JUMP * curve.iloc[-2]),
-            f"{step:.3g} times from fc1 to fc2 (median of the clients' ratios); medians {listed(trace.median(axis=1))} "
-            "of the first layer's",
+            f"{step:.3g} times from fc1 to fc2 (median of the clients' ratios)",
         ),
         _judged(
             "without division by the parameters there is no late rise",
@@ -246,9 +261,7 @@ def _hessian_findings(trace: pd.DataFrame, undivided: pd.DataFrame) -> list[Find
 def _apart_findings(apart: pd.DataFrame) -> list[Finding]:
     return [
         _judged("1 - CKA grows from each layer to the next", apart, grows),
-        _judged(
-            "no cliff: no single step makes more than half of the rise of 1 - CKA", apart, gradual, largest_step(apart)
-        ),
+        _judged("no single step makes more than half of the rise of 1 - CKA", apart, gradual, largest_step(apart)),
     ]
 
 

@@ -8,7 +8,6 @@ import pandas as pd
 
 from figures.differences import FEWEST, LEAST
 from figures.items import Finding
-from figures.layerwise import listed, ranges
 from figures.player_fl.layers import Network
 from figures.verdicts import of_ranges, of_seeds
 
@@ -33,9 +32,9 @@ def decided(network: Network, expected: str, measured: str, held: bool | None, v
 def seed_by_seed(
     network: Network, expected: str, holds: Callable[[pd.Series], bool], values: pd.DataFrame, told: str = ""
 ) -> Finding:
-    """A finding on the seeds of a network; the medians, or ``told``, stand beside."""
+    """Return a finding on the seeds of a network. ``told`` is added to what was measured."""
     said, held = of_seeds(values, holds)
-    return decided(network, expected, f"{said}; {told or f'medians {listed(values.median(axis=1))}'}", held, values)
+    return decided(network, expected, f"{said}; {told}" if told else said, held, values)
 
 
 def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
@@ -44,8 +43,7 @@ def medians_within(network: Network, what: str, values: pd.DataFrame, printed: p
         return []
     where = printed.attrs["where"].partition(",")[0]
     said, held = of_ranges(values, printed["low"].astype(float), printed["high"].astype(float))
-    expected = f"medians of {what} within the ranges of the paper's {where}, {ranges(printed)}"
-    return [decided(network, expected, f"{listed(values.median(axis=1))}; {said}", held, values)]
+    return [decided(network, f"medians of {what} lie within the ranges of the paper's {where}", said, held, values)]
 
 
 def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
@@ -91,7 +89,7 @@ def largest_step(values: pd.DataFrame) -> str:
     middle = values.median(axis=1)
     steps = middle.diff().iloc[1:]
     rise = middle.max() - middle.min()
-    return f"of the medians the largest step is {steps.max():.3g} of {rise:.3g}, at {steps.idxmax()}"
+    return f"the largest step of the medians is {steps.max():.3g} of {rise:.3g} at {steps.idxmax()}"
 
 
 def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
@@ -114,9 +112,8 @@ def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFr
     apart, less = (float((middle[full] - centre).abs().mean()) for centre in (published, published - OFFSET))
     said, held = of_ranges(own, low - OFFSET, high - OFFSET)
     expected = f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
-    far = f"{less:.3g} from their middle and {apart:.3g} from the published one on average"
-    measured = f"{far}; {listed(middle)}; {said}"
-    return [decided(network, expected, measured, held, values)]
+    far = f"{less:.3g} from the middle of these ranges and {apart:.3g} from that of the published ones on average"
+    return [decided(network, expected, f"{far}; {said}", held, values)]
 
 
 def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:

@@ -95,7 +95,7 @@ NETWORKS = {
         gradient=64,
         curvature=32,
         probe=64,
-        few="500 images in all, about 4 steps of SGD a client and epoch",
+        few="500 images and about 4 steps a client",
     ),
     "fed_isic": Network(
         "Fed-ISIC",
@@ -107,7 +107,7 @@ NETWORKS = {
         curvature=64,
         probe=64,
         angle=False,
-        few="400 images in all, 1 to 7 steps of SGD a client and epoch",
+        few="400 images and 1 to 7 steps a client",
     ),
     "heart": Network(
         "Fed-Heart",
@@ -122,7 +122,7 @@ NETWORKS = {
         gradient=256,
         curvature=64,
         probe=128,
-        unlike="tweets to airlines, not Sent-140",
+        unlike="tweets to airlines instead of Sent-140",
     ),
 }
 

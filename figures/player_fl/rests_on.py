@@ -118,10 +118,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for place, row in tests.iterrows()
         for column, definition in (("p", "algorithms compared"), ("transposed", "datasets compared"))
     ]
-    what = f"{NETWORKS[shown].title} after one epoch, medians over clients and seeds. " if shown else ""
+    what = f"{NETWORKS[shown].title} after one epoch: medians over clients and " if shown else ""
     caption = (
-        f"{what}{count(header['seeds'])}. Last panel: Friedman's test of the paper's printed tables, by whether the "
-        "algorithms are compared or, the table transposed, the datasets."
+        f"{what}{count(header['seeds'])}. The last panel has Friedman's test of the paper's printed tables. It "
+        "compares the algorithms or (with the table transposed) the datasets."
     )
     findings = [each for dataset, curve in networks.items() for each in _findings(NETWORKS[dataset].at(header), curve)]
     return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(networks, tests))
@@ -196,9 +196,9 @@ def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
 
 def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
     parts = [
-        "What each choice is, and why it matters: [the page](../player_fl_what_figures_rest_on.md). Its sizes:",
-        "Friedman's test of the printed tables: the p that the paper gives, that of whether the algorithms differ, and "
-        "that of whether the datasets do.",
+        "[Another page](../player_fl_what_figures_rest_on.md) explains each choice. Here are the numbers.",
+        "Friedman's test of the printed tables. The last two columns test whether the algorithms differ and whether "
+        "the datasets differ:",
         markdown(
             {
                 "table": [f"{place} ({row['words']})" for place, row in tests.iterrows()],
@@ -212,7 +212,7 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         return "\n\n".join(parts)
     last = {d: {name: each[name].iloc[-1].median() for name in SHOWN} for d, each in networks.items()}
     parts += [
-        "The last layer over the first, median over clients and seeds, by each choice:",
+        "The last layer relative to the first by each choice (median over clients and seeds):",
         markdown(
             {"network": [NETWORKS[dataset].title for dataset in networks]}
             | {words: [f"{last[dataset][name]:.3g}" for dataset in networks] for name, words in SHOWN.items()}
@@ -224,7 +224,7 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
             each | {"moved": with_offset(each["angle"], NETWORKS[dataset])} for dataset, each in angles.items()
         ]
         parts += [
-            "The largest step between two layers, as a share of the whole rise, and the layer at which it ends:",
+            "The largest step between two layers as a share of the whole rise, with the layer at which it ends:",
             markdown(
                 {"network": [NETWORKS[dataset].title for dataset in angles]}
                 | {
@@ -256,11 +256,11 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
     return [
         seed_by_seed(
             network,
-            "the trace of whole layers, not divided by their parameters, is not largest at the last layer",
+            "the trace of whole layers (not divided by their parameters) is not largest at the last layer",
             lambda curve: bool(curve.iloc[-1] <= curve.iloc[:-1].max()),
             curves["whole"],
-            f"of the medians {whole.iloc[-1]:.3g} of the first layer's at the last, at most "
-            f"{whole.iloc[:-1].max():.3g} before it",
+            f"by the medians {whole.iloc[-1]:.3g} times the first layer's at the last and at most "
+            f"{whole.iloc[:-1].max():.3g} times before it",
         ),
         seed_by_seed(
             network,
@@ -276,7 +276,7 @@ def _test_finding(tests: pd.DataFrame) -> Finding:
     said = tests[tests["high"] <= ALPHA]
     gone = said[said["p"] > ALPHA]
     return Finding(
-        f"what the paper prints as significant at {ALPHA:g} is so when the algorithms are compared",
+        f"what the paper prints as significant at {ALPHA:g} is significant when the algorithms are compared",
         f"{len(said) - len(gone)} of {len(said)} tables"
         + "".join(f"; {place} ({row['words']}) has p = {row['p']:.2g}" for place, row in gone.iterrows()),
         bool(gone.empty),

@@ -102,13 +102,13 @@ CASES = {
     ),
 }
 ABSENT = {"emnist": "EMNIST", "mimic": "MIMIC-III"}
-"""Datasets of the published tables that are not at hand."""
+"""Datasets of the published tables that are not available."""
 NETWORKS = {"fed_isic": "isic_cnn"}
 """The paper's network, named in the runs and so in their rows."""
 STAND_IN = {"airline_tweets": "Sent-140"}
 """The published dataset whose numbers stand beside one that the paper does not have."""
 FAR = {
-    "cifar10": "1,500 images and an eighth of the channels: 15-28 % where the paper has 42-68",
+    "cifar10": "1,500 images and an eighth of the channels (15-28 % instead of 42-68 %)",
     "airline_tweets": "other texts than Sent-140",
 }
 """Why a dataset of the quick scale is not comparable with the paper's; of the tweets that holds at any scale."""
@@ -180,7 +180,7 @@ def network(config: Mapping[str, Any]) -> str:
 
 
 STUDY = items.register(Recipe(
-    NAME, "PLayer-FL's methods on the datasets at hand", recipes(items.QUICK), seeds=3,
+    NAME, "PLayer-FL's methods on the available datasets", recipes(items.QUICK), seeds=3,
     more_seeds={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
     budget="about 86 minutes of one core", measure=measure, paper=recipes("paper"), paper_seeds=10,
 ))  # fmt: skip

@@ -44,7 +44,7 @@ class Reading:
 DEFAULT = Reading("default", "final personal model, or global", False, "playerfl_random", False)
 RELEASED = Reading(
     "released",
-    "clients' models after local training, PLayer-FL−1 in the row Random",
+    "clients' models after local training, with PLayer-FL−1 in the row Random",
     True,
     "playerfl_minus",
     True,
@@ -232,7 +232,7 @@ def lines(result: Cells) -> list[dict[str, Any]]:
 
 def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
     if dataset in ABSENT:
-        return {"seeds": 0, "status": f"{ABSENT[dataset]} is not at hand"}
+        return {"seeds": 0, "status": f"{ABSENT[dataset]} is not available"}
     if (dataset, method) not in cells.index:
         return {"seeds": 0, "status": "no run"}
     cell = cells.loc[(dataset, method)]

@@ -26,7 +26,7 @@ LOSSES = {
 """Table A.4's losses, cross-entropy and multiclass focal, by the names that they have here."""
 GRID, RATE = "lr of the grid", "learning rate"
 EVALUATED = {**METHODS, **BESIDE}
-STAND = f"Tweets to airlines stand for {listing(STAND_IN.values())}; {' and '.join(ABSENT.values())} cannot be had."
+STAND = f"Tweets to airlines stand for {listing(STAND_IN.values())}. {' and '.join(ABSENT.values())} are not available."
 
 
 def _lines() -> dict[str, tuple[str, str]]:
@@ -69,10 +69,10 @@ def _draw_data(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             Setting(title, f"{SAMPLES} a client", (), tuple(sorted({held.min(), held.max()} if len(held) else ())))
         )
     caption = (
-        "Classes, clients and Dirichlet's parameter of the data sets, and here the fewest and most training samples "
-        f"of a client, as `{NAME}` deals them. {STAND} A natural federation has no α."
+        "Classes, clients and Dirichlet's parameter of the data sets. The training samples are the fewest and most of "
+        f"a client in `{NAME}`. {STAND} A natural federation has no α."
     )
-    expected = "the data sets have the paper's classes, clients and α, tweets aside"
+    expected = "the data sets except the tweets have the paper's classes, clients and α"
     known = [each for each in settings if each.what not in {_lines()[name][0] for name in STAND_IN}]
     return drawing(settings, caption, [agreement(expected, known)], line="data set", shared=False)
 
@@ -100,15 +100,14 @@ def _draw_rates(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "at the paper's scale every method has its printed rate", [each for each in full if each.of in alike]
         ),
         agreement(
-            "so have the runs whose rows are stored",
+            "the stored runs have the printed rates",
             [each for each in settings if each.of in alike],
-            "" if items.at_paper(header) else "networks and data are smaller, one rate for all but Fed-Heart",
+            "" if items.at_paper(header) else "smaller networks and data, one rate for all but Fed-Heart",
         ),
     )
     caption = (
-        f"Learning rates by method and data set, here of runs with up to {header['seeds']} seeds. {STAND} The paper "
-        "has no rate of FedLP, FedLAMA, pFedLA and "
-        f"PLayer-FL-Random; pFedMe's is of its outer step."
+        f"Learning rates by method and data set. Runs here have up to {header['seeds']} seeds. {STAND} The paper has "
+        "no rate for FedLP, FedLAMA, pFedLA and PLayer-FL-Random. pFedMe's rate is that of its outer step."
     )
     return drawing(settings, caption, findings, line="method", quantity="learning rate")
 
@@ -135,12 +134,16 @@ def _draw_grid(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     far = "" if items.at_paper(header) else "fewer rounds and seeds"
     findings = (
         agreement("each data set has the paper's loss", [each for each in counted if each.of == "loss"]),
-        agreement("and its numbers of rounds and runs", [each for each in counted if each.of != "loss"], far),
+        agreement(
+            "each data set has the paper's numbers of rounds and runs",
+            [each for each in counted if each.of != "loss"],
+            far,
+        ),
     )
     caption = (
-        "The paper's grid of learning rates, and those of all methods here; rounds and runs of each data set. "
-        f"Here at most {header['seeds']} seeds. {STAND} The paper multiplies pFedMe's rates by 100; the authors' "
-        "released code has 100, 100, 60, 20 and 50 rounds for the data sets that are here."
+        "The paper's grid of learning rates and the rates of all methods here, with the rounds and runs of each data "
+        f"set. Runs here have at most {header['seeds']} seeds. {STAND} The paper multiplies pFedMe's rates by 100. The "
+        "authors' released code has 100, 100, 60, 20 and 50 rounds for these data sets."
     )
     return drawing(settings, caption, findings, line="data set", shared=False)
 

@@ -196,8 +196,8 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         measured = found[kind][DEFAULT.name]
         findings += [*order(table, measured, apart(header)), methods_differ(table, measured, apart(header))]
     caption = (
-        "Mean ranks over datasets, 1 is best, of the variance over clients of macro-F1 (fairness) and of the share of "
-        "clients above both Local and FedAvg (incentive); beneath, critical-difference diagrams. "
+        "Mean ranks over datasets (1 is best) of fairness and incentive. Fairness is the variance of macro-F1 over "
+        "clients. Incentive is the share of clients above both Local and FedAvg. Below: critical-difference diagrams. "
         f"{sizes(header, frame)} {missing(header)}"
     )
     text = markdown(

@@ -41,9 +41,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "airline_tweets": {"max_samples": 2000, "batch_size": 32},
 }
 """Fewer samples than the paper's, and smaller batches, so that a client still takes several steps."""
-FEW = {
-    name: f"{QUICK[name]['max_samples']:,} images in all, at most 8 steps a client" for name in ("cifar10", "fed_isic")
-}
+FEW = {name: f"{QUICK[name]['max_samples']:,} images and at most 8 steps a client" for name in ("cifar10", "fed_isic")}
 """Why a dataset at the quick scale is too far from the paper's for a verdict."""
 
 
@@ -120,18 +118,19 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         config = header["runs"][each.dataset]["config"]
         own = frame[(frame["run"] == each.dataset) & (frame["client"] != "")]
         counts = own.groupby("client")["n_train"].median()
+        title = CASES[each.dataset].title
         sizes.append(
-            f"{CASES[each.dataset].title} with {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
-            f"samples in batches of {config['batch_size']} ({each.seeds} seeds)"
+            f"{title[0].upper()}{title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
+            f"samples in batches of {config['batch_size']} ({each.seeds} seeds)."
         )
     stand = ", ".join(f"{CASES[name].title} for {title}" for name, title in STAND_IN.items())
     gone = header["missing"]
     missing = f" {len(gone)} runs are missing (listed on the page)." if gone else ""
     caption = (
-        f"The last federated layer after one epoch on the paper's networks: {'; '.join(sizes)}. A row is a threshold "
-        f"on the ratio of consecutive federation sensitivities. A cell is the most frequent decision with its share of "
-        f"the seeds. Colour: layers fewer (orange) or more (violet) than Table A.2. Replacements: {stand}. "
-        f"{' and '.join(ABSENT.values())} cannot be had.{missing}"
+        f"The last federated layer after one epoch on the paper's networks. A row is a threshold on the ratio of "
+        f"consecutive federation sensitivities. A cell is the most frequent decision with its share of the seeds. "
+        f"Colour: layers fewer (orange) or more (violet) than Table A.2. {' '.join(sizes)} Replacements: {stand}. "
+        f"{' and '.join(ABSENT.values())} are not available.{missing}"
     )
     text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(gone)
     far = {name: f"not {title}" for name, title in STAND_IN.items()} | ({} if items.at_paper(header) else FEW)
@@ -205,7 +204,7 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
     for dataset, title in ABSENT.items():
         known = rows[(rows["quantity"] == "shared layers") & (rows["dataset"] == dataset) & (rows["place"] == PRINTED)]
         line = {"quantity": "last shared layer", "dataset": dataset, "published_dataset": dataset, "place": PRINTED}
-        lines.append(line | {"published": known["layer"].iloc[0], "status": f"{title} is not at hand"})
+        lines.append(line | {"published": known["layer"].iloc[0], "status": f"{title} is not available"})
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
@@ -248,9 +247,8 @@ def _printed() -> Finding:
         for name in (least, most)
     ]
     return Finding(
-        "the ratios of the paper's own Fig. 4 have a threshold that gives Table A.2's last shared layer on all seven "
-        "datasets",
-        ", ".join(told),
+        "one threshold on the ratios of the paper's Fig. 4 gives Table A.2's last shared layer on all seven datasets",
+        " and ".join(told),
         bool(limits["low"].max() < limits["high"].min()),
     )
 
@@ -267,8 +265,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
     counts = {CASES[each.dataset].title: (stable(each), each.seeds) for each in near}
     first, *_, last = select.THRESHOLDS
     return Finding(
-        f"the transition point is stable: in most seeds every threshold from {first:g} to {last:g} decides alike, a "
-        "range that spans what the paper's own Fig. 4 asks for",
+        f"the transition point is stable: in most seeds every threshold from {first:g} to {last:g} decides alike",
         ", ".join(f"{name} in {count} of {seeds} seeds" for name, (count, seeds) in counts.items())
         + f" ({len(near)} parts, Holm's correction)",
         joint(holm([of_share(*count) for count in counts.values()])),
@@ -298,8 +295,8 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     findings = [
         _stable(decided, far),
         Finding(
-            "a single threshold gives Table A.2's last shared layer on every dataset of the paper's that is at hand",
-            f"at best {most} of {len(own)}: {told}; the largest jump gives {len(matches[JUMP])}",
+            "a single threshold gives Table A.2's last shared layer on every available dataset of the paper",
+            f"at best {most} of {len(own)}: {told}. The largest jump gives {len(matches[JUMP])}",
             most == len(own) if of_all else None,
             apart,
         ),
@@ -337,13 +334,14 @@ def _page(decided: list[Decisions]) -> str:
             *(f"{layer} ({count} of {each.seeds})" for layer, count in usual),
         ]
     return (
-        f"{markdown(columns)}\n\nThe paper gives no threshold and its code computes none: the layers are lists, chosen "
-        f"by hand. Rows with numbers are thresholds of the rule on ratios of consecutive layers."
+        f"{markdown(columns)}\n\nThe paper gives no threshold and its code computes none. Its layers are lists that "
+        f"were chosen by hand. Rows with numbers are thresholds of the rule on ratios of consecutive layers. "
+        "They span what the paper's Fig. 4 asks for."
     )
 
 
 ITEM = items.register(Recipe(
-    NAME, "Transition points by threshold beside the paper's lists (PLayer-FL, Table A.2)",
+    NAME, "Transition points by threshold and the paper's lists (PLayer-FL, Table A.2)",
     recipes(quick=True), seeds=3, more_seeds={"heart": 10}, budget="about 6 minutes of one core",
     measure=_measure, draw=_draw, paper=recipes(quick=False),
 ))  # fmt: skip

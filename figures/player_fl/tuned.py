@@ -148,15 +148,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set_xlabel("learning rate", fontsize=7)
         for ax in panels[0][1:]:
             ax.set_yticklabels([])
-    pfedme = ", ".join(f"{rate:g}" for rate in PFEDME)
+    pfedme = " / ".join(f"{rate:g}" for rate in PFEDME)
     caption = (
-        f"Macro-F1 % on validation samples by method and learning rate; framed: the best, which the table's runs have. "
-        f"pFedMe's rates are of its outer step, in this order: {pfedme}. Mean over clients by training samples, over "
-        "two seeds and the last three of ten evaluations (of what is fine-tuned at the end the last); the table's "
-        f"seeds are others.{missing_runs(header)}"
+        f"Macro-F1 % on validation samples by method and learning rate. The best rate is framed. The runs of the table "
+        f"use it with other seeds. Values are means over clients (by training samples), two seeds and the last three "
+        "of ten evaluations. Methods with fine-tuning at the end have one evaluation. pFedMe's rates are those of its "
+        f"outer step: {pfedme}.{missing_runs(header)}"
     )
     finding = Finding(
-        "no chosen rate lies at an end of its grid, where a better one might be beyond",
+        "no chosen rate lies at an end of its grid",
         f"{len(ends)} of {whole} do: {', '.join(ends)}" if ends else f"none of {whole} does",
         not ends,
     )
@@ -165,7 +165,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 RUNS = {f"{dataset}.{name}": base(dataset, name) for dataset in GRIDS for name in (*METHODS, *BESIDE)}
 SEARCH = items.register(Recipe(
-    TUNING, "Learning rates of PLayer-FL's methods, sought alike", RUNS, seeds=1,
+    TUNING, "Learning rates of PLayer-FL's methods, tuned alike", RUNS, seeds=1,
     budget="some five hours of one core, four of them for Fed-ISIC", measure=_tune, draw=_draw,
 ))  # fmt: skip
 STUDY = items.register(Recipe(

@@ -8,7 +8,7 @@ published picture, with the published ranges that were read off. What differs be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,12 @@ from diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
 from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
 from figures.items import Drawing, Finding, View
-from figures.layerwise import SENSITIVITY, band, curves, dissimilarity, lines_beside, read_off
+from figures.layerwise import BY_LAYER, SENSITIVITY, band, by_layer, curves, dissimilarity, lines_beside, read_off
 from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
 from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
 
 MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
-MOMENT = {FIRST: "after one epoch", ALONE: "final, trained alone", FEDERATED: "final, federated"}
+MOMENT = {FIRST: "after one epoch", ALONE: "final local model", FEDERATED: "final federated model"}
 COLOUR = {FIRST: COLOURS[0], ALONE: COLOURS[0], FEDERATED: COLOURS[1]}
 COLUMNS = ("dataset", "moment", *(name for name in items.COLUMNS if name != "threshold"))
 Expect = Callable[[Network, str, pd.DataFrame, pd.DataFrame], list[Finding]]
@@ -147,7 +147,8 @@ def _draw(
                     over = f"{values.shape[1]} clients and seeds"
                     told = {"dataset": dataset, "moment": MOMENT[moment]}
                     lines += [told | each for each in lines_beside(way.quantity, way.what, known, values, over)]
-                    findings += way.expect(network, f"{way.what}, {MOMENT[moment]},", values, known)
+                    titled = replace(network, title=f"{network.title} ({MOMENT[moment]})")
+                    findings += way.expect(titled, way.what, values, known)
                 _dress(ax, network, way, shown)
                 of_row += [each.reset_index(drop=True) for each in shown]
             _one_scale(row[0], way, of_row)
@@ -157,7 +158,17 @@ def _draw(
         figure.legend(handles=list(_legend(moments, marks)), loc="outside upper center", ncols=4, fontsize=7)
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     caption = _caption(header, frame, ways, moments, datasets, bool(marks))
-    return Drawing(figure, table, caption, tuple(findings))
+    return Drawing(figure, table, caption, tuple(findings), _medians(table))
+
+
+def _medians(table: pd.DataFrame) -> str:
+    """The medians by layer, in a table for each dataset."""
+    model = {"moment": "model"} if table["moment"].nunique() > 1 else {}
+    parts = [
+        by_layer(part, {"definition": NETWORKS[str(dataset)].title} | model)
+        for dataset, part in table.groupby("dataset", sort=False)
+    ]
+    return "\n\n".join([BY_LAYER, *parts]) if parts else ""
 
 
 def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
@@ -225,9 +236,9 @@ def _caption(
         if run in runs:
             missing[run] = f"{missing.get(run, run)} {seed}"
     upper, lower = (way.what for way in ways)
-    printed = "its ranges are grey" if banded else "no values of it were read off"
+    printed = "Its ranges are grey" if banded else "No values of it were read off"
     return (
-        f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one; {printed}. "
+        f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
         f"Rows have {count(header['seeds'])}. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
         f"classes and MIMIC-III cannot be had. {' '.join(told) or 'No rows yet.'}"
         + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
@@ -257,7 +268,7 @@ def _sizes(
     rounds = "" if FIRST in moments else f" in {config['rounds']} rounds"
     return (
         f"{title[0].upper()}{title[1:]}: {own['client'].nunique()} clients with {total:,.0f} training samples. They "
-        f"train {network}{rounds} with lr {config['lr']:g} and batch {config['batch_size']}, and measure up to {most} "
+        f"train {network}{rounds} with lr {config['lr']:g} and batch {config['batch_size']}. They measure up to {most} "
         "samples."
     )
 

@@ -13,9 +13,11 @@ from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Finding
 from figures.page import markdown
 from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network, tuned_alike
+from figures.player_fl.runs import apart as incomparable
 from figures.player_fl.scores import CONTROL, DEFAULT, SCORE, Cells, Table, clients, friedman_printed
 from figures.ranking import ALPHA, first_shares
 from figures.verdicts import LEAD, TRAIL, Odds, holm, judged
+from fl_core.errors import listing
 from fl_core.statistics import RANGE_BELOW
 
 NAMES = METHODS | BESIDE
@@ -47,19 +49,19 @@ def _between(counts: Sequence[int]) -> str:
 
 
 def placeholder_client(shown: Sequence[str]) -> str:
-    said = [f"{STAND_IN[name]}'s beside {CASES[name].title}" for name in shown if name in STAND_IN]
-    return f" ({'; '.join(said)})" if said else ""
+    said = [f"{STAND_IN[name]}'s next to {CASES[name].title}" for name in shown if name in STAND_IN]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def missing(header: Mapping[str, Any]) -> str:
-    absent = f"{' and '.join(ABSENT.values())} are not at hand."
+    absent = f"{' and '.join(ABSENT.values())} are not available."
     gone = len(header["missing"]) + len(header["failed"])
     return absent + (f" {gone} runs are missing or diverged (listed on the page)." if gone else "")
 
 
 def unfinished(header: Mapping[str, Any]) -> list[str]:
     """Paragraphs on missing and on diverged runs."""
-    said = [f"{name} did not come to its end: {reason}." for name, reason in header["failed"].items()]
+    said = [f"{name} did not finish: {reason}." for name, reason in header["failed"].items()]
     return [*said, *([f"Missing (run and seed): {', '.join(header['missing'])}."] if header["missing"] else [])]
 
 
@@ -82,19 +84,27 @@ def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, fram
             for name in (*table.methods, *BESIDE)
         ]
     again = table.printed_ranking()
-    said = friedman_printed(table) or "a value that is not known"
     text = [
         f"{markdown(columns)}",
-        f"Medians over seeds, in brackets the paper's. {_random(frame)}",
-        f"Friedman's test, methods as treatments and datasets as blocks: {ours.ranking.says}; the printed cells give "
-        f"{again.says}, the paper prints {said}. Released (datasets as treatments, which asks whether the datasets "
-        f"differ): {_p(code.ranking.transposed)}; the printed cells give {_p(again.transposed)}.",
+        "Cells are medians over seeds. The paper's values are in brackets.",
+        *_random(frame),
+        "Friedman's test of the methods has datasets as blocks. The released code has it the other way round and so "
+        "tests whether the datasets differ.",
+        markdown(
+            {
+                "treatments": ["methods", "datasets (released code)"],
+                "here": [ours.ranking.says, _p(code.ranking.transposed)],
+                "printed cells": [again.says, _p(again.transposed)],
+                "printed p": [friedman_printed(table) or "–", "–"],
+            }
+        ),
     ]
     if ours.ranking.holm.status == "ok":
         p = ours.ranking.holm.p_values[CONTROL]
         apart = [f"{NAMES[str(name)]} {value:.2g}" for name, value in p.items() if value < ALPHA]
-        text.append(f"Holm's procedure tells {NAMES[CONTROL]} apart from {', '.join(apart) or 'no other method'}.")
-    return "\n\n".join([*text, *rates(header), *unfinished(header)])
+        text.append(f"By Holm's procedure {NAMES[CONTROL]} differs from {listing(apart) or 'no other method'}.")
+    far = [f"{CASES[name].title} is not comparable: {why}." for name, why in incomparable(header).items()]
+    return "\n\n".join([*text, *far, *rates(header), *unfinished(header)])
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:
@@ -112,7 +122,10 @@ def _tuned(header: Mapping[str, Any]) -> str:
         own = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
         if any(own.values()):
             columns[case.title] = [f"{about['config']['lr']:g}" if about else "–" for about in own.values()]
-    return f"Learning rates, the best of as many for every method, by macro-F1 on validation:\n\n{markdown(columns)}"
+    return (
+        "Learning rates with the best macro-F1 on validation. The number of rates tried is the same for every method:"
+        f"\n\n{markdown(columns)}"
+    )
 
 
 def spreads(result: Cells) -> str:
@@ -123,7 +136,7 @@ def spreads(result: Cells) -> str:
     if not few.any():
         return "its 95 % interval"
     large = [CASES[str(name)].title for name in result.cells.index[~few].get_level_values("dataset").unique()]
-    return f"the range of the seeds (on {', '.join(large)}: its 95 % interval)"
+    return f"the range of the seeds (for {', '.join(large)} its 95 % interval)"
 
 
 def _p(test: Any) -> str:
@@ -140,20 +153,21 @@ def _beside(own: str, printed: pd.DataFrame, method: str, dataset: str, digits: 
     return f"{own} ({number(printed.loc[method, dataset], digits)})" if method in printed.index else own
 
 
-def _random(frame: pd.DataFrame) -> str:
-    """A paragraph on the layers that the method Random shared, and on the paper's row of it."""
+def _random(frame: pd.DataFrame) -> list[str]:
+    """Return paragraphs on the layers that PLayer-FL shared and on the paper's row Random."""
     plans = frame[frame["metric"] == LAST]
     plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
-    said = []
+    columns: dict[str, list[str]] = {"dataset": [], "last shared layer": []}
     for run, part in plans.groupby("run", sort=False):
+        columns["dataset"].append(CASES[str(run).partition(".")[0]].title)
         counts = part["layer"].value_counts()
-        listed = ", ".join(f"{layer} in {count}" for layer, count in counts.items())
-        said.append(f"{CASES[str(run).partition('.')[0]].title} up to {listed}")
-    shared = f"{NAMES[CONTROL]} shared by its rule, in numbers of seeds: {'; '.join(said)}. " if said else ""
-    return (
-        f"{shared}{NAMES['playerfl_random']} draws a prefix for each seed. By its development code, the "
-        f"paper's row of that name holds {NAMES['playerfl_minus']}. That takes its place under `released`."
-    )
+        columns["last shared layer"].append(", ".join(f"{layer} in {count}" for layer, count in counts.items()))
+    shared = [f"The last layer that {NAMES[CONTROL]}'s rule shares, with the number of seeds:", markdown(columns)]
+    return [
+        *(shared if columns["dataset"] else []),
+        f"{NAMES['playerfl_random']} draws a prefix for each seed. By its development code, the paper's row of that "
+        f"name has {NAMES['playerfl_minus']}. The reading `released` does the same.",
+    ]
 
 
 # --- findings --------------------------------------------------------------------------------------------------
@@ -170,26 +184,26 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
     text, held = "no dataset has all methods", None
     if ranks.notna().all():
         first = str(ranks.idxmin())
-        text = f"{NAMES[best]} {ranks[best]:.1f}, the least {NAMES[first]} {ranks[first]:.1f}"
+        text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
         apart = result.ranking.nemenyi.status == "ok" and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
         if ranks[best] > ranks[first]:
-            text += f", which Nemenyi's test {'tells' if apart else 'does not tell'} apart"
+            text += f". By Nemenyi's test the difference is {'' if apart else 'not '}significant"
         others = table.printed_ranks().drop(best).min() - table.printed_ranks()[best]
         critical, many = result.ranking.critical, result.ranking.blocks.shape[1]
         decides = critical <= others
         if not decides:
             text += (
-                f"; {many} data sets cannot decide a lead of {others:.1f} ranks, as printed: Nemenyi's critical "
-                f"difference is {critical:.1f}"
+                f". The printed lead of {others:.1f} ranks is below the critical difference of {critical:.1f} with "
+                f"{many} data sets"
             )
         held = False if apart and ranks[best] > ranks[first] else True if decides and best == first else None
         if not result.enough:
-            text, held = f"{text}; fewer than {LEAST} seeds somewhere: no order", None
+            text, held = f"{text}. Some runs have fewer than {LEAST} seeds: no order", None
         else:
             shares = first_shares(result.each, result.ranking)
             most = str(shares.idxmax())
             named = dict.fromkeys([best, most])
-            text += "; of resampled seeds " + ", ".join(
+            text += ". In resampled seeds " + " and ".join(
                 f"{NAMES[name]} is first in {shares[name]:.0%}" for name in named
             )
     expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
@@ -202,8 +216,8 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
 def _mixed(result: Cells, far: Mapping[str, str]) -> str:
     """Return the reason why ranks over datasets are not comparable, or an empty text."""
     ranked = list(result.ranking.blocks.columns)
-    among = [CASES[name].title for name in ranked if name in far]
-    return f"{', '.join(among)} among the {len(ranked)} datasets" if len(among) > len(ranked) / 2 else ""
+    among = sum(name in far for name in ranked)
+    return f"{among} of the {len(ranked)} datasets are not" if among > len(ranked) / 2 else ""
 
 
 def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -> Finding:
@@ -218,19 +232,19 @@ def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -
         gap = difference(values, CONTROL, baseline)
         wanted = printed.loc[CONTROL, CASES[dataset].printed] - printed.loc[baseline, CASES[dataset].printed]
         half = "" if math.isnan(gap.interval.low) else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
-        why = f"; not comparable: {far[dataset]}" if dataset in far else ""
+        why = ", not comparable" if dataset in far else ""
         said.append(f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})")
         if not why:
             odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
     sides = holm(odds)
     counts = (
-        f"{sides.count(True)} as printed, {sides.count(False)} the other way, {sides.count(None)} not decided "
+        f"As printed {sides.count(True)}, the other way {sides.count(False)} and undecided {sides.count(None)} "
         f"({len(sides)} parts, Holm's correction)"
     )
     return Finding(
         f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
         f"{'' if table.higher_is_better else ' (less is better)'}",
-        f"{'; '.join(said) or 'no runs'}: {counts}",
+        f"{'; '.join(said) or 'no runs'}. {counts}",
         joint(sides),
     )
 
@@ -258,12 +272,12 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
     return (
         Finding(
             f"{NAMES[CONTROL]}'s gains over Local are spread more evenly over clients than the other methods'",
-            f"standard deviation over clients less that of the others, in points: {even.told}",
+            f"standard deviation over clients minus the others' in points: {even.told}",
             even.held,
         ),
         Finding(
             f"with {NAMES[CONTROL]} fewer clients lose against Local than with the other methods",
-            f"share of clients less that of the others, in points: {fewer.told}",
+            f"share of clients minus the others' in points: {fewer.told}",
             fewer.held,
         ),
     )
@@ -273,7 +287,8 @@ def methods_differ(table: Table, result: Cells, far: Mapping[str, str] | None = 
     """A finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
     test, printed = result.ranking.friedman, friedman_printed(table)
     return Finding(
-        f"the methods differ (Friedman, p < {ALPHA:g}){f'; {table.place} prints p {printed}' if printed else ''}",
+        f"the methods differ by Friedman's test at {ALPHA:g}"
+        + (f" ({table.place} prints p {printed})" if printed else ""),
         result.ranking.says,
         bool(test.p_value < ALPHA) or None if test.status == "ok" and result.enough else None,
         _mixed(result, far or {}),
@@ -286,7 +301,7 @@ def printed_ranks(table: Table) -> Finding:
     gaps = (again.ranks - table.printed_ranks()).abs()
     return Finding(
         f"the mean ranks of {table.place} follow from its cells to within 0.7",
-        f"the largest gap is {gaps.max():.1f}, at {NAMES[str(gaps.idxmax())]}; Friedman's test of the cells gives "
+        f"the largest gap is {gaps.max():.1f} at {NAMES[str(gaps.idxmax())]}. Friedman's test of the cells gives "
         f"{again.says}",
         bool(gaps.max() <= 0.7 + 1e-9),
     )

@@ -108,9 +108,9 @@ def _setting(header: Mapping[str, Any], dataset: str) -> str:
     config = header["runs"][f"{dataset}.vanilla"]["config"]
     thaws = ", ".join(map(str, config["options"]["unfreeze"]))
     return (
-        f"{names.network(config['model'])} for {names.dataset(dataset)}, {config['rounds']} rounds, thawing after "
-        f"{thaws} of them, all {CLIENTS} clients in every round, {SAMPLES} samples each, batches of "
-        f"{config['batch_size']}"
+        f"All {CLIENTS} clients train {names.network(config['model'])} for {names.dataset(dataset)} in "
+        f"{config['rounds']} rounds. They have {SAMPLES} samples each and batches of {config['batch_size']}. "
+        f"Layers are unfrozen after {thaws} rounds."
     )
 
 
@@ -148,7 +148,7 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     never = not any(table.iloc[:, -1].any() for table in tables.values())
     findings = (
         Finding(
-            "Vanilla thaws the body from the input on, Anti in the reverse order",
+            "Vanilla unfreezes the body from the input on and Anti in the reverse order",
             "; ".join(
                 f"{names.title(name)} {', '.join(f'{part} in round {k}' for part, k in zip(body, starts, strict=True))}"
                 for name, starts in thaws.items()
@@ -156,12 +156,12 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             mirrored,
         ),
         Finding(
-            "the head trains in no round before the fine-tuning",
+            "the head trains in no round before fine-tuning",
             f"{tables['anti'].columns[-1]}: never" if never else "it does",
             never,
         ),
     )
-    caption = f"Which layers train in which round, {_setting(header, dataset)}."
+    caption = f"The layers that train in each round. {_setting(header, dataset)}"
     return Drawing(figure, pd.DataFrame(lines), caption, findings)
 
 
@@ -233,8 +233,8 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     cells = {"tensor": list(printed.index), "published": [f"{value:,.0f}" for value in printed]}
     text = markdown({**cells, **{names.dataset(name): [f"{count:,}" for count in wide[name]] for name in DATASETS}})
     caption = (
-        "Parameters of the schedules' CNN, which grows with images and classes. The paper prints MNIST's only; "
-        "CIFAR-100's has as many as that of Tiny-ImageNet at 32 x 32 pixels with 100 classes."
+        "Parameters of the schedules' CNN. It grows with images and classes. The paper prints MNIST's network only. "
+        "The network for CIFAR-100 would be that for Tiny-ImageNet at 32 x 32 pixels with 100 classes."
     )
     return Drawing(figure, table, caption, findings, text)
 
@@ -276,7 +276,7 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         Finding("by the naive count Vanilla is the cheapest", f"of FedAvg's: {told('naive')}", cheap["naive"]),
         Finding(
-            "in floating-point operations, forward and backward, Vanilla is the cheapest as well",
+            "in floating-point operations (forward and backward) Vanilla is the cheapest as well",
             f"of FedAvg's: {told('flops')}; errors pass back through all that is frozen above the first layer",
             cheap["flops"],
         ),
@@ -299,9 +299,10 @@ def _page(table: pd.DataFrame) -> str:
 
 
 COUNTED = (
-    "Naive: scalars that train, summed over batches, which is what the paper calls FLOPs. FLOPs: forward and backward "
-    "of every sample, by PyTorch's counter. Sent: down and up, without frozen layers, whose values both "
-    "sides know; the paper's Algorithm 1 sends them too, and so as much as FedBABU. Fine-tuning is not counted."
+    "The naive count sums the trained parameters over batches. The paper calls it FLOPs. FLOPs here are counted by "
+    "PyTorch for the forward and backward pass of every sample. Bytes are sent down and up. Frozen layers are not "
+    "sent, because both sides know their values. The paper's Algorithm 1 sends them too and so needs as many bytes as "
+    "FedBABU. Fine-tuning is not counted."
 )
 
 
@@ -325,7 +326,7 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.axhline(1, color="0.5", linewidth=0.8, linestyle="--")
         figure.axes[0].set_ylabel("cost / FedAvg's")
         figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, title="network for")
-    caption = f"Cost of a whole run relative to FedAvg's, {_setting(header, DATASETS[0])}. {COUNTED}"
+    caption = f"Cost of a whole run relative to FedAvg's. {_setting(header, DATASETS[0])} {COUNTED}"
     return Drawing(figure, table, caption, _findings(table), _page(table))
 
 
@@ -336,7 +337,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         draw_steps(table.assign(run=table["run"].map(names.title)), figure)
     changes = table[table.groupby("run")["round"].transform(lambda r: r.isin(_changed(table.loc[r.index])))]
     totals = _totals(header, frame)
-    caption = f"Cost of each round for all clients together, {_setting(header, DATASETS[0])}. {COUNTED}"
+    caption = f"Cost of each round for all clients together. {_setting(header, DATASETS[0])} {COUNTED}"
     return Drawing(figure, changes, caption, _findings(totals)[1:])
 
 

@@ -76,7 +76,7 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     half = counts.shape[1] / 2
     few = int((of_all < half).sum())
     finding = Finding(
-        f"clients are highly heterogeneous: most hold in effect fewer than {half:g} of the {counts.shape[1]} classes "
+        f"most clients have effectively fewer than {half:g} of the {counts.shape[1]} classes "
         "(exp of the entropy of their labels)",
         f"{few} of {len(of_all)} over {len(tables)} seeds, median {of_all.median():.1f}; {sizes.min():.0f} to "
         f"{sizes.max():.0f} images a client",
@@ -94,8 +94,9 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ax.tick_params(length=0, labelsize=7.5)
         ax.tick_params(axis="x", labelrotation=45)
     caption = (
-        f"CIFAR-10's {config['max_samples']:,} training images dealt to {config['clients']} clients, Dirichlet"
-        f"({config['alpha']:g}) class after class, no further class for who has an even share already; seed 0."
+        f"Each class of CIFAR-10's {config['max_samples']:,} training images is divided among {config['clients']} "
+        f"clients by Dirichlet({config['alpha']:g}). Clients with an equal share of the images receive no further "
+        "class. Seed 0 is shown."
     )
     table = counts.assign(images=counts.sum(axis=1), effective_classes=effective(counts)).reset_index()
     return Drawing(figure, table, caption, (finding,))
@@ -122,7 +123,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         values.groupby(["algorithm", "round"], sort=False)["value"].agg(["mean", "min", "max", "count"]).reset_index()
     ).rename(columns={"algorithm": "method", "count": "seeds"})
     caption = (
-        f"Accuracy on all clients' own test samples over the rounds, before any fine-tuning. Dotted: a layer thaws."
+        f"Accuracy on all clients' own test samples before any fine-tuning. Dotted lines: a layer is unfrozen."
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     return Drawing(
@@ -149,12 +150,12 @@ def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> li
     frozen, end = judge(found["frozen"], TRAIL), judge(found["end"], NO_LOWER)
     return [
         Finding(
-            f"{NAMES[dataset]}: until all layers have thawed the schedules lie below FedAvg and FedBABU",
+            f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
             f"mean up to round {thawed}, in points: {frozen.told}",
             frozen.held,
         ),
         Finding(
-            f"{NAMES[dataset]}: by the end the schedules have caught up with both, to within {100 * MARGIN:g} point",
+            f"{NAMES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
             f"after {last} rounds, in points: {end.told}",
             end.held,
         ),
@@ -195,9 +196,9 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         points = {("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean() for p in POINTS}
         lines.append({"method": method, "seeds": values.shape[1], **points, "mean": 100 * values.to_numpy().mean()})
     wanted = plain(dataset)
-    bands = "lines are means over seeds, bands reach from the lowest to the highest seed"
+    bands = "Lines are means over seeds. Bands reach from the lowest to the highest seed"
     caption = (
-        f"Every client's own test accuracy at the end, after fine-tuning where the method has it; {bands}."
+        f"Each client's test accuracy after the last round (and after fine-tuning if the method has it). {bands}."
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
@@ -225,7 +226,7 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
 
 
 FIG2 = items.register(Item(
-    "scheduling.fig2", "CIFAR-10 dealt to 10 clients",
+    "scheduling.fig2", "CIFAR-10 partitioned among 10 clients",
     {"cifar10": replace(FULL, dataset="cifar10", clients=10, max_samples=PAPER["cifar10"].pool)},
     seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
 ))  # fmt: skip

@@ -182,32 +182,33 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
     """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
     runs = {name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None) for name in datasets}
     told = [
-        NAMES[name] + (": no run yet" if run is None else _sizes(header, frame, name, run))
+        NAMES[name] + (": no run yet." if run is None else _sizes(header, frame, name, run))
         for name, run in runs.items()
     ]
     run = next((run for run in runs.values() if run is not None), None)
     if run is None:
-        return f"{'; '.join(told)}."
+        return " ".join(told)
     config = header["runs"][run]["config"]
     taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
     epochs = FINETUNE["paper" if at_paper(header) else "quick"]
     common = (
-        f"{config['clients']} clients, {taking_part} a round, Dirichlet({config['alpha']:g}), batches of "
-        f"{config['batch_size']}, lr {config['lr']:g}, {epochs} epochs of fine-tuning, "
-        f"{seeds_in_words(header['seeds'])}"
+        f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {taking_part} of them a round. "
+        f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {epochs} epochs. "
+        f"There are {seeds_in_words(header['seeds'])}."
     )
-    papers = "" if at_paper(header) else f" (paper: {FULL.clients} clients, 10 a round, lr {FULL.lr:g})"
-    return f"{'; '.join(told)}. {common}{papers}."
+    papers = "" if at_paper(header) else f" The paper has {FULL.clients} clients, 10 a round and lr {FULL.lr:g}."
+    return f"{' '.join(told)} {common}{papers}"
 
 
 def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str) -> str:
     """Text on one dataset's images, rounds and thawing."""
     config, column, paper = header["runs"][run]["config"], columns(header)[dataset], PAPER[dataset]
     sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
-    each = f"{sizes.min()} to {sizes.max()} training samples a client, " if len(sizes) else ""
+    each = f"{sizes.min()} to {sizes.max()} training samples a client and " if len(sizes) else ""
     instead = "" if config["dataset"] == dataset else f", in its place {names.dataset(config['dataset'])}"
-    text = f"{instead}: {each}{column.at[-1]} rounds, thawing at {listed(column.unfreeze)}"
-    return text if at_paper(header) else f"{text} (paper: {paper.at[-1]}; {listed(paper.unfreeze)})"
+    text = f"{instead}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}."
+    printed = f" The paper has {paper.at[-1]} rounds and unfreezes at {listed(paper.unfreeze)}."
+    return text if at_paper(header) else f"{text}{printed}"
 
 
 def listed(numbers: Sequence[int]) -> str:

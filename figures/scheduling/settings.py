@@ -19,7 +19,7 @@ NUMBERS = {
     "|D|, all samples": "max_samples",
     "T, global rounds": "rounds",
     "F, rounds of fine-tuning": "finetune_epochs",
-    "t_k, rounds at which layers thaw": "unfreeze",
+    "t_k, rounds at which layers unfreeze": "unfreeze",
     "η, learning rate": "lr",
     "ℒ, loss": "loss",
 }
@@ -60,16 +60,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     numbers = {each.called for each in settings if each.paper and each.here}
     same = [each for each in settings if each.what == K]
     scaled = [each for each in settings if each.called in numbers and each not in same]
-    far = "" if at_paper(header) else "fewer clients, images and rounds, and a larger rate for them"
+    far = "" if at_paper(header) else "fewer clients and images, fewer rounds at a larger rate"
     findings = (
         agreement("the base has the paper's number of layers", same),
-        agreement("the other numbers are the paper's, too", scaled, far),
+        agreement("the other numbers are the paper's", scaled, far),
     )
     caption = (
-        "The symbols' values in the paper's experiments and here, of Vanilla's runs with "
-        f"{header['seeds']} seeds; of a thawing at round 0 nothing "
-        "is drawn. The paper says neither how many rounds of fine-tuning there are nor its loss, here taken for "
-        "cross-entropy; of samples it has no range by client."
+        f"The symbols' values in the paper's experiments and in Vanilla's runs here, with {header['seeds']} seeds. "
+        "Unfreezing at round 0 is not drawn. The paper does not give its rounds of fine-tuning, its loss or the range "
+        "of samples by client. Cross-entropy stands for its loss."
     )
     return drawing(settings, caption, findings, line="symbol")
 

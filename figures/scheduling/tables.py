@@ -101,8 +101,8 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
             )
     near = [dataset for dataset in columns(header) if not apart(header, frame, dataset)]
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
-    where = "on every dataset" + (f" that is comparable (not {' and '.join(far)})" if far else "")
-    where += ", mean of the table's three numbers of rounds"
+    where = "on every dataset" + (f" that is comparable (without {' and '.join(far)})" if far else "")
+    where += " (mean of the table's three numbers of rounds)"
     for method in SCHEDULES:
         found = judge({NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()})
         yield Finding(f"{names.title(method)} lies above FedBABU {where}", found.told, found.held, found.apart)
@@ -115,7 +115,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
         for gap in gaps(d, method, ["local_adaptation"]).values()
     })  # fmt: skip
     yield Finding(
-        f"schedules lie above FedAvg too when that is fine-tuned alike, which the paper does not compare, {where}",
+        f"schedules lie above FedAvg with the same fine-tuning (not in the paper) {where}",
         found.told, found.held, found.apart,
     )  # fmt: skip
 
@@ -135,15 +135,15 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         keys.append(Line2D([], [], color=COLOURS[0], linewidth=1.2, label="95 % interval over seeds"))
         figure.legend(handles=keys, loc="outside upper center", ncols=2)
     text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
-    text += f"\n\nMeasured, ± half the 95 % interval over seeds, with the paper's value in brackets. With {FEWEST}."
+    text += "\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets."
+    text += f" With {FEWEST}."
     wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
     if gone := [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
-    replaced = "" if at_paper(header) else " Published values stand where the data have the paper's name."
+    replaced = "" if at_paper(header) else " Published values are shown where the data have the paper's name."
     caption = (
-        "Accuracy on all clients' own test samples, after fine-tuning where the method has it; LocalAdaptation is "
-        f"FedAvg fine-tuned alike. Intervals are drawn to 0 and 100 % at "
-        f"most.{replaced}{missing(header, wanted)} "
+        "Accuracy on all clients' own test samples (after fine-tuning if the method has it). LocalAdaptation is "
+        f"FedAvg with the same fine-tuning. Intervals are cut at 0 and 100 %.{replaced}{missing(header, wanted)} "
         f"{setting(header, frame, *columns(header))}"
     )
     return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
@@ -243,8 +243,8 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             found = judge({"early − late": settled(learnt, sooner, later)}, TRAIL)
             findings.append(
                 Finding(
-                    f"{NAMES[dataset]}: thawing twice as early costs {names.title(method)} accuracy (the paper: 0.3 to "
-                    "1 point)",
+                    f"{NAMES[dataset]}: unfreezing twice as early costs {names.title(method)} accuracy (the paper: "
+                    "0.3 to 1 point)",
                     found.told,
                     found.held,
                     apart(header, frame, dataset) or found.apart,
@@ -272,11 +272,11 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     replaced = (
         ""
         if at_paper(header)
-        else " Published values, of ten times as many rounds, stand where the data have the paper's name."
+        else " Published values have ten times as many rounds. They are shown where the data have the paper's name."
     )
     caption = (
-        f"Accuracy after {ends} rounds and fine-tuning when the layers thaw after the rounds beside each schedule, "
-        "and what thawing twice as early changes, with 95 % intervals."
+        f"Accuracy after {ends} rounds and fine-tuning, with 95 % intervals. Each label gives the rounds at which "
+        "layers are unfrozen. The last panel shows what unfreezing twice as early changes."
         f"{replaced}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
     )
     return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
@@ -315,8 +315,11 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         Finding(
             f"no schedule improves a method that trains its head by more than {margin}", improved.told, improved.held,
         ),
-        Finding(f"Vanilla over such methods is level with them, within {margin}", level.told, level.held, level.apart),
-        Finding("Anti over such methods lies clearly below them", below.told, below.held, below.apart),
+        Finding(
+            f"a method under Vanilla is level with the method alone (within {margin})",
+            level.told, level.held, level.apart,
+        ),
+        Finding("a method under Anti lies clearly below the method alone", below.told, below.held, below.apart),
     )  # fmt: skip
     with style():
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
@@ -329,9 +332,9 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         right.set_title("paired by seed", fontsize=9)
         left.set_title("accuracy", fontsize=9)
     caption = (
-        "Accuracy after the last round of methods that train their head, alone and under a schedule, and the "
-        "difference that the schedule makes, with 95 % intervals. LG-FedAvg shares its last layer only, so that "
-        f"nothing thaws. The paper gives no numbers.{missing(header, OF_WRAPPED)} "
+        "Left: accuracy after the last round of methods that train their head, alone and under a schedule. Right: the "
+        "difference that the schedule makes. Both have 95 % intervals. LG-FedAvg is left out: it shares its last layer "
+        f"only, and a schedule unfreezes nothing there. The paper gives no numbers.{missing(header, OF_WRAPPED)} "
         f"{setting(header, frame, WRAPPED)}"
     )
     return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))

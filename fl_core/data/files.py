@@ -306,7 +306,7 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
             raise ValueError("no archive of arrays, as numpy.savez writes")
         file = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
-        raise UsageError(f"{path} must be a readable .npz file; got another ({error}).") from error
+        raise UsageError(f"{path} must be a readable .npz file: {error}.") from error
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} must be an .npz file of named arrays; got a single array.")
     return file
@@ -341,7 +341,7 @@ def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
             read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
             shape, _, dtype = read_header(file)
     except _DAMAGED as error:
-        raise UsageError(f"{path}, array {key!r} must be readable; got another ({error}).") from error
+        raise UsageError(f"{path}, array {key!r} must be readable: {error}.") from error
     return shape, dtype
 
 

@@ -57,7 +57,7 @@ def _opened(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} must be a readable .parquet file; got another ({error}).") from error
+        raise UsageError(f"{path} must be a readable .parquet file: {error}.") from error
 
 
 def _cells(column: Any, text: bool, where: str) -> Cells:

@@ -117,7 +117,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     try:
         words = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} must be text in UTF-8; got other bytes ({error}).") from error
+        raise UsageError(f"{path} must be text in UTF-8: {error}.") from error
     lines: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if words_of(word) != [word]:

@@ -232,7 +232,7 @@ def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         name = getattr(model, "__qualname__", type(model).__name__)
         raise UsageError(
-            f"model {name} must be sendable to worker processes; got another ({error}). "
+            f"model {name} must be sendable to worker processes: {error}. "
             "Define its classes and functions at the top of a module, or use workers=0."
         ) from error
 

@@ -48,7 +48,7 @@ def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
         for name in rest:
             if not torch.equal(stored[first], stored[name]):
                 raise UsageError(
-                    f"tied tensors {first!r} and {name!r} must have the same values; got others in {where}."
+                    f"tied tensors {first!r} and {name!r} must have the same values; got different ones in {where}."
                 )
     with torch.no_grad():
         for name, tensor in stored.items():
@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # errors for damaged files have no common type
         first_line = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{path} must be a readable file of weights; got another ({first_line}).") from error
+        raise UsageError(f"{path} must be a readable file of weights: {first_line}.") from error
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
         held = f"keys {listing(map(str, stored), 6)}" if isinstance(stored, dict) else type(stored).__name__
         raise UsageError(f"{path} must be a state dict, names to tensors; got {held}.")

@@ -81,7 +81,7 @@ def verify(run: RunFiles) -> list[str]:
     check_chain(run, manifests)
     run.check_rows(*ends)
     covered = ends[-1]["bytes"]
-    size = covered if run.rows_path.suffix == SUFFIX else run.folder.size("rows.jsonl")
+    size = _bytes_of_rows(run)
     beyond = f", {size - covered:,} bytes after the last checkpoint not covered" if size > covered else ""
     checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
     plan = run.plan()
@@ -124,6 +124,14 @@ def check_rows(run: RunFiles, *ends: Mapping[str, Any]) -> None:
             at = end["bytes"]
             if digest.hexdigest() != end["sha256"]:
                 raise CorruptError(f"{run.rows_path} is damaged within its first {at:,} bytes")
+
+
+def _bytes_of_rows(run: RunFiles) -> int:
+    """Return the number of bytes of the rows, unpacked."""
+    if run.rows_path.suffix != SUFFIX:
+        return run.folder.size(run.rows_path.name)
+    with opened(run.folder, "rows.jsonl") as file:
+        return sum(map(len, iter(lambda: file.read(_CHUNK), b"")))
 
 
 def _check_named(run: RunFiles, strange: set[str]) -> None:

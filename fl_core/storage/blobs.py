@@ -78,7 +78,7 @@ def parts(tree: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     header: dict[str, Any] = {}
     views: list[bytes | memoryview] = []
     at = 0
-    for name, tensor in tree.items():
+    for name, tensor in sorted(tree.items(), key=lambda item: (-item[1].itemsize, item[0])):  # one order, and aligned
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         views.append(plain.numpy().data)
         kind, shape = names[str(tensor.dtype).removeprefix("torch.")], list(tensor.shape)

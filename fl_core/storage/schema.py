@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 COUNT = "a whole number from 0"
 DIGEST = "a digest, or nothing"
+NUMBER = "a finite number"
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ def validate(found: Any, form: Any, name: str = "") -> str:
     """Describe the first place where a value does not have the expected form, or return ``""``.
 
     Args:
-        form: a type; None; :data:`COUNT` or :data:`DIGEST`; several of these as a tuple; ``[form]`` for a list of any
-            length; :class:`Each`; or a dictionary of forms by name. There a ``?`` marks optional names, and other names
-            may have any value.
+        form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several of these as a tuple; ``[form]``
+            for a list of any length; :class:`Each`; or a dictionary of forms by name. There a ``?`` marks optional
+            names, and other names may have any value.
         name: of the value.
     """
     at = f"{name}." if name else ""
@@ -91,6 +93,8 @@ def _is(found: Any, form: Any) -> bool:
         return isinstance(found, int) and not isinstance(found, bool) and found >= 0
     if form == DIGEST:
         return isinstance(found, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", found))
+    if form == NUMBER:  # whole numbers beyond all floats are none
+        return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
     return found is None if form is None else isinstance(found, form)
 
 

@@ -283,7 +283,7 @@ def test_the_command_judges_on_what_the_clients_did_not_train_on(
     out = tmp_path / "rows.jsonl"
     names = ["linear_probe", "knn_probe", "separability"]
     assert main(["diagnose", "--dataset", "heart", "--metrics", *names, "--out", str(out)]) in (0, None)
-    assert "linear_probe, own (higher = " in capsys.readouterr().out
+    assert "linear_probe" in capsys.readouterr().out
     frame = Report.read(out).frame
     assert set(frame["metric"]) == set(names)
     assert set(frame["status"]) == {"ok"}

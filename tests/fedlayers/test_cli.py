@@ -298,7 +298,7 @@ def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
         "tune": "--algorithms fedavg --search lr=1,2",
     }
     needed |= dict.fromkeys(("resume", "verify", "runs", "clean", "select", "plot", "list"), "something")
-    needed |= dict.fromkeys(("federation keys", "federation superlink", "federation site"), "something")
+    needed |= {f"federation {verb}": "something" for verb in ("keys", "superlink", "site", "allow", "audit")}
     fedlayers(*name.split(), *needed.get(name, "").split(), "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err
     assert f"fedlayers {name} --help" in fedlayers.err
@@ -495,7 +495,7 @@ def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers)
     metrics = ("hessian_trace", "grad_norm", "cka")
     given = [word for each in options for word in ("--option", each)]
     out = fedlayers("diagnose", "--dataset", "heart", "--metrics", *metrics, *given)
-    assert "grad_norm, norm_batch (higher = " in out
+    assert "norm_batch" in out
     header, frame = rows.read(Path("rows.jsonl"))
     assert header["metrics"]["hessian_trace"] == {"dtype": "torch.float64", "probes": None}
     variants = {"flatten", "flatten, against fc1", "flatten, against fc2"}

@@ -12,11 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from diagnostics.plots.page import Page
 from fedlayers.studies import inference, summary
 from fedlayers.studies.answers import NO, OPEN, YES
 from fedlayers.studies.overview import overview
+from fedlayers.studies.predictions import Predictions
 from fedlayers.studies.runtime_estimate import Cost
 from fedlayers.studies.study import study
+from fedlayers.studies.study_page import _add_clients
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -53,6 +56,13 @@ def test_every_verdict_has_all_items(verdict: str) -> None:
     assert "3.1 points" in found[3]
     assert "48 rounds" in found[5]
     assert ("plan.json" in found[6]) == (verdict not in (inference.NOTHING_LEARNED, inference.ALL_DIVERGED))
+
+
+def test_how_sure_names_the_candidate_and_the_score_that_it_is_about() -> None:
+    """The outcome above it may be another: each client's majority class is not among the candidates."""
+    assert all("than half" in lines(inference.DECIDED, guessing=guessing)[4] for guessing in (YES, NO))
+    assert "macro-F1" in lines(inference.DISAGREE)[4]
+    assert "right" not in lines(inference.DISAGREE)[4], "a higher macro-F1 may go with fewer right predictions"
 
 
 def test_what_to_do_depends_on_what_is_shared_and_learned() -> None:
@@ -99,6 +109,16 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "Hessian" not in html[: html.index("<details>")]
 
 
+def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(tmp_path: Path) -> None:
+    data: Any = SimpleNamespace(clients=[SimpleNamespace(name="north", train=range(3))], n_classes=3)
+    one = Predictions({"north": np.eye(3)[:1]}, {"north": np.array([0])}, SimpleNamespace(data=data))  # type: ignore[arg-type]
+    frame = pd.DataFrame(columns=["algorithm", "seed", "client", "model", "metric", "split", "round", "value"])
+    page = Page("A study")
+    _add_clients(page, tmp_path, one, SimpleNamespace(frame=frame, best=False), 0)  # type: ignore[arg-type]
+    assert "<td>100.0</td>" in page.html()
+    assert "nan" not in page.html()
+
+
 def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
     found = study(HEART, ("local",), (0,), tmp_path, rule="sensitivity_ratio", progress=False)
     clients = found.page.read_text().split("<h2>")[1]
@@ -107,7 +127,7 @@ def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_predict_alone_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **own: Any) -> None:
         raise UsageError("client 'a' held a part of the model")
 
     monkeypatch.setattr(module, "predictions_of", refuse)

@@ -42,9 +42,10 @@ def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:
     assert list(table.index) == list(SIZES)
     assert (table["test"] == list(SIZES.values())).all()
     assert (table["train"] == 3 * table["test"]).all()
-    for name in ("macro_f1", "accuracy"):
-        assert (table[f"{name}_low"] <= table[name]).all()
-        assert (table[name] <= table[f"{name}_high"]).all()
+    for name, several in (("macro_f1", table.drop(index="one class")), ("accuracy", table)):
+        assert (several[f"{name}_low"] <= several[name]).all()
+        assert (several[name] <= several[f"{name}_high"]).all()
+    assert np.isnan(table.loc["one class", "macro_f1_low"]), "all samples are right, which resamples cannot doubt"
     width = table["macro_f1_high"] - table["macro_f1_low"]
     assert 0.05 < width["north"] < width["south"] < 0.5
     for name, y in found.labels.items():
@@ -64,7 +65,9 @@ def test_the_interval_of_macro_f1_holds_in_most_repetitions() -> None:
         y = draw.integers(0, 2, size=100)
         ends.append(macro_f1_interval(y, np.where(draw.uniform(size=100) < 0.8, y, 1 - y), 2))
     assert 0.88 < np.mean([low <= 0.8 <= high for _, low, high in ends]) <= 1
-    assert np.isnan(macro_f1_interval(np.array([1]), np.array([1]), 2).low)
+    for y in ([1], [0, 1], [0, 1] * 20):
+        for predicted in (np.array(y), 1 - np.array(y)):
+            assert np.isnan(macro_f1_interval(np.array(y), predicted, 2).low)
 
 
 def test_roc_curves_are_of_clients_with_both_classes_and_of_all() -> None:

@@ -61,7 +61,7 @@ def test_an_empty_label(numbers: bool, capsys: pytest.CaptureFixture[str]) -> No
     table["label"] = ["" if k in (7, 9) else label for k, label in enumerate(labels)]
     text = said(capsys, "--dataset", str(written(Path("t.csv"), table)))
     assert "line 9" in text
-    assert "2 of 60" in text
+    assert "2 in 60" in text
     assert "Remove" in text
 
 

@@ -221,6 +221,6 @@ def test_pictures_of_one_seed_claim_nothing_and_say_what_is_missing(
 ) -> None:
     drawing = drawn(f"fedpft.{name}", made, tmp_path)
     assert [finding.held for finding in drawing.findings] == [None] * open_
-    assert "no order" in drawing.caption
+    assert "No order" in drawing.caption
     assert "fedper 0" in drawing.caption
     assert "40 training images" in drawing.caption

@@ -66,9 +66,9 @@ def test_a_level_far_below_the_papers_is_not_comparable() -> None:
 
 def test_captions_name_the_federation_that_is_drawn() -> None:
     said = {name: drawn(name, HEADERS[name], frame_of(table)).caption for name, table in TABLES.items()}
-    assert "Dirichlet(0.5), 10 clients" in said["fedpft.table7"]
-    assert "2 classes a client, 10 clients" in said["fedpft.table6"]
-    assert "Dirichlet(0.1), 10 clients" in said["fedpft.table9"]
+    assert "10 clients by Dirichlet(0.5)" in said["fedpft.table7"]
+    assert "10 clients by classes, 2 a client" in said["fedpft.table6"]
+    assert "10 clients by Dirichlet(0.1)" in said["fedpft.table9"]
 
 
 def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:

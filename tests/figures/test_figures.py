@@ -17,6 +17,7 @@ from PIL import Image
 from diagnostics.decide.select import THRESHOLDS
 from figures import items, layerwise, learning
 from figures.__main__ import main
+from figures.page import read_expectations
 from figures.player_fl import epoch as player_fl
 from fl_core import rows
 from fl_core.errors import CorruptError, UsageError
@@ -63,8 +64,9 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
     page = (tmp_path / f"{name}.md").read_text()
     assert page == (items.PICTURES / f"{name}.md").read_text()
     assert (items.PICTURES / f"{name}.png").is_file()
-    findings = [line[2:] for line in page.splitlines() if re.match(rf"- ({'|'.join(items.VERDICTS)})\b", line)]
-    assert all(f"\n{line}\n" in said for line in findings)
+    findings = read_expectations(page)
+    for expected, verdict, measured in findings:
+        assert re.search(rf"\n{verdict}\b.*{re.escape(f': {expected}. Measured: {measured}.')}\n", said)
     header, _ = items.find(name).read(items.find(name).path())
     assert findings or header.get("missing")
     assert f"`{header['command']}`" in said
@@ -77,7 +79,7 @@ def test_layerwise_tables_are_whole_and_the_papers_page_links_their_findings(nam
     assert list(table) == list(items.COLUMNS)
     assert np.isfinite(table["measured"]).all()
     assert f"[the page](pictures/{name}.md)" in (items.HERE / "player_fl.md").read_text()
-    assert any(line.startswith("- ") for line in (items.PICTURES / f"{name}.md").read_text().splitlines())
+    assert read_expectations((items.PICTURES / f"{name}.md").read_text())
 
 
 @pytest.mark.usefixtures("no_training", "read_once")

@@ -14,6 +14,7 @@ from PIL import Image
 from figures import drawing, items, names, recipe
 from figures.__main__ import main
 from figures.items import Drawing, Finding, Item, View
+from figures.page import read_expectations
 from fl_core import rows, runner
 from fl_core.algorithms import registry
 from fl_core.config import RunConfig
@@ -93,7 +94,7 @@ def test_a_view_is_drawn_from_the_rows_of_its_source(
     lead, picture, finding, *_, settings = page.split("\n\n")[1:]
     assert lead.startswith("**Held: ")
     assert FIGURE in picture
-    assert finding == f"- held: {FIGURE}. Measured: so it is."
+    assert read_expectations(f"{finding}\n\n") == [(FIGURE, "held", "so it is")]
     assert settings.startswith("| setting |")
     assert "| learning rate | 0.05 |" in settings
     assert f"`{header['command']}`" in settings

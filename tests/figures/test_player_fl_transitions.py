@@ -71,7 +71,7 @@ def test_drawn_with_published_beside_decided() -> None:
     assert (one["measured"].item(), one["published"].item()) == (3, "conv3")
     ratio = table[(table["quantity"] == "sensitivity / layer before") & (table["layer"] == "fc1")].iloc[0]
     assert (ratio["measured"], ratio["published"]) == (pytest.approx(1.22), pytest.approx(1.22))
-    assert set(table.loc[table["status"].str.contains("not at hand"), "dataset"]) == set(ABSENT)
+    assert set(table.loc[table["status"].str.contains("not available"), "dataset"]) == set(ABSENT)
     printed, same, every, most, *_ = drawing.findings
     assert same.held is None  # three seeds
     assert "Fashion-MNIST in 0 of 3" in same.measured

@@ -11,6 +11,7 @@ import pytest
 import figures.__main__
 from figures import catalogue, changes, items, scorecard
 from figures.items import Finding
+from figures.page import expectations, markdown
 from figures.papers import PAPERS
 from fl_core.errors import UsageError
 from tests.figures import recompute
@@ -55,10 +56,12 @@ def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:
     said = [
         Finding("a: lies (on all) above b", "+1.0 ± 0.5 (undecided). So be it", True),
         Finding("a lies below c", "-2", False, "other data (not its own)"),
+        Finding("|D| is <N>", "|D| = 3", None, "few images"),
     ]
-    (tmp_path / "x.fig1.md").write_text("# Title\n\n" + "\n".join(f"- {each}" for each in said) + "\n")
+    other = markdown({"expectation": ["a table"], "verdict": ["held"], "other": ["of the page's own"]})
+    (tmp_path / "x.fig1.md").write_text(f"# Title\n\n{expectations(said)}\n\n{other}\n")
     found = scorecard.findings(tmp_path / "x.fig1.md")
-    assert [tuple(each) for each in found] == [(each.verdict, each.expected, each.measured) for each in said]
+    assert [tuple(each) for each in found] == [(each.expected, each.verdict, each.measured) for each in said]
     claim = replace(CLAIMS[0], figure="x.fig1", finding="a: lies", shown=r"[+-]\S+")
     assert scorecard.judged(claim, tmp_path) == ("**reproduced**", "+1.0")
     assert scorecard.judged(replace(claim, finding="a lies", shown=""), tmp_path) == ("not comparable", "-2")

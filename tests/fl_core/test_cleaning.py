@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_damaged_packed_rows_are_refused_by_name(study, damage):
     for read in (Run(run).verify, lambda: runner.resume(run, progress=False)):
         with pytest.raises(CorruptError, match=PACKED):
             read()
+
+
+@pytest.mark.parametrize("pack_it", [True, False])
+def test_a_check_says_how_many_rows_no_checkpoint_covers(study, pack_it):
+    run, name = study / "whole", PACKED if pack_it else "rows.jsonl"
+    if pack_it:
+        clean(run)
+    more = (run / "rows.jsonl").read_bytes() if not pack_it else gzip.decompress((run / PACKED).read_bytes())
+    more = more.splitlines(keepends=True)[-1]
+    with (run / name).open("ab") as file:
+        file.write(packed(more) if pack_it else more)
+    assert any(f"{len(more):,} bytes after" in line for line in Run(run).verify())
 
 
 def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):

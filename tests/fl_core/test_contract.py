@@ -34,6 +34,7 @@ from fl_core.algorithms.base import ALGORITHMS, register
 from fl_core.algorithms.contract import HOOK_SPECS, RENAMED, check_unchanged, freeze
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Workers
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
 from tests.fl_core.test_scheduling import BELOW
@@ -401,13 +402,13 @@ def test_what_a_phase_names_is_looked_up_before_it_trains(
     what: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[str] = []
-    plain = runner.ClientRunner.phase
+    plain = ClientRunner.phase
 
     def noting(self: Any, part: Any) -> Any:
         trained.append(part.phase.name)
         return plain(self, part)
 
-    monkeypatch.setattr(runner.ClientRunner, "phase", noting)
+    monkeypatch.setattr(ClientRunner, "phase", noting)
     config = replace(CONFIG, algorithm=f"{__name__}:Misnamed", options={"what": what, "late": late}, rounds=2)
     config = replace(config, stack="off")
     with pytest.raises(UsageError, match=MISNAMED[what]):

@@ -26,10 +26,10 @@ SAMPLES = {
 LEFT = "b"
 
 
-def left_out(out: Path | None = None, **changes: Any) -> fl.RunResult:
+def left_out(out: Path | None = None, own_epochs: tuple[int, ...] = (0, 1, 2, 5), **changes: Any) -> fl.RunResult:
     """A run without one client, which tries its model at the end."""
     config = replace(CONFIG, leave_out_client=LEFT, lr=0.1, **changes)
-    return fl.run(config, out, data=SAMPLES, model=network("plain"), progress=False)
+    return fl.run(config, out, data=SAMPLES, model=network("plain"), progress=False, own_epochs=own_epochs)
 
 
 def plan(shared: int) -> fl.LayerPlan:
@@ -191,6 +191,29 @@ def test_what_no_new_client_can_use_is_refused(changes, said):
             model=network("plain"),
             progress=False,
         )
+
+
+def test_it_trains_with_the_run_s_class_weights_and_may_lack_a_class():
+    x, y = SAMPLES[LEFT]
+    data = {**SAMPLES, LEFT: (x, torch.zeros_like(y))}
+    config = replace(CONFIG, leave_out_client=LEFT, class_weights="balanced")
+    result = fl.run(config, data=data, model=network("plain"), progress=False, own_epochs=(1,))
+    assert {"joined", "alone"} == set(result.newcomer.frame.dropna(subset="value")["model"])
+    weights = result.engine.client_runner.criterion.weights
+    named = replace(config, class_weights=",".join(map(str, weights)))
+    again = fl.run(named, data=data, model=network("plain"), progress=False, own_epochs=(1,))
+    pd.testing.assert_frame_equal(again.newcomer.frame, result.newcomer.frame)
+
+
+def test_what_it_cannot_train_with_is_refused_before_the_run(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(fl.UsageError, match="epochs"):
+        left_out(out, own_epochs=(-1,))
+    few = {**SAMPLES, LEFT: tuple(each[:3] for each in SAMPLES[LEFT])}
+    config = replace(CONFIG, leave_out_client=LEFT)
+    with pytest.raises(fl.UsageError, match=f"'{LEFT}'.*batches"):
+        fl.run(config, out, data=few, model=network("norm"), progress=False)
+    assert not out.exists()
 
 
 def test_a_federation_that_was_prepared_with_it_is_refused():

@@ -65,6 +65,12 @@ def test_print_shows_what_a_rule_has_measured():
     assert str(LayerPlan(PLAN.layers, ())) == repr(LayerPlan(PLAN.layers, ()))
 
 
+def test_every_seed_of_a_run_can_be_in_a_plan(tmp_path):
+    plan = RACED.with_shared([], race=replace(RACE, seeds=(-1, 2**63)))
+    plan.save(tmp_path / "plan.json")
+    assert LayerPlan.load(tmp_path / "plan.json") == plan
+
+
 ARM = RACE.to_json()["arms"][0]
 
 
@@ -88,6 +94,7 @@ ARM = RACE.to_json()["arms"][0]
         {"arms": [{**ARM, "value": True}]},
         {"arms": [{**ARM, "low": math.nan}]},
         {"arms": [{**ARM, "high": math.inf}]},
+        {"arms": [{**ARM, "score": 10**400}]},
         {"arms": [{**ARM, "name": 1}]},
         {"arms": [{**ARM, "name": "x" * (LONGEST + 1)}]},
         {"arms": [{**ARM, "__class__": "x"}]},

@@ -324,7 +324,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
         broken = cut_back(tmp_path / "a" / "run", tmp_path / f"b{after}", after)
         with pytest.raises(UsageError, match="data="):
             runner.resume(broken, model=network("plain"), progress=False)
-        with pytest.raises(UsageError, match="other data"):
+        with pytest.raises(UsageError, match="began with"):
             runner.resume(broken, data=federation(seed=1), model=network("plain"), progress=False)
         with pytest.raises(UsageError, match="other layers"):
             runner.resume(broken, data=TOY, model=network("norm"), progress=False)

@@ -94,9 +94,7 @@ class Partition:
             }
             return cls(indices=indices, **meta)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"the tree must be a stored partition; got another ({type(error).__name__}: {error})."
-            ) from error
+            raise UsageError(f"the tree must be a stored partition; got {type(error).__name__}: {error}.") from error
 
     @property
     def _overlaps(self) -> bool:

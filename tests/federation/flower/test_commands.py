@@ -61,7 +61,7 @@ def free_port():
         ("federation allow nowhere.toml", "nowhere.toml"),
         ("federation run --grace 5", "--min-sites"),
         ("federation superlink nowhere", "ca.crt"),
-        ("federation superlink keys/server --port 70000", "--port 70000"),
+        ("federation superlink keys/server --port 70000", "70000"),
         ("federation run --keys nowhere", "ca.crt"),
         ("federation run --superlink https://x", "expected host:port"),
         ("federation run --min-sites 2", "--timeout"),

@@ -1,0 +1,64 @@
+"""Packed rows of figures: runs come back as they were, and a damaged or forged file is refused by name."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyarrow import parquet
+
+from figures import packing
+from fl_core import limits, rows
+from fl_core.errors import CorruptError
+
+FRAME = rows.frame([rows.row("accuracy", 0.1 * k, seed=k) for k in range(3)])
+PARTS = [({"version": "1", "seed": 0}, FRAME), ({"version": "1", "seed": 1}, FRAME.iloc[:1])]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    packing.write(tmp_path / "rows.parquet", PARTS)
+    return tmp_path / "rows.parquet"
+
+
+def with_about(path: Path, about: bytes) -> None:
+    """Put other headers and lengths into a file."""
+    table = parquet.read_table(path)
+    metadata = {**table.schema.metadata, packing.KEY: base64.b64encode(about)}
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def test_runs_come_back(stored: Path) -> None:
+    for (header, frame), (before, written) in zip(packing.read(stored), PARTS, strict=True):
+        assert header.items() >= before.items()
+        pd.testing.assert_frame_equal(frame.reset_index(drop=True), written.reset_index(drop=True))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"headers": [{}, {}], "lengths": [3, 1]},
+        {"headers": ["one", "two"], "lengths": [3, 1]},
+        {"headers": [{"schema": 1}, {"schema": 1}], "lengths": ["3", "1"]},
+        {"headers": [{"schema": 1}, {"schema": 1}], "lengths": [5, -1]},
+        {"headers": [{"schema": 1}], "lengths": [3, 1]},
+        {"headers": [{"schema": "one"}, {"schema": "one"}], "lengths": [3, 1]},
+        [1],
+    ],
+)
+def test_other_headers_are_damage(stored: Path, about: Any) -> None:
+    with_about(stored, zlib.compress(rows.dumps(about).encode()))
+    with pytest.raises(CorruptError, match=stored.name):
+        packing.read(stored)
+
+
+def test_headers_that_unpack_to_far_more_are_refused(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UNPACKED", 1 << 12)
+    about = {"headers": [{"schema": 1, "command": " " * (1 << 22)}], "lengths": [4]}
+    with_about(stored, zlib.compress(rows.dumps(about).encode()))
+    with pytest.raises(CorruptError, match=stored.name):
+        packing.headers(stored)
