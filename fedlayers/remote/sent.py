@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlayers.remote.codec import Packet
+from fedlayers.remote.codec import Packet, PacketError
 from fedlayers.remote.log import LOG, TIME
-from fl_core.errors import CorruptError, RunError, UsageError, listing
-from fl_core.limits import parsed_json
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
+from fl_core.limits import LimitError, parsed_json
 from fl_core.names import printable
 from fl_core.storage.files import Folder, sha
 from fl_core.storage.schema import COUNT, Each, validate
@@ -196,3 +196,17 @@ def _what(head: Mapping[str, Any]) -> str:
         said = f"send the moments of its features for seed {str(head.get('seed'))[:20]}"
     said = printable(" ".join(said.split()))
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+
+
+def refusal(error: Exception) -> Packet:
+    """Return the reply in place of a result: the reason, without the words of other libraries."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, NotAllowedError):
+        return Packet({"kind": "waiting", "reason": text[:1000]})
+    if isinstance(error, NonFiniteError):
+        return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
+    if isinstance(error, (LimitError, PacketError, UsageError)):
+        return Packet({"kind": "refused", "reason": text[:1000]})
+    if not isinstance(error, RunError):  # of another library: it may quote samples
+        text = "see the site's log"
+    return Packet({"kind": "failed", "reason": f"{type(error).__name__}: {text}"[:1000]})

@@ -16,7 +16,7 @@ from fedlayers.remote.log import LOG
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
-from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of
+from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of, refusal
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
 from fl_core import tree
@@ -26,7 +26,7 @@ from fl_core.algorithms.options import configurations
 from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
+from fl_core.errors import RunError, UsageError, check_known
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
@@ -86,7 +86,7 @@ class Site:
         except Exception as error:  # a site survives any error of a request, and reports it
             if isinstance(error, LimitError):
                 self._joined.clear()  # interrupted runs are read again when needed
-            reply = _reason(error)
+            reply = refusal(error)
             data = encode(reply)
             if not isinstance(error, NotAllowedError):
                 LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {type(error).__name__}: {error}")
@@ -406,16 +406,3 @@ def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
     check(config)
     return config
-
-
-def _reason(error: Exception) -> Packet:
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, NotAllowedError):
-        return Packet({"kind": "waiting", "reason": text[:1000]})
-    if isinstance(error, NonFiniteError):
-        return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
-    if isinstance(error, (LimitError, PacketError, UsageError)):
-        return Packet({"kind": "refused", "reason": text[:1000]})
-    if not isinstance(error, RunError):  # of another library: its words may quote samples
-        text = "see the site's log"
-    return Packet({"kind": "failed", "reason": f"{type(error).__name__}: {text}"[:1000]})
