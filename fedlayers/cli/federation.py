@@ -124,6 +124,7 @@ class Status(Command):
 
     def main(self, line: str) -> None:
         from fedlayers.remote import flower, log
+        from fl_core.names import printable
         from fl_core.records.store import Run
 
         flower.require()
@@ -136,7 +137,8 @@ class Status(Command):
             rounds, found = Run(path).config["rounds"], log.status(path)
             missing = f"; missing: {', '.join(found['missing'])}" if found["missing"] else ""
             error = f"; last error: {found['error']}" if found["error"] else ""
-            print(f"{path}: round {found['round']} of {rounds} at {found['time']}{missing}{error}")
+            at = f" at {found['time']}" if found["time"] else ""
+            print(printable(f"{path}: round {found['round']} of {rounds}{at}{missing}{error}"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,7 +201,7 @@ def _noted(out: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (out / log.STATUS).exists():
+        if (out / "config.json").exists():
             log.note(out, error=" ".join(str(error).split()))
         raise
 
@@ -284,7 +286,7 @@ class Federate(Configured):
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
         out = self.resume or self.out
-        with self.federation.linked(known) as link, _noted(out):
+        with _noted(out), self.federation.linked(known) as link:
             from fedlayers.remote import federation
             from fedlayers.remote.remote_clients import left
             from fedlayers.studies import federation_report as report

@@ -177,6 +177,7 @@ def greet(line: RpcClient) -> list[dict[str, Any]]:
     found = {}
     for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES, line.timeouts.start):
         reply = answered(site, packet)
+        protocol.check_spoken(f"site {site!r}", reply.head)
         try:
             found[site] = fields(reply.head, protocol.FACTS)
         except PacketError as error:
@@ -198,7 +199,6 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
     for name, each in zip(names, facts, strict=True):
         if each["name"] != name:
             raise UsageError(f"the site that is connected as {name!r} calls itself {each['name']!r}")
-        protocol.check_spoken(f"site {name!r}", each["version"], each["protocol"], each["oldest"])
         if each["version"] != fl_core.__version__:
             note = f"site {name!r} has fedlayers {each['version']}, the server {fl_core.__version__}: bits may differ"
             warnings.warn(note, stacklevel=3)
@@ -287,6 +287,7 @@ def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: s
         "session": line.session,
         "dataset": task.data.name,
         "config": config,
+        "plan": protocol.place(task.algorithm(task.plan))["plan"],
         "sites": [_known(each) for each in facts],
         "model": tree.digest(initial),
         "layers": [layer.name for layer in task.layers],

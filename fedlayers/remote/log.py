@@ -11,6 +11,7 @@ from typing import Any
 
 from fl_core.errors import CorruptError
 from fl_core.limits import parsed_json
+from fl_core.names import printable
 from fl_core.storage.files import Folder
 from fl_core.storage.schema import COUNT, validate
 
@@ -18,6 +19,7 @@ LOG = logging.getLogger("fedlayers.federation")
 LOG.addHandler(logging.NullHandler())  # silent in a program of somebody else
 STATUS = "federation.json"
 """The file of a run directory with the last round, the sites that it missed, and the last error."""
+NOTHING: dict[str, Any] = {"time": "", "round": 0, "missing": [], "error": ""}
 FORM = {"time": str, "round": COUNT, "missing": [str], "error": str}
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -38,7 +40,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         parts = {"time": time.strftime(TIME, time.gmtime(record.created)), "level": record.levelname}
-        parts["message"] = " ".join(record.getMessage().split())
+        parts["message"] = printable(" ".join(record.getMessage().split()))
         return json.dumps(parts) if self.as_json else " ".join(parts.values())
 
 
@@ -53,22 +55,23 @@ def start(as_json: bool = False) -> None:
 
 def note(path: Path | str, **changes: Any) -> None:
     """Write what has changed into a run directory's :data:`STATUS`."""
-    folder = Folder(path)
-    found: dict[str, Any] = {"round": 0, "missing": [], "error": ""}
+    found = dict(NOTHING)
     try:
-        found |= status(path) if folder.has(STATUS) else {}
+        found = status(path)
     except CorruptError as error:
         LOG.warning(f"{error}; it is written again")
     found |= {**changes, "time": time.strftime(TIME, time.gmtime())}
-    folder.write(STATUS, json.dumps(found).encode() + b"\n", lasting=False)
+    Folder(path).write(STATUS, json.dumps(found).encode() + b"\n", lasting=False)
 
 
 def status(path: Path | str) -> dict[str, Any]:
-    """Return the contents of a run directory's :data:`STATUS`.
+    """Return the contents of a run directory's :data:`STATUS`. Before the first stored round there is none.
 
     Raises:
-        CorruptError: there is none, or it is damaged.
+        CorruptError: it is damaged.
     """
+    if not Folder(path).has(STATUS):
+        return dict(NOTHING)
     try:
         found = parsed_json(Folder(path).read(STATUS))
     except ValueError as error:

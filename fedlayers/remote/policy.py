@@ -42,13 +42,14 @@ def check_alone(names: Sequence[str]) -> None:
         )
 
 
-def check_joined(config: RunConfig, asked: Mapping[str, Any]) -> None:
-    """Refuse work for another algorithm or other options than a run has joined with.
+def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> None:
+    """Refuse work for another algorithm, other options, another plan or more rounds than a run has joined with.
 
     Only a measurement ahead of the run differs. It has its own lane and is PLayer-FL's first exchange.
 
     Args:
-        config: of the run. asked: the values of a request for work.
+        config, plan: of the run. Without a plan the run chooses one after its first measurement.
+        asked: the values of a request for work.
 
     Raises:
         UsageError: names both.
@@ -58,6 +59,11 @@ def check_joined(config: RunConfig, asked: Mapping[str, Any]) -> None:
     if wanted != own and (asked["lane"] == "main" or (*wanted, exchange) != MEASURING):
         names = [f"{name[:80]!r} with options {str(options)[:200]}" for name, options in (own, wanted)]
         raise UsageError(f"the algorithm must be what the run has joined with, {names[0]}; got {names[1]}")
+    if wanted == own and plan is not None and asked["plan"] != plan:
+        raise UsageError("the plan must be the one with which the run has joined; got another")
+    done = asked["done"] if "done" in asked else asked["round"]["index"] + 1
+    if done > config.rounds:
+        raise UsageError(f"rounds must be at most {config.rounds}, with which the run has joined; got {done}.")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ JOIN = {
     "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
     "dataset": str,
     "config": dict,
+    "plan": (dict, None),
     "model": str,
     "layers": [str],
 }
@@ -120,18 +121,20 @@ def versions() -> dict[str, Any]:
     return {"version": fl_core.__version__, "protocol": PROTOCOL, "oldest": OLDEST}
 
 
-def check_spoken(who: str, version: str, newest: int, oldest: int) -> None:
-    """Refuse a peer that speaks none of this version's protocols.
+def check_spoken(who: str, said: Mapping[str, Any]) -> None:
+    """Refuse a peer that speaks none of this version's protocols, whatever else its hello has.
 
-    >>> check_spoken("the server", "1.0", PROTOCOL + 1, OLDEST)
+    >>> check_spoken("the server", {"version": "1.0", "protocol": PROTOCOL + 1, "oldest": OLDEST})
 
     Raises:
         UsageError: gives both versions and their protocols.
     """
-    if newest < OLDEST or oldest > PROTOCOL:
+    newest = said.get("protocol")
+    oldest = said.get("oldest", newest)  # protocol 1 has no such entry
+    if isinstance(newest, int) and isinstance(oldest, int) and (newest < OLDEST or oldest > PROTOCOL):
         raise UsageError(
-            f"{who} has fedlayers {version[:40]} and speaks protocols {oldest} to {newest}, here is fedlayers "
-            f"{fl_core.__version__} with {OLDEST} to {PROTOCOL}: install versions that share one"
+            f"{who} has fedlayers {str(said.get('version'))[:40]} and speaks protocols {oldest} to {newest}, here is "
+            f"fedlayers {fl_core.__version__} with {OLDEST} to {PROTOCOL}: install versions that share one"
         )
 
 

@@ -164,7 +164,11 @@ class RpcClient:
                     yield site, None if packet is not None and packet.head["kind"] == "waiting" else packet
             left, told = waiting, True
             if left:
-                time.sleep(ASK_AGAIN)
+                time.sleep(max(0.0, min(ASK_AGAIN, end - time.monotonic())))
+            if time.monotonic() >= end:
+                yield from dict.fromkeys(left).items()
+                return
+            timeout = None if timeout is None else end - time.monotonic()
 
     def _ask(
         self, packets: Mapping[str, Packet], most: int | None, timeout: float | None, grace: tuple[int, float] | None
@@ -187,6 +191,8 @@ class RpcClient:
             if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
                 continue  # an answer to an earlier request
             del stamps[site]
+            if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK):
+                raise PacketError(f"site {site!r} waits for its owner, who is not asked for {kinds[site]}")
             check_granted(site, packet)
             yield site, packet
         if stamps:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlayers.remote.codec import Packet
+from fedlayers.remote.codec import Packet, PacketError
 from fedlayers.remote.log import LOG, TIME
-from fl_core.errors import CorruptError, RunError, UsageError, listing
-from fl_core.limits import parsed_json
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
+from fl_core.limits import LimitError, parsed_json
+from fl_core.names import printable
 from fl_core.storage.files import Folder, sha
 from fl_core.storage.schema import COUNT, Each, validate
 
@@ -23,6 +24,8 @@ LINE = {"time": str, "kind": str, "reply": str, "run": str, "bytes": COUNT, "dig
 ASKED, ALLOWED = "asked", "allowed"
 """Folders in a site's folder, with the requests that wait for its owner, and with those that are allowed."""
 MOST_ASKED, MOST_BYTES = 100, 2**20
+LONGEST = 2000
+"""Maximum characters of a request in words."""
 TO_APPROVE = ("moments", "race", "join")
 """The requests that the owner of a site may want to allow. All others belong to a run that joined, as ``measure``."""
 _NAME = re.compile(r"[0-9a-f]{12}")
@@ -54,6 +57,7 @@ class SentLog:
             self._last = self.check()[1]
             if self.folder.has(SENT) and not self.folder.read(SENT).endswith(b"\n"):
                 self.folder.write(SENT, "".join(f"{line}\n" for line in self._read()).encode())  # without half a line
+        previous, self._last = self._last, None  # after an error the file is read again
         line = json.dumps(
             {
                 "time": time.strftime(TIME, time.gmtime()),
@@ -63,7 +67,7 @@ class SentLog:
                 "bytes": len(data),
                 "digest": sha(data),
                 "tensors": {name: len(tree) for name, tree in reply.trees.items()},
-                "previous": self._last,
+                "previous": previous,
             }
         )
         self.folder.append(SENT, f"{line}\n".encode())
@@ -170,24 +174,39 @@ def _text(packet: Packet) -> bytes:
 def _what(head: Mapping[str, Any]) -> str:
     """Describe a request in words. Its values may be of any type.
 
-    >>> _what({"kind": "join", "config": {"algorithm": "fedper", "rounds": 20}, "sites": [{"name": "a"}, {"name": "b"}]
-    ... })
-    'train fedper for 20 rounds, with a, b'
+    >>> asked = {"kind": "join", "config": {"algorithm": "fedper", "rounds": 20}, "plan": {"shared": ["fc1", "fc2"]}}
+    >>> _what({**asked, "sites": [{"name": "a"}, {"name": "b"}]})
+    'train fedper for 20 rounds, sharing fc1, fc2, with a, b'
     """
 
-    def listed(key: str, name: str) -> str:
-        found = head.get(key)
-        each = (
-            [str(one.get(name))[:64] for one in found[:20] if isinstance(one, dict)] if isinstance(found, list) else []
-        )
-        return ", ".join(each)
+    def listed(found: Any, name: str = "") -> str:
+        each = found if isinstance(found, list) else []
+        return listing(str(one.get(name) if isinstance(one, dict) else one)[:64] for one in each) or "none"
 
     if head["kind"] == "join" and isinstance(config := head.get("config"), dict):
-        said = f"train {config.get('algorithm')} for {config.get('rounds')} rounds, with {listed('sites', 'name')}"
+        said = f"train {str(config.get('algorithm'))[:64]} for {str(config.get('rounds'))[:20]} rounds"
+        plan = head.get("plan")
+        said += f", sharing {listed(plan.get('shared'))}" if isinstance(plan, dict) else ", without a plan"
+        said += f", with {listed(head.get('sites'), 'name')}"
     elif head["kind"] == "race":
-        said = f"compare {listed('arms', 'algorithm')}"
+        said = f"compare {listed(head.get('arms'), 'algorithm')}"
     elif head["kind"] == "measure":
-        said = f"measure {head.get('metrics')}"
+        said = f"measure {listed(head.get('metrics'))}"
     else:
-        said = f"send the moments of its features for seed {head.get('seed')}"
-    return " ".join(said.split())[:500]
+        said = f"send the moments of its features for seed {str(head.get('seed'))[:20]}"
+    said = printable(" ".join(said.split()))
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+
+
+def refusal(error: Exception) -> Packet:
+    """Return the reply in place of a result: the reason, without the words of other libraries."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, NotAllowedError):
+        return Packet({"kind": "waiting", "reason": text[:1000]})
+    if isinstance(error, NonFiniteError):
+        return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
+    if isinstance(error, (LimitError, PacketError, UsageError)):
+        return Packet({"kind": "refused", "reason": text[:1000]})
+    if not isinstance(error, RunError):  # of another library: it may quote samples
+        text = "see the site's log"
+    return Packet({"kind": "failed", "reason": f"{type(error).__name__}: {text}"[:1000]})

@@ -16,7 +16,7 @@ from fedlayers.remote.log import LOG
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
-from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of
+from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of, refusal
 from fedlayers.remote.site_data import SiteData, federation_of
 from fedlayers.remote.state_store import StateStore
 from fl_core import tree
@@ -26,12 +26,13 @@ from fl_core.algorithms.options import configurations
 from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
+from fl_core.errors import RunError, UsageError, check_known
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.limits import LimitError, data_bytes, lacks_memory
 from fl_core.models.counting import counted
+from fl_core.names import printable
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import Folder
 from fl_core.task import Task, assemble
@@ -85,10 +86,10 @@ class Site:
         except Exception as error:  # a site survives any error of a request, and reports it
             if isinstance(error, LimitError):
                 self._joined.clear()  # interrupted runs are read again when needed
-            reply = _reason(error)
+            reply = refusal(error)
             data = encode(reply)
             if not isinstance(error, NotAllowedError):
-                LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {reply.head['reason']}")
+                LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {type(error).__name__}: {error}")
         else:
             LOG.info(f"answered {asked['kind']} {asked['run']} with {len(data)} bytes")
         try:
@@ -124,7 +125,7 @@ class Site:
     def _answer(self, request: bytes, asked: dict[str, str]) -> Packet:
         packet = decode(request, self.policy.memory * MEGABYTE)
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
-        asked |= {"kind": kind[:40], "run": str(packet.head.get("run", ""))[:40]}
+        asked |= {"kind": printable(kind[:40]), "run": printable(str(packet.head.get("run", ""))[:40])}
         asks = self.policy.approve == "ask"
         if asks and kind in TO_APPROVE:
             self.approval.check(packet)
@@ -148,8 +149,8 @@ class Site:
         return Packet({**reply.head, **stamp}, reply.trees)
 
     def _hello(self, packet: Packet) -> Packet:
-        asked = fields(packet.head, protocol.HELLO)
-        protocol.check_spoken("the server", asked["version"], asked["protocol"], asked["oldest"])
+        protocol.check_spoken("the server", packet.head)
+        fields(packet.head, protocol.HELLO)
         self.check_samples()
         self.audit.write("hello")
         return Packet({"kind": "hello", **self.holding.facts(), **protocol.versions()})
@@ -342,7 +343,7 @@ class _Joined:
         return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
-        check_joined(self.task.config, values)
+        check_joined(self.task.config, self.asked.head["plan"], values)
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
             self.site.check_algorithm(values["algorithm"], values["options"])
@@ -405,14 +406,3 @@ def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
     check(config)
     return config
-
-
-def _reason(error: Exception) -> Packet:
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, NotAllowedError):
-        return Packet({"kind": "waiting", "reason": text[:1000]})
-    if isinstance(error, NonFiniteError):
-        return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
-    if isinstance(error, (LimitError, PacketError, UsageError)):
-        return Packet({"kind": "refused", "reason": text[:1000]})
-    return Packet({"kind": "failed", "reason": f"{type(error).__name__}: {text}"[:1000]})

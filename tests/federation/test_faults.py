@@ -152,20 +152,27 @@ def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pyte
     for newest, oldest in ((protocol.OLDEST - 1, 0), (protocol.PROTOCOL + 2, protocol.PROTOCOL + 1)):
         other = Packet({**hello, "protocol": newest, "oldest": oldest})
         assert "fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), other)
+    for head in ({"protocol": 1}, {"protocol": 9, "oldest": 9, "later": 1}):  # an older hello, and a later one
+        assert "fedlayers 0.1" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), Packet({**hello, **head}))
 
 
 def test_another_version_that_speaks_the_same_protocol_takes_part(tmp_path: Path) -> None:
+    more: dict[str, Any] = {}
+
     class Other(InMemoryTransport):
         def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
             for site, reply in super().ask(requests, timeout):
                 packet = decode(reply)
                 if packet.head["kind"] == "hello":
-                    packet.head |= {"version": "0.1", "protocol": protocol.PROTOCOL + 1}
+                    packet.head |= {"version": "0.1", "protocol": protocol.PROTOCOL + 1, **more}
                 yield site, encode(packet)
 
     with pytest.warns(UserWarning, match=r"'a'.*0\.1"):
         found = federation.federate(config_for("fedavg"), Other(sites_of(tmp_path)), progress=False)
     assert server(found) == server(federation.federate(config_for("fedavg"), link(tmp_path / "b"), progress=False))
+    more |= {"oldest": protocol.PROTOCOL + 1, "later": 1}
+    with pytest.raises(UsageError, match=r"'a' has fedlayers 0\.1"):
+        federation.federate(config_for("fedavg"), Other(sites_of(tmp_path)), progress=False)
 
 
 def test_code_of_the_servers_choice_is_not_imported(tmp_path: Path) -> None:

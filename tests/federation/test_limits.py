@@ -90,7 +90,8 @@ def of_algorithm(
     requests: dict[str, Packet], site: Site, name: str, options: dict[str, Any], plan: Any = None
 ) -> dict[str, Any]:
     """The answer to a request to train for an algorithm, after the run has joined with it."""
-    assert joined(requests, {"algorithm": name, "options": options}, site)["kind"] == "joined"
+    asked = {**requests, "join": Packet({**requests["join"].head, "plan": plan})}
+    assert joined(asked, {"algorithm": name, "options": options}, site)["kind"] == "joined"
     train = requests["train"]
     return answered(site, Packet({**train.head, "algorithm": name, "options": options, "plan": plan}, train.trees))
 
@@ -114,6 +115,22 @@ def test_work_is_for_the_algorithm_and_options_that_joined(requests: dict[str, P
             assert found["kind"] == "refused"
             assert "local_adaptation" in found["reason"]
         assert answered(site, packet)["kind"] == "done"
+
+
+def test_work_is_for_the_plan_and_the_rounds_that_joined(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site, (join, train) = Site(PresplitData(TOY, "a"), tmp_path), honest("fedper", requests["join"])
+    for packet in (join, train):
+        assert answered(site, packet)["kind"] in ("joined", "done")
+    plan = LayerPlan.from_json(train.head["plan"])
+    for other in (None, plan.with_shared(tuple(layer.name for layer in plan.layers)).to_json()):
+        assert "plan" in answered(site, Packet({**train.head, "plan": other}, train.trees)).get("reason", "")
+    late = {**train.head, "round": {**train.head["round"], "index": 1}, "to": "000002-x"}
+    assert "rounds" in answered(site, Packet(late, train.trees)).get("reason", "")
+    site = Site(PresplitData(TOY, "a"), tmp_path / "tuning")
+    assert answered(site, requests["join"])["kind"] == "joined"
+    for kind in ("finetune", "score"):
+        packet = Packet({**requests[kind].head, "done": 2}, requests[kind].trees)
+        assert "rounds" in answered(site, packet).get("reason", "")
 
 
 def test_a_measurement_ahead_is_playerfls_first_exchange_alone(requests: dict[str, Packet], tmp_path: Path) -> None:
@@ -270,7 +287,8 @@ def honest(name: str, join: Packet) -> tuple[Packet, Packet]:
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     layers = [layer.name for layer in task.layers]
     initial = tree.state_dict(task.model)
-    head = {**join.head, "config": config, "layers": layers, "model": tree.digest(initial)}
+    plan = protocol.place(algorithm)["plan"]
+    head = {**join.head, "config": config, "plan": plan, "layers": layers, "model": tree.digest(initial)}
     rnd = Round(0, algorithm.exchanges(0)[0], tuple(range(len(TOY.clients))))
     server = algorithm.server_state(tree.clone(initial))
     at = {"run": join.head["run"], "lane": "main", "from": "", "to": "000001-x", "saved": ""}

@@ -14,16 +14,16 @@ import pytest
 
 from fedlayers.cli.main import main
 from fedlayers.remote import federation, log, remote_clients
-from fedlayers.remote.codec import Packet, decode, encode
+from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import TimeoutPolicy
+from fedlayers.remote.remote_clients import RpcClient, TimeoutPolicy, check_granted
 from fedlayers.remote.sent import MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
-from fl_core.storage.files import sha
+from fl_core.storage.files import Folder, sha
 from tests.conftest import TOY
 from tests.federation.test_in_memory import NAMES, config_for, link, server
 
@@ -104,6 +104,22 @@ def test_half_a_line_of_a_crash_is_dropped(tmp_path: Path) -> None:
     assert [line["bytes"] for line in SentLog(tmp_path).check()[0]] == [1, 2]
 
 
+def test_a_full_disk_leaves_a_list_that_can_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, append = SentLog(tmp_path), Folder.append
+
+    def full(folder: Folder, name: str, data: bytes) -> None:
+        append(folder, name, data[:20])
+        raise OSError("disk full")
+
+    sent.write("train", "r", Packet({"kind": "done"}), b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "append", full)
+        with pytest.raises(OSError, match="full"):
+            sent.write("train", "r", Packet({"kind": "done"}), b"22")
+    sent.write("train", "r", Packet({"kind": "done"}), b"333")
+    assert [line["bytes"] for line in SentLog(tmp_path).check()[0]] == [1, 3]
+
+
 def test_what_cannot_be_written_down_does_not_leave(tmp_path: Path) -> None:
     site = Site(PresplitData(TOY, "a"), tmp_path)
     tmp_path.joinpath(SENT).mkdir()
@@ -111,6 +127,22 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path: Path) -> None:
     reply = decode(site.answer(encode(hello)))
     assert reply.head["kind"] == "failed"
     assert "digest" not in reply.head
+
+
+def test_words_of_other_libraries_stay_in_the_sites_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path)
+
+    def quotes(packet: Packet) -> Packet:
+        raise ValueError("could not convert string to float: 'Ada, 36'")
+
+    monkeypatch.setattr(site, "_hello", quotes)
+    monkeypatch.setattr(log.LOG, "propagate", True)
+    data = site.answer(encode(Packet({"kind": "hello", "session": "", "seq": 1})))
+    assert decode(data).head["kind"] == "failed"
+    assert b"Ada" not in data
+    assert "Ada" in caplog.text
 
 
 # --- who allows a run ------------------------------------------------------------------------------------------------
@@ -124,7 +156,7 @@ def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: p
         federation.federate(config, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
     assert {decode(each).head["kind"] for each in transport.replies} == {"hello", "waiting"}
     ((name, what),) = owner.waiting().items()
-    assert what == f"train fedper for {config.rounds} rounds, with {', '.join(NAMES)}"
+    assert what == f"train fedper for {config.rounds} rounds, sharing fc1, fc2, with {', '.join(NAMES)}"
 
     def allow() -> None:
         time.sleep(0.3)
@@ -198,6 +230,41 @@ def test_measuring_is_allowed_for_one_run(tmp_path: Path) -> None:
     assert answers == ["waiting", "measured", "waiting"]
 
 
+class Slow(InMemoryTransport):
+    """Sites that wait for their owner, and then say nothing. ``limits`` are those of the requests."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.limits: list[float | None] = []
+
+    def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
+        self.limits.append(timeout)
+        assert len(self.limits) < 4
+        for site in requests:
+            yield site, encode(Packet({"kind": "waiting", "reason": ""})) if len(self.limits) == 1 else None
+
+
+def test_waiting_for_an_owner_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.5)
+    packets, slow = dict.fromkeys(NAMES, Packet({"kind": "join"})), Slow()
+    assert list(RpcClient(slow).ask(packets, timeout=60.0)) == [(name, None) for name in NAMES]
+    first, second = slow.limits
+    assert second is not None
+    assert first is not None
+    assert first <= 60.0
+    assert second <= first - 0.5
+    short = Slow()
+    assert list(RpcClient(short).ask(packets, timeout=0.2)) == [(name, None) for name in NAMES]
+    assert len(short.limits) == 1
+
+
+def test_a_site_cannot_make_the_server_wait_by_work_that_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.0)
+    for kind in ("hello", "train", "finetune", "score"):
+        with pytest.raises(PacketError, match=f"'a'.*{kind}"):
+            list(RpcClient(Slow()).ask({"a": Packet({"kind": kind})}))
+
+
 def test_requests_that_wait_are_listed_and_have_a_limit(tmp_path: Path) -> None:
     owner = Approval(tmp_path)
     for seed in range(MOST_ASKED):
@@ -231,6 +298,38 @@ def test_the_owners_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(word in said for word in ("r1", "train", "done", "1 lines"))
 
 
+def test_a_servers_words_cannot_steer_the_owners_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, bad = tmp_path / "a.toml", "fedper\x1b[2J\u202e\ud800"
+    file.write_text('name = "a"\nfolder = "state"\n[data]\ndataset = "heart"\n[policy]\napprove = "ask"\n')
+    monkeypatch.setattr(log.LOG, "handlers", [])
+    monkeypatch.setattr(log.LOG, "propagate", False)
+    log.start()
+    site = Site(PresplitData(TOY, "a"), tmp_path / "state", Policy(approve="ask"))
+    join = {"kind": "join", "run": bad, "config": {"algorithm": bad, "rounds": 1}, "sites": [{"name": bad}]}
+    for packet in (Packet({**join, "session": "s", "seq": 1}), Packet({"kind": bad, "session": "s", "seq": 2})):
+        site.answer(encode(packet))
+    for command in ("allow", "audit"):
+        main(["federation", command, str(file)])
+    said = capsys.readouterr()
+    assert said.out.count("fedper\\x1b[2J\\u202e\\ud800") >= 3
+    assert "fedper\\x1b" in said.err
+    assert all(each.isprintable() or each == "\n" for each in said.out + said.err)
+
+
+def test_a_sites_words_cannot_steer_the_servers_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: object, line: str) -> None:
+        check_granted("a", Packet({"kind": "refused", "reason": "no\x1b[2J"}))
+
+    monkeypatch.setattr("fedlayers.cli.federation.Status.main", refuses)
+    with pytest.raises(SystemExit):
+        main(["federation", "status"])
+    assert "no\\x1b[2J" in capsys.readouterr().err
+
+
 def test_approve_has_two_values() -> None:
     with pytest.raises(UsageError, match="approve"):
         Policy(approve="sometimes")
@@ -257,6 +356,7 @@ def test_a_run_says_which_round_it_stored_and_whom_it_missed(tmp_path: Path) -> 
         "error": "site 'a' refuses",
         "time": log.status(tmp_path / "run")["time"],
     }
+    assert log.status(tmp_path) == log.NOTHING
     (tmp_path / "run" / log.STATUS).write_text('{"round": -1}')
     with pytest.raises(CorruptError, match="damaged"):
         log.status(tmp_path / "run")

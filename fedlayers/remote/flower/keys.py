@@ -112,7 +112,7 @@ def registered(server: Path, least: int = 1) -> dict[str, bytes]:
             key = serialization.load_ssh_public_key(file.read_bytes())
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise ValueError("another kind of key")
-        except (ValueError, UnsupportedAlgorithm) as error:
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
             raise UsageError(f"{file}: no public key that `fedlayers federation keys` makes ({error})") from None
         pem = key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         twin = next((name for name, other in found.items() if other == pem), None)

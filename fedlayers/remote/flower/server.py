@@ -198,8 +198,11 @@ class FlowerLink(Superlink):
     def _gathered(self, wanted: tuple[str, ...], least: int | None, timeout: float | None) -> tuple[str, ...]:
         end, told = time.monotonic() + (timeout or 0.0), ""
         while True:
-            nodes = self._nodes()
-            here = tuple(name for name in wanted if nodes[name].status == wire.ONLINE)
+            try:
+                nodes = self._nodes()
+            except (httpx.TransportError, OSError):  # the superlink starts again
+                nodes = {}
+            here = tuple(name for name in wanted if name in nodes and nodes[name].status == wire.ONLINE)
             if len(here) == len(wanted):
                 return here
             missing = f"waiting for {listing([name for name in wanted if name not in here])}"

@@ -94,13 +94,13 @@ def test_the_status_names_sites_and_runs(made, capsys, monkeypatch):
 
     monkeypatch.setattr(server, "Superlink", Superlink)
     main(["run", "--dataset", "heart", "--algorithm", "fedavg", "--rounds", "1", "--out", "run"])
-    log.note("run", round=1, missing=["b"], error="site 'b' refuses")
+    log.note("run", round=1, missing=["b"], error="site 'b' refuses\x1b[2J")
     capsys.readouterr()
     main(["federation", "status", "run"])
     first, second, third = capsys.readouterr().out.splitlines()
     assert "2026" in first
     assert "not" in second
-    assert all(word in third for word in ("1 of 1", "missing: b", "refuses"))
+    assert all(word in third for word in ("1 of 1", "missing: b", "refuses\\x1b"))
 
 
 def test_nobody_listens_and_somebody_does(made, capsys):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
-from fedlayers.remote.flower import wire
+from fedlayers.remote.flower import server, wire
 from fedlayers.remote.flower.server import FlowerLink
 
 
@@ -48,3 +49,18 @@ def test_a_site_that_does_not_answer_costs_its_grace(connected, timeout, grace, 
     found = dict(Link(connected).ask(dict.fromkeys("abc", b"train"), timeout, grace))
     assert found == {"a": b"done", "b": b"done", "c": None}
     assert least <= time.monotonic() - start < most
+
+
+def test_the_start_waits_for_a_superlink_that_starts_again_and_for_a_key_that_comes_back(monkeypatch):
+    link, whole = Link(True), Link(True)._nodes()
+    seen = iter([httpx.ConnectError("down"), {name: whole[name] for name in "ab"}, whole])
+
+    def nodes():
+        found = next(seen)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(server, "LOOK", 0.0)
+    monkeypatch.setattr(link, "_nodes", nodes)
+    assert link._gathered(("a", "b", "c"), None, None) == ("a", "b", "c")

@@ -114,3 +114,10 @@ def test_a_certificate_that_ends_soon_is_named(tmp_path):
     assert "29 days" in line
     assert keys.ending(tmp_path / "sites/a", end) == []  # the authority's lasts longer
     assert len(keys.ending(tmp_path / "sites/a", end + datetime.timedelta(days=3650))) == 1
+
+
+def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path):
+    keys.make(tmp_path / "keys", ["127.0.0.1"], ["a"])
+    (tmp_path / "keys" / "server" / "sites" / "b.pub").mkdir()
+    with pytest.raises(UsageError, match=r"b\.pub"):
+        keys.registered(tmp_path / "keys" / "server")
