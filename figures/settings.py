@@ -86,8 +86,8 @@ def agreement(expected: str, settings: Iterable[Setting], apart: str = "") -> Fi
     return Finding(expected, said, not others, apart)
 
 
-SHOWN = 4
-"""Settings that a finding names at most."""
+SHOWN = 1
+"""Settings that a finding names at most; the page's table has all."""
 
 
 def drawing(

@@ -12,7 +12,7 @@ from figures import catalogue, items
 from figures.fedpft import settings as fedpft
 from figures.papers import published
 from figures.scheduling import settings as scheduling
-from figures.settings import Setting, agreement, drawing, option
+from figures.settings import SHOWN, Setting, agreement, drawing, option
 from fl_core.algorithms import registry
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.config import RunConfig
@@ -40,7 +40,7 @@ def test_agreement_counts_what_both_have_and_names_the_others() -> None:
     assert (found.held, found.measured) == (False, "1 of 2 agree; not y, lr 1 / 2")
     assert agreement("all agree", [alike, open_]).held
     many = agreement("all agree", [Setting("lr", str(k), (1.0,), (2.0,)) for k in range(6)])
-    assert many.measured.endswith("and 2 more")
+    assert many.measured.endswith(f"and {6 - SHOWN} more")
 
 
 def test_an_option_is_the_algorithm_s_own_before_its_default_and_the_run_s() -> None:
