@@ -119,6 +119,7 @@ def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(tmp_path: Pat
     assert "nan" not in page.html()
 
 
+@pytest.mark.slow
 def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
     found = study(HEART, ("local",), (0,), tmp_path, rule="sensitivity_ratio", progress=False)
     clients = found.page.read_text().split("<h2>")[1]

@@ -104,6 +104,7 @@ def test_each_seed_splits_own_data_anew():
     assert not torch.equal(firsts[0], firsts[1])
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_choice(tmp_path):
     own: dict[str, Any] = {"data": samples(), "model": network, "complete": False}
     here = fl.choose(CONFIG, tmp_path / "here", arms=("nothing", "all"), **own)
