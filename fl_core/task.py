@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -310,7 +310,7 @@ def _fixed(data: FederatedData, leave_out_client: str | None) -> FederatedData:
     return data.without(leave_out_client)
 
 
-def class_weights_of(config: RunConfig, data: FederatedData) -> Sequence[float] | None:
+def class_weights_of(config: RunConfig, data: FederatedData) -> tuple[float, ...] | None:
     """Return the weights of classes in the loss, or None without any.
 
     Balanced weights use all clients' training samples together. The clients' losses then add up to the centralised loss
