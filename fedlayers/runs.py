@@ -101,6 +101,8 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = in_memory(replace(config or RunConfig(), **keys), data, model)
+    if config.leave_out_client is None and tuple(own_epochs) != JOIN_EPOCHS:
+        raise UsageError(f"own_epochs must be left out without leave_out_client; got {list(own_epochs)}. Name it.")
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = replace(config, stack="off")

@@ -209,6 +209,8 @@ def test_what_it_cannot_train_with_is_refused_before_the_run(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(fl.UsageError, match="epochs"):
         left_out(out, own_epochs=(-1,))
+    with pytest.raises(fl.UsageError, match="leave_out_client"):
+        fl.run(CONFIG, out, data=SAMPLES, model=network("plain"), progress=False, own_epochs=(3,))
     few = {**SAMPLES, LEFT: tuple(each[:3] for each in SAMPLES[LEFT])}
     config = replace(CONFIG, leave_out_client=LEFT)
     with pytest.raises(fl.UsageError, match=f"'{LEFT}'.*batches"):
