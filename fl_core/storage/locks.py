@@ -1,4 +1,4 @@
-"""Locks between processes that end with their process, on any operating system."""
+"""Locks between processes that end with their process, also without ``fcntl``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
+
+from fl_core.errors import CorruptError
 
 fcntl: ModuleType | None
 try:
@@ -25,6 +27,7 @@ def exclusive(handle: int, path: Path) -> Iterator[None]:
 
     Raises:
         BlockingIOError: another process holds it.
+        CorruptError: the file for SQLite is no database.
     """
     if fcntl is not None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
@@ -35,4 +38,6 @@ def exclusive(handle: int, path: Path) -> Iterator[None]:
             held.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             raise BlockingIOError(str(error)) from error
+        except sqlite3.DatabaseError as error:
+            raise CorruptError(f"{path} is damaged: {error}. Remove it while no process writes here.") from error
         yield

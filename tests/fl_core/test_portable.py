@@ -78,6 +78,13 @@ def test_without_fcntl_a_link_is_no_lock(tmp_path, monkeypatch):
         pass
 
 
+def test_without_fcntl_a_damaged_lock_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "fcntl", None)
+    (tmp_path / "lock.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(CorruptError, match=r"lock\.sqlite"), Folder(tmp_path).locked():
+        pass
+
+
 def test_without_a_folder_in_memory_bytes_are_shared_in_a_file(tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(shared, "MEMORY", tmp_path / "nowhere")
     monkeypatch.delattr(shared.os, "posix_fallocate")
