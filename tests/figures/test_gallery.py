@@ -75,11 +75,11 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
         assert entry.says.endswith("."), entry.name
         says = entry.says.casefold()
         if entry.name in METRICS:
-            assert METRICS[entry.name].direction.casefold() in says
+            assert all(part in says for part in METRICS[entry.name].direction.casefold().split("; "))
             assert "unit: " in says
         if entry.name == "layer_cost":
             units = "none (parameters), byte (bytes, activation_bytes), FLOP (forward_flops, backward_flops)"
-            assert f"unit: {units}.".casefold() in says
+            assert units.casefold() in says
         lines = entry.command.splitlines()
         if lines[0].startswith("fedlayers"):
             for line in lines:
