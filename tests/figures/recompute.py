@@ -213,7 +213,7 @@ def above_local() -> list[str]:
 def best_mean_rank() -> list[str]:
     medians = pd.DataFrame({data: by_seed(data)[list(RANKED)].median() for data in TITLES})
     ranks = medians.rank(ascending=False).mean(axis=1)
-    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"Ditto {ranks['ditto']:.1f}"]
+    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"Ditto the least with {ranks['ditto']:.1f}"]
 
 
 def against_others(statistic: Callable[[pd.DataFrame], pd.DataFrame]) -> list[str]:
