@@ -6,11 +6,11 @@ import math
 
 import pandas as pd
 
-from diagnostics.decide.budget import layer_bytes
 from fedlayers.studies import inference, summary
 from fedlayers.studies.answers import NO
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.runtime_estimate import sized, timed
+from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.errors import listing
 from fl_core.names import printable
