@@ -168,8 +168,8 @@ class Recipe(items.Item):
         Raises:
             UsageError: a header is another item's; CorruptError: rows are damaged.
         """
-        whole, files = packed_file(folder), sorted(folder.glob("*.jsonl"))
-        found = [(whole, part) for part in (packing.read(whole) if whole.is_file() else ())]
+        files = sorted(folder.glob("*.jsonl"))
+        found = [(whole, part) for whole in packed_files(folder) for part in packing.read(whole)]
         found += [(file, rows.read(file)) for file in files]
         for path, (header, _) in found:
             if header.get("item") != self.name:
@@ -228,10 +228,15 @@ def packed_file(folder: Path) -> Path:
     return folder.with_name(folder.name + packing.SUFFIX)
 
 
+def packed_files(folder: Path) -> list[Path]:
+    """Return the packed files that there are: that of all runs, and those in the folder, of a part of the runs."""
+    whole = packed_file(folder)
+    return [*([whole] if whole.is_file() else []), *sorted(folder.glob(f"*.rows{packing.SUFFIX}"))]
+
+
 def headers(folder: Path) -> dict[tuple[str, int], packing.Header]:
     """Return the header of each stored run and seed, packed or not, as it was written."""
-    whole = packed_file(folder)
-    found = packing.headers(whole) if whole.is_file() else []
+    found = [header for whole in packed_files(folder) for header in packing.headers(whole)]
     found += map(rows.read_header, folder.glob("*.jsonl"))
     return {(header["run"], int(header["seed"])): header for header in found}
 

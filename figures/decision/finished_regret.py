@@ -29,8 +29,10 @@ from figures.decision.finished_ways import (
     pairs,
     race,
     rates_of,
+    rates_then_cuts,
     rule,
     starts_of,
+    tried_pairs,
     untuned,
 )
 from figures.decision.runs import PERSONALISED
@@ -38,6 +40,8 @@ from fl_core.statistics import Interval
 
 FIRST_LOOK = ("heart", "tweets_table", "digits_turned", "digits_dirichlet", "mnist_mlp")
 DRAWS = 10_000
+LATER = {"four rates, then cuts at the best": 1, "four rates, then cuts at the best two": 2}
+"""Ways that were named after the first federations had been seen, with the rates that are left to the other cuts."""
 FEWEST_POINTS = 0.01
 """The regret of a random cut below which no ratio is given."""
 
@@ -57,6 +61,7 @@ def ways(parts: Sequence[Part]) -> dict[str, Way]:
         "four rates, one cut": rates_of(MAIN_CUT),
         "four starts, one cut": starts_of,
         "every cut at every rate": pairs,
+        **{name: rates_then_cuts(left) for name, left in LATER.items()},
     }
 
 
@@ -248,6 +253,10 @@ def costs(parts: Sequence[Part]) -> pd.DataFrame:
         ]  # fmt: skip
         return float(np.nansum(found)) / len(part.seeds)
 
+    def later(part: Part, left: int) -> float:
+        found = [part.cuts.rounds[seed, k, r] for seed in part.seeds for k, r in tried_pairs(part, seed, left)]
+        return float(np.nansum(found)) / len(part.seeds)
+
     lines = []
     for part in parts:
         one = once(part, [MAIN_CUT], tuned=False)
@@ -260,6 +269,7 @@ def costs(parts: Sequence[Part]) -> pd.DataFrame:
             "four rates, one cut": rounds(part, [MAIN_CUT]),
             "four starts, one cut": one + starts,
             "every cut at every rate": rounds(part, part.cuts.variants),
+            **{name: later(part, left) for name, left in LATER.items()},
         })  # fmt: skip
     found = pd.DataFrame(lines, index=[part.name for part in parts])
     return found.div(found[f"{MAIN_CUT}, rate not tuned"], axis=0)

@@ -1,17 +1,11 @@
-"""Trains the runs of the tuned and finished study, and packs their rows into one file a federation.
+"""Measure the runs of the tuned and finished study, and pack their rows into one file a federation.
 
-    python -m figures.decision.finished_runs --folder out/finished --budget 60
-    python -m figures.decision.finished_runs --folder out/finished --pack-into figures/rows/decision.finished
-
-The first command resumes where it was ended. A run (a federation, a rate, a seed) has a file of rows and one of
-log-probabilities. The second packs the federations whose runs are all there.
+A run (a federation, a rate, a seed) has a file of rows and one of log-probabilities.
 """
 
 from __future__ import annotations
 
 import io
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import tyro
 from numpy.typing import NDArray
 
-from figures import packing, recipe
+from figures import items, packing
 from figures.decision import runs
 from figures.decision.federations import cuts
 from figures.decision.finished import CUTS, DITTO, JOBS, MAIN_CUT, RESTARTS, STARTS, STUDY, jobs
@@ -33,7 +26,7 @@ from fl_core import rows, runner, tree
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
-from fl_core.errors import NonFiniteError, RunError, UsageError, check_known
+from fl_core.errors import NonFiniteError, check_known
 from fl_core.execution.requests import TUNED, FinetuneRequest
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.storage.files import write_atomically
@@ -41,7 +34,6 @@ from fl_core.training import evaluate
 from fl_core.tree import Tree
 
 NAME = "decision.finished"
-COMMAND = "python -m figures.decision.finished_runs"
 PERSONAL = "personal"
 CURVE, STOPPED, SHARED = "curve", "stopped after", "shared layers"
 VALIDATION, HELD_OUT = "validation", runs.HELD_OUT
@@ -198,13 +190,15 @@ def _finetuned(outputs: Outputs, models: Mapping[int, Tree]) -> Iterator[rows.Ro
         yield from outputs.rows(runs.PERSONALISED, f"{epochs} epochs", trees, epochs)
 
 
-ITEM = Recipe(
-    NAME,
-    "Every cut at four rates, each to its stop",
-    {name: job.config for name, job in JOBS.items()},
-    seeds=max(each.seeds for each in STUDY.values()),
-    budget="at most 40 hours of one core",
-    measure=measured,
+ITEM = items.register(
+    Recipe(
+        NAME,
+        "Every cut at four rates, each to its stop",
+        {name: job.config for name, job in JOBS.items()},
+        seeds=max(each.seeds for each in STUDY.values()),
+        budget="at most 40 hours of one core",
+        measure=measured,
+    )
 )
 
 
@@ -243,64 +237,12 @@ def pack(folder: Path, out: Path) -> list[str]:
 
 
 def _logs(run: str, seed: int, path: Path) -> Iterator[pd.DataFrame]:
-    """Yield a run's log-probabilities as tables: one line a sample, one column a class."""
+    """Yield the log-probabilities of a run's cuts as tables: one line a sample, one column a class."""
     if not path.is_file():  # a run that diverged before it had any
         return
     with np.load(path, allow_pickle=False) as found:
         for what in found.files:
-            if what not in ("label", "client"):
+            if what.startswith(f"{CUTS}, "):
                 values = pd.DataFrame(found[what]).add_prefix("class_")
                 about = {"client": found["client"].astype(np.int16), "label": found["label"].astype(np.int16)}
                 yield values.assign(run=run, seed=np.int16(seed), what=what, **about)
-
-
-def packed(folder: Path) -> pd.DataFrame:
-    """Read the packed rows of all federations that have any.
-
-    Raises:
-        UsageError: there are none.
-    """
-    files = sorted(folder.glob(f"*{ROWS}"))
-    if not files:
-        raise UsageError(f"{folder} must hold packed rows (*{ROWS}); got none. Pack them with --pack-into.")
-    return pd.concat([frame for file in files for _, frame in packing.read(file)], ignore_index=True)
-
-
-# --- the command -----------------------------------------------------------------------------------------------
-
-
-def main(
-    folder: Path,
-    only: tuple[str, ...] = (),
-    budget: float | None = None,
-    pack_into: Path | None = None,
-    data_root: str | None = None,
-) -> None:
-    """Train the runs that are missing, the quick federations first; or pack what is there.
-
-    Args:
-        folder: of the runs' files, made if it is not there.
-        only: federations to train; default all.
-        budget: minutes after which no run is begun.
-        pack_into: folder for the packed rows of finished federations; nothing is trained then.
-        data_root: default: the environment's FEDLAYERS_DATA_ROOT.
-    """
-    try:
-        if pack_into is not None:
-            print(f"packed: {', '.join(pack(folder, pack_into)) or 'nothing is finished yet'}")
-            return
-        began = time.perf_counter()
-        for name in dict.fromkeys(JOBS[run].federation for run, _ in planned(only)):
-            left = None if budget is None else budget - (time.perf_counter() - began) / 60
-            if left is not None and left <= 0:
-                break
-            options: dict[str, Any] = {"budget": left, "data_root": data_root, "command": COMMAND}
-            names = [job.name for job in jobs(name)]
-            recipe.train(ITEM, folder, only=names, seeds=STUDY[name].seeds, **options)
-    except (UsageError, RunError) as error:
-        print(f"finished_runs: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-
-
-if __name__ == "__main__":
-    tyro.cli(main, prog=COMMAND)

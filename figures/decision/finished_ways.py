@@ -227,6 +227,36 @@ def race(arms: Sequence[str] = ARMS, tuned: bool = True, plan: bool = False) -> 
     return way
 
 
+def rates_then_cuts(left: int) -> Way:
+    """Return the way that ``choose --tune-rates 4`` goes.
+
+    It trains all but the last layer at four rates, and then the other arms at the best of them. Validation of the run
+    itself chooses. It was named after the first federations had been seen.
+
+    Args:
+        left: rates at which the other arms are trained.
+    """
+
+    def way(part: Part) -> Array:
+        found = []
+        for seed in part.seeds:
+            tried = tried_pairs(part, seed, left)
+            won = best(np.array([part.cuts.validation[seed, k, r] for k, r in tried]))
+            found.append(part.cuts.held_out[seed, *tried[won]])
+        return np.array(found)
+
+    return way
+
+
+def tried_pairs(part: Part, seed: int, left: int) -> list[tuple[int, int]]:
+    """Return the pairs of cut and rate that :func:`rates_then_cuts` trains."""
+    main = part.cut(MAIN_CUT)
+    scores = np.nan_to_num(part.cuts.validation[seed, main], nan=-np.inf)
+    rates = [int(rate) for rate in np.argsort(-scores, kind="stable")]
+    others = [part.cut(arm) for arm in ARMS if arm != MAIN_CUT]
+    return [*((main, rate) for rate in rates), *((cut, rate) for rate in rates[:left] for cut in others)]
+
+
 def pairs(part: Part) -> Array:
     """Train every cut at every rate, and keep the model that validation prefers."""
     count = len(part.seeds)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from figures import recipe
-from figures.decision import finished, finished_regret, finished_runs, finished_ways
+from figures.decision import finished, finished_page, finished_regret, finished_runs, finished_ways
 from figures.decision.finished import CUTS, DITTO, FORGETFUL, JOBS, MAIN_CUT, RESTARTS, STUDY
 from figures.decision.finished_ways import ARMS, RANDOM
 from figures.decision.runs import DECISION, PERSONALISED
@@ -78,7 +78,8 @@ def test_a_federation_is_trained_resumed_packed_and_read_again(small, tmp_path):
     packed = (out / "tiny.rows.parquet").read_bytes()
     finished_runs.pack(folder, out)
     assert (out / "tiny.rows.parquet").read_bytes() == packed
-    frame = finished_runs.packed(out)
+    header, frame = small.read(out)
+    assert header["missing"] == []
     (part,) = finished_ways.parts_of(frame)
     assert part.cuts.variants == ("nothing", "half", MAIN_CUT, "all")
     assert part.layers == (0, 1, 2, 3)
@@ -155,6 +156,7 @@ def test_regrets_of_known_scores_are_exact():
         f"{MAIN_CUT}, rate not tuned": 0.1, "sensitivity_ratio": 0.1, "its network's usual cut": 0.1,
         "race of four, tuned": 0.0, "race of four, tuned: its plan": 0.0, "four cuts, one rate": 0.1,
         "four rates, one cut": 0.0, "four starts, one cut": 0.1, "every cut at every rate": 0.0,
+        **dict.fromkeys(finished_regret.LATER, 0.0),
     }  # fmt: skip
     assert table["regret"].to_dict() == pytest.approx(expected)
     assert table.loc["all", "share"] == pytest.approx(4)
@@ -172,6 +174,7 @@ def test_regrets_of_known_scores_are_exact():
     assert costs.to_dict() == {
         f"{MAIN_CUT}, rate not tuned": 1, MAIN_CUT: 5, "race of four, tuned": 20, "four cuts, one rate": 4,
         "four rates, one cut": 4, "four starts, one cut": 4, "every cut at every rate": 20,
+        "four rates, then cuts at the best": 7, "four rates, then cuts at the best two": 10,
     }  # fmt: skip
     assert finished_regret.unstopped(parts) == 0
 
@@ -268,3 +271,39 @@ def test_tables_may_be_of_some_federations_and_against_the_highest_cut():
 
 def test_arms_are_cuts_that_every_federation_has():
     assert set(ARMS) <= set(NAMES)
+
+
+def test_a_search_over_rates_leaves_the_best_of_validation_to_the_other_cuts():
+    def seen(name, seed, cut, rate):
+        return plain(name, seed, cut, rate) + (0.5 if (cut, rate) == ("nothing", 0) else 0)
+
+    part = finished_ways.parts_of(simulated(plain, ("chile",), validation=seen))[0]
+    main, rates = part.cut(MAIN_CUT), [0, 1, 2, 3]
+    tried = finished_ways.tried_pairs(part, 0, left=1)
+    assert sorted(tried[:4]) == [(main, rate) for rate in rates]
+    assert {rate for _, rate in tried[4:]} == {2}  # the rate that misleads is not left
+    assert finished_ways.rates_then_cuts(1)(part) == pytest.approx([0.8] * 3)
+    assert finished_ways.rates_then_cuts(2)(part) == pytest.approx([0.4] * 3)  # it is, among two
+
+
+def test_a_shorter_patience_is_read_from_the_stored_curves():
+    about = {"run": "chile@0.001", "seed": 0, "estimator": CUTS, "variant": "all", "metric": "curve"}
+    scores = [0.1, 0.5, 0.4, 0.4, 0.4, 0.7, 0.6]
+    frame = pd.DataFrame([{**about, "round": 2 * k + 2, "value": score} for k, score in enumerate(scores)])
+    found = finished_page.patience(frame).set_index("patience")
+    assert found["lost"].to_dict() == pytest.approx({3: 0.2, 5: 0.0, 10: 0.0})
+    assert found["rounds"].to_dict() == pytest.approx({3: 5 / 7, 5: 1, 10: 1})
+
+
+def test_the_distance_from_the_best_pair_is_exact():
+    table = finished_page.below_best(finished_ways.parts_of(simulated(plain)))
+    assert list(table.index) == list(NAMES)
+    assert table.loc[MAIN_CUT].tolist() == pytest.approx([0.1, 0.1, 0.0, 0.1])
+    assert table.loc["all"].tolist() == pytest.approx([0.5, 0.5, 0.4, 0.5])
+
+
+def test_expectations_follow_from_the_intervals():
+    found = {each.expected: each.held for each in finished_page.findings(finished_ways.parts_of(simulated(plain)))}
+    assert found["All but the last layer, with a tuned rate, loses at most 1 point against the best cut"] is True
+    assert found["A race of four cuts gains at least half a point on all but the last"] is False
+    assert found["Four rates against four cuts: the first is better"] is True
