@@ -49,10 +49,12 @@ class Keys(Command):
 
     def main(self, line: str) -> None:
         if self.renew and (self.own or self.host or self.sites):
-            raise UsageError("--renew takes no other flag: the new certificate has the names of the old one")
+            raise UsageError(
+                "--renew must be alone; got other flags. The new certificate keeps the names of the old one."
+            )
         for name, what in (("host", "the server's"), ("sites", "the authority's")):
             if self.own and getattr(self, name):
-                raise UsageError(f"--{name} is for {what} keys; --own makes only the key of one site: leave one out")
+                raise UsageError(f"--own must be alone; got --{name}, which is for {what} keys. Leave one of them out.")
 
         from fedlayers.remote import flower
 

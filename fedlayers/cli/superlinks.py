@@ -51,7 +51,8 @@ class Sites:
 
         if (self.min_sites is None) != (self.timeout is None and self.grace is None):
             raise UsageError(
-                "--min-sites belongs to --timeout or --grace: how many sites are enough, and after how long"
+                "--min-sites must be given with --timeout or --grace; got one without the other. "
+                "Say how many sites are enough, and after how long."
             )
         return TimeoutPolicy(self.min_sites or 1, self.timeout, self.grace, self.start_timeout)
 
@@ -72,8 +73,8 @@ class Sites:
             return False
         _ = self.timeouts
         for flag in (*changed(config, AT_SITES), *without):
-            way = "; each site sets it in [data] of its file" if flag in READING else ""
-            raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink). Leave it out{way}.")
+            way = " Each site sets it in [data] of its file." if flag in READING else ""
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink). Leave it out.{way}")
         return True
 
     @contextmanager

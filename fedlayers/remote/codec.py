@@ -67,7 +67,7 @@ def encode(packet: Packet) -> bytes:
     try:
         head = json.dumps({**packet.head, "trees": list(packet.trees)}, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise PacketError(f"a packet of plain data and tensors is needed: {error}") from error
+        raise PacketError(f"a packet must hold plain data and tensors only: {error}") from error
     flat = blobs.joined(packet.trees)
     return b"".join((MAGIC, len(head).to_bytes(8, "little"), head, *(blobs.parts(flat) if flat else ())))
 
@@ -83,10 +83,10 @@ def decode(data: bytes, most: int | None = None) -> Packet:
     """
     limits.check_size("a packet", len(data), most, PacketError)
     if data[: len(MAGIC)] != MAGIC or len(data) < _FRAME:
-        raise PacketError("no packet of fedlayers: it does not begin with its mark")
+        raise PacketError("a packet must begin with the mark of fedlayers; got other bytes.")
     size = int.from_bytes(data[len(MAGIC) : _FRAME], "little")
-    if size > min(HEAD_BYTES, len(data) - _FRAME):
-        raise PacketError(f"a packet's head of {size:,} bytes is more than there are, or than {HEAD_BYTES:,}")
+    if size > (most_fits := min(HEAD_BYTES, len(data) - _FRAME)):
+        raise PacketError(f"a packet's head must have at most {most_fits:,} bytes; got {size:,}.")
     head = _head(data[_FRAME : _FRAME + size])
     names = head.pop("trees")
     body = data[_FRAME + size :]
@@ -97,11 +97,11 @@ def decode(data: bytes, most: int | None = None) -> Packet:
             _check_tensor(name, str(tensor.dtype).removeprefix("torch."))
         trees = blobs.parted(found, names)
     except ValueError as error:
-        raise PacketError(f"a packet's tensors: {error}") from error
+        raise PacketError(f"a packet's tensors cannot be read: {error}") from error
     for name, each in trees.items():
         bad = tree.first_nonfinite(each)
         if bad is not None:
-            raise PacketError(f"{bad!r} of {name!r} is not finite")
+            raise PacketError(f"tensor {bad!r} of {name!r} must be finite; got NaN or infinity.")
     return Packet(head, trees)
 
 
@@ -109,12 +109,12 @@ def _head(data: bytes) -> dict[str, Any]:
     try:
         head = limits.parsed_json(data)
     except ValueError as error:
-        raise PacketError(f"a packet's head: {error}") from error
+        raise PacketError(f"a packet's head cannot be read: {error}") from error
     if not isinstance(head, dict) or not isinstance(head.get("kind"), str):
-        raise PacketError("a packet's head is no object with a kind")
+        raise PacketError("a packet's head must be an object with a kind; got another value.")
     names = head.get("trees")
     if not isinstance(names, list) or len(names) > TREES or len({*map(str, names)}) < len(names):
-        raise PacketError(f"a packet's head names no trees, one twice, or more than {TREES}")
+        raise PacketError(f"a packet's trees must be at most {TREES} distinct names; got {str(names)[:80]}.")
     for name in names:
         _check_name(name)
     _check_numbers(head)
@@ -123,14 +123,14 @@ def _head(data: bytes) -> dict[str, Any]:
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise PacketError(f"{str(name)[:80]!r} is no name of a tree or tensor")
+        raise PacketError(f"the name of a tree or tensor must match {_NAME.pattern}; got {str(name)[:80]!r}.")
 
 
 def _check_tensor(name: str, kind: str) -> None:
     for part in name.split("|"):
         _check_name(part)
     if kind not in _TYPES:
-        raise PacketError(f"{name!r} holds numbers of type {kind}; these travel: {', '.join(_TYPES)}")
+        raise PacketError(f"the type of {name!r} must be one of {', '.join(_TYPES)}; got {kind}.")
 
 
 def _check_numbers(value: Any) -> None:
@@ -138,9 +138,9 @@ def _check_numbers(value: Any) -> None:
     while level:
         each = level.pop()
         if isinstance(each, float) and not math.isfinite(each):
-            raise PacketError("a number in a packet's head is not finite")
+            raise PacketError(f"a number in a packet's head must be finite; got {each}.")
         if isinstance(each, int) and abs(each) >= LARGEST:
-            raise PacketError("a number in a packet's head has more than 63 bits")
+            raise PacketError("a number in a packet's head must have at most 63 bits; got more.")
         level += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
@@ -156,14 +156,13 @@ def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], wh
     for kind, each in trees.items():
         for name, tensor in each.items():
             if name not in model:
-                raise PacketError(f"{who} sent {name!r} of {kind!r}: the model has no such tensor")
+                raise PacketError(f"{kind!r} of {who} must have tensors of the model; got {name!r}.")
             wanted = model[name]
             if tensor.shape != wanted.shape:
-                raise PacketError(
-                    f"{who} sent {name!r} of {kind!r} with the shape {list(tensor.shape)}, not {list(wanted.shape)}"
-                )
+                shapes = f"shape {list(wanted.shape)}; got {list(tensor.shape)}"
+                raise PacketError(f"{name!r} of {kind!r} of {who} must have the {shapes}.")
             if tensor.dtype not in (wanted.dtype, torch.bool):
-                raise PacketError(f"{who} sent {name!r} of {kind!r} as {tensor.dtype}, not {wanted.dtype}")
+                raise PacketError(f"{name!r} of {kind!r} of {who} must be {wanted.dtype}; got {tensor.dtype}.")
 
 
 def most_bytes(model: Mapping[str, torch.Tensor], trees: int) -> int:
@@ -183,5 +182,5 @@ def fields(head: Mapping[str, Any], form: Mapping[str, Any], optional: Collectio
     wrong = validate(head, {f"{key}?" if key in optional else key: value for key, value in form.items()})
     unknown = sorted(head.keys() - form.keys() - {"kind"})
     if wrong or unknown:
-        raise PacketError(f"a packet {head['kind']!r}: {wrong or f'unknown {unknown[0]!r}'}")
+        raise PacketError(f"a packet {head['kind']!r} is malformed: {wrong or f'unknown key {unknown[0]!r}'}")
     return {key: head[key] for key in form if key in head}

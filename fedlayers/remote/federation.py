@@ -149,9 +149,13 @@ def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str,
     """
     for then, now in zip(before, map(_known, facts), strict=False):
         if then != now:
-            raise UsageError(f"{what} began with site {then['name']!r} and other data: {now['name']!r} is not the same")
+            raise UsageError(
+                f"site {now['name']!r} must have the data with which {what} began, as {then['name']!r}; got others. "
+                "Bring the data back, or begin in another directory."
+            )
     if len(facts) != len(before):
-        raise UsageError(f"{what} began with the sites {listing(site['name'] for site in before)}")
+        names = listing(site["name"] for site in before)
+        raise UsageError(f"{what} must have the sites of its beginning, {names}; got {len(facts)}. Start those sites.")
 
 
 def answered(site: str, packet: Packet | None) -> Packet:
@@ -161,7 +165,7 @@ def answered(site: str, packet: Packet | None) -> Packet:
         UsageError: no reply came in time.
     """
     if packet is None:
-        raise UsageError(f"site {site!r} does not answer")
+        raise UsageError(f"site {site!r} does not answer. Start it again, or give it more time (--timeout).")
     return packet
 
 
@@ -188,8 +192,8 @@ def greet(line: RpcClient) -> list[dict[str, Any]]:
 
 
 WAYS = {
-    "classes": ". Name all of the federation in each site's file: classes = [...]",
-    "words": " (digests). List the same vocabulary or categories in each site's file, in the same order",
+    "classes": "Name all of the federation in each site's file: classes = [...].",
+    "words": "List the same vocabulary or categories in each site's file, in the same order.",
 }
 """Ways to make the sites agree on a key."""
 
@@ -198,18 +202,21 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
     first = facts[0]
     for name, each in zip(names, facts, strict=True):
         if each["name"] != name:
-            raise UsageError(f"the site that is connected as {name!r} calls itself {each['name']!r}")
+            raise UsageError(
+                f"the name in the file of site {name!r} must be that of its key; got {each['name']!r}. Correct it."
+            )
         if each["version"] != fl_core.__version__:
             note = f"site {name!r} has fedlayers {each['version']}, the server {fl_core.__version__}: bits may differ"
             warnings.warn(note, stacklevel=3)
         for what in ALIKE:
             if each[what] != first[what]:
-                way = WAYS.get(what, "")
+                way = WAYS.get(what, f"Let all sites have the same {what}.")
                 raise UsageError(
-                    f"site {name!r} has {what} {_short(each[what])}, site {names[0]!r} has {_short(first[what])}{way}"
+                    f"{what} of site {name!r} must be that of site {names[0]!r}, {_short(first[what])}; got "
+                    f"{_short(each[what])}. {way}"
                 )
         if not each["sizes"]["train"]:
-            raise UsageError(f"site {name!r} has no training samples")
+            raise UsageError(f"site {name!r} must have at least 1 training sample; got 0. Stop this site.")
 
 
 def _short(value: object) -> str:
@@ -233,7 +240,7 @@ def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
     name = held.pop() if len(held) == 1 else ""
     if asked in DATASETS and asked not in (name, RunConfig.dataset):
         has = repr(name) if name else "data of their own"
-        raise UsageError(f"dataset must be what the sites have, {has}; got {asked!r}. Leave --dataset out")
+        raise UsageError(f"dataset must be what the sites have, {has}; got {asked!r}. Leave --dataset out.")
     return together(facts, name or (OWN if asked in DATASETS else asked))
 
 
@@ -260,13 +267,15 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
         UsageError: the configuration needs what only sites have, or asks for stacked clients.
     """
     if config.class_weights == "balanced":
-        raise UsageError("class_weights=balanced needs every site's counts of classes. Give the weights, W,W,...")
+        raise UsageError(
+            "class_weights must be numbers over sites; got 'balanced'. Give a weight for each class, W,W,..."
+        )
     if config.leave_out_client is not None:
         raise UsageError(
             f"leave_out_client must be none over sites; got {config.leave_out_client!r}. Stop that site instead."
         )
     if config.stack == "on":
-        raise UsageError("stack=on trains clients together, and at sites each is alone. Leave it out.")
+        raise UsageError("stack must be off over sites; got 'on'. Leave it out, because each site trains one client.")
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
 
 
@@ -313,7 +322,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
         width, present = len(facts[0]["columns"]) or facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
         if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
-            raise PacketError(f"site {site!r} sent no means and sums of squares of {width} features")
+            raise PacketError(f"moments of site {site!r} must be those of {width} features; got others.")
         numbers = (tuple(map(float, told[key])) for key in ("mean", "squares"))
         found[site] = Moments(told["count"], tuple(present), *numbers)
     all_sites = reduce(Moments.with_, (found[name] for name in line.names))

@@ -33,7 +33,9 @@ def check_nulls(names: Sequence[str], draws: int = 1) -> None:
     together = [name for name in names if NULLS[check_known("null", name, NULLS)].together]
     if together:
         alone = listing(name for name, null in NULLS.items() if not null.together)
-        raise UsageError(f"null {listing(together)} takes what all clients have together; at sites there are: {alone}")
+        raise UsageError(
+            f"null must be one of {alone} over sites; got {listing(together)}. The others pool all samples."
+        )
 
 
 def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -44,8 +46,8 @@ def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None
         written = metric.written(metric.settings(**options.get(metric.name, {})))
         if written:
             raise UsageError(
-                f"the site adds noise to values alone, and {metric.name} writes {written} into its rows' names: "
-                "measure it without"
+                f"rows of {metric.name} must name nothing of the samples; got {written} in their names. "
+                "Leave it out: the site adds noise to values only."
             )
 
 
@@ -77,8 +79,8 @@ def add_noise_to_rows(measured: Tables, shown: Tables, privacy: Privacy, account
         pairs += zip_longest(shown[name], measured[name], fillvalue={})
     if any(_place(row) != _place(own) or (row["value"] is not None and own["value"] is None) for row, own in pairs):
         raise UsageError(
-            "the site adds noise to values alone, and its data give fewer, or other, rows with a value "
-            "of these metrics than random data of their shape do: ask for fewer metrics or layers"
+            "the site's rows must be those that random data of the same shape give; got others. "
+            "Ask for fewer metrics or layers: the site adds noise to values only."
         )
     known = [(row, own["value"]) for row, own in pairs if row["value"] is not None]
     fresh = noised_numbers([value for _, value in known], privacy)

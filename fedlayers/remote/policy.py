@@ -37,9 +37,7 @@ def check_alone(names: Sequence[str]) -> None:
     pairs = [name for name in names if METRICS[name].pairs]
     if pairs:
         alone = listing((name for name, metric in METRICS.members().items() if not metric.pairs), 40)
-        raise UsageError(
-            f"{listing(pairs)} compares clients, which sites that share numbers alone cannot; there are: {alone}"
-        )
+        raise UsageError(f"metrics must be of single clients over sites; got {listing(pairs)}. There are: {alone}.")
 
 
 def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> None:
@@ -58,12 +56,16 @@ def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mappi
     exchange = asked.get("round", {}).get("exchange")
     if wanted != own and (asked["lane"] == "main" or (*wanted, exchange) != MEASURING):
         names = [f"{name[:80]!r} with options {str(options)[:200]}" for name, options in (own, wanted)]
-        raise UsageError(f"the algorithm must be what the run has joined with, {names[0]}; got {names[1]}")
+        raise UsageError(
+            f"the algorithm must be what the run has joined with, {names[0]}; got {names[1]}. Begin another run."
+        )
     if wanted == own and plan is not None and asked["plan"] != plan:
-        raise UsageError("the plan must be the one with which the run has joined; got another")
+        raise UsageError("the plan must be the one with which the run has joined; got another. Begin another run.")
     done = asked["done"] if "done" in asked else asked["round"]["index"] + 1
     if done > config.rounds:
-        raise UsageError(f"rounds must be at most {config.rounds}, with which the run has joined; got {done}.")
+        raise UsageError(
+            f"rounds must be at most {config.rounds}, with which the run has joined; got {done}. Begin another run."
+        )
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ class Policy:
         for name in self.never_send:
             if name in names:
                 raise UsageError(
-                    f"the site never sends layer {name!r}: a plan or an algorithm that keeps it local does"
+                    f"layer {name!r} must stay at the site; got a request for it. Use a plan that keeps it local."
                 )
 
     def check_samples(self, count: int) -> None:
@@ -233,12 +235,13 @@ class Policy:
             UsageError: gives their number.
         """
         if count < self.least_samples:
-            raise UsageError(f"the site has {count} samples, and its policy asks for at least {self.least_samples}")
+            least = self.least_samples
+            raise UsageError(f"samples must be at least {least} ([policy] least_samples); got {count}. Stop this site.")
 
     def _check(self, name: str, what: str, allowed: tuple[str, ...]) -> None:
         if name not in allowed:
             known = listing(allowed) or "none"
-            raise UsageError(f"the site's policy does not allow the {what} {name!r}; it allows: {known}")
+            raise UsageError(f"the site's policy does not allow the {what} {name!r}. It allows: {known}.")
 
 
 def _default(name: str) -> object:

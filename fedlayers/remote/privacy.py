@@ -65,12 +65,13 @@ class Privacy:
         given = [self.clip, self.clip_numbers, self.noise]
         if any(given) and not all(LEAST <= value <= MOST for value in given):
             raise UsageError(
-                f"[privacy] needs clip, clip_numbers and noise together, each {LEAST:g} to {MOST:g}; got {given}"
+                f"[privacy] clip, clip_numbers and noise must each be {LEAST:g} to {MOST:g}; got {given}. "
+                "Set all three, or none."
             )
         if not 0 < self.delta < 1:
-            raise UsageError(f"privacy: delta must be between 0 and 1; got {self.delta}.")
+            raise UsageError(f"[privacy] delta must be between 0 and 1; got {self.delta}. Use 1 / samples or less.")
         if not 0 <= self.epsilon < math.inf or (self.epsilon and not self.noise):
-            raise UsageError(f"privacy: epsilon must be at least 0, and needs noise; got epsilon={self.epsilon}.")
+            raise UsageError(f"[privacy] epsilon must be at least 0, with noise; got {self.epsilon}. Set noise, too.")
 
     @property
     def on(self) -> bool:
@@ -108,8 +109,8 @@ class Account:
         after = self.spent(count)
         if self.privacy.epsilon and after > self.privacy.epsilon:
             raise UsageError(
-                f"this would spend epsilon {after:.3g} at delta {self.privacy.delta:g}, and the site's limit is "
-                f"{self.privacy.epsilon:g}"
+                f"epsilon must be at most {self.privacy.epsilon:g} at delta {self.privacy.delta:g}; got {after:.3g}. "
+                "The site's owner can raise it in [privacy]."
             )
         multiplier = self.privacy.noise / 2
         self._releases[multiplier] = self._releases.get(multiplier, 0) + count
@@ -131,7 +132,9 @@ def spent(releases: Mapping[float, int], delta: float) -> float:
     try:
         from opacus.accountants import RDPAccountant
     except ImportError as error:
-        raise RunError("privacy is accounted for by opacus: pip install 'fedlayers[federation]'") from error
+        raise RunError(
+            "opacus must be installed to count privacy. Install it: pip install 'fedlayers[federation]'."
+        ) from error
     accountant = RDPAccountant()
     accountant.history = [(multiplier, 1.0, count) for multiplier, count in sorted(releases.items())]
     return float(accountant.get_epsilon(delta=delta))
@@ -153,7 +156,8 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
         for name, tensor in each.items():
             if tensor.dtype == torch.bool:
                 raise UsageError(
-                    f"the site sends nothing without noise, and a mask cannot carry any: {name!r} of {kind!r}"
+                    f"tensors must be numbers to carry noise; got the mask {name!r} of {kind!r}. "
+                    "Use an algorithm without masks, such as fedavg."
                 )
             if tensor.is_floating_point():
                 like = received.trees.get(kind, {}).get(name)
@@ -196,7 +200,9 @@ def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
 def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
     if not math.isfinite(norm):  # a NaN would scale nothing down
-        raise NonFiniteError("the norm of what would leave is not finite: it cannot be clipped, and nothing is sent")
+        raise NonFiniteError(
+            "the norm of a message must be finite; got NaN or infinity. The site has sent nothing: use a smaller lr."
+        )
     step = clip * noise / SPREAD
     scale = min(1.0, clip / norm if norm else 1.0) * (1 - 2**-32)  # the norm itself may be rounded down
     return {place: (_steps(part * scale, step) + _draws(part)).double() * step for place, part in parts.items()}

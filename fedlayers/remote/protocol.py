@@ -133,8 +133,8 @@ def check_spoken(who: str, said: Mapping[str, Any]) -> None:
     oldest = said.get("oldest", newest)  # protocol 1 has no such entry
     if isinstance(newest, int) and isinstance(oldest, int) and (newest < OLDEST or oldest > PROTOCOL):
         raise UsageError(
-            f"{who} has fedlayers {str(said.get('version'))[:40]} and speaks protocols {oldest} to {newest}, here is "
-            f"fedlayers {fl_core.__version__} with {OLDEST} to {PROTOCOL}: install versions that share one"
+            f"protocols of {who} must share one of {OLDEST} to {PROTOCOL} (fedlayers {fl_core.__version__}); got "
+            f"{oldest} to {newest} (fedlayers {str(said.get('version'))[:40]}). Install the same version at both ends."
         )
 
 
@@ -153,7 +153,7 @@ def stamp_of(packet: Packet) -> dict[str, Any]:
     found = {key: packet.head.pop(key, None) for key in STAMP}
     wrong = validate(found, STAMP)
     if wrong:
-        raise PacketError(f"a packet {packet.head['kind']!r}: {wrong}")
+        raise PacketError(f"a packet {packet.head['kind']!r} is malformed: {wrong}")
     return found
 
 
@@ -221,9 +221,9 @@ def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> Clie
     if head["kind"] == "train":
         rnd = Round(values["round"]["index"], values["round"]["exchange"], tuple(values["round"]["sampled"]))
         if client not in rnd.sampled:
-            raise PacketError("a packet 'train': the client is not among those of the round")
+            raise PacketError(f"the client of a packet 'train' must be one of the round; got {client}.")
         if not set(values["score"]) <= set(SCORED):
-            raise PacketError(f"a packet 'train': score is {values['score']}, not among {list(SCORED)}")
+            raise PacketError(f"score of a packet 'train' must be among {list(SCORED)}; got {values['score']}.")
         trees = {name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}
         return TrainRequest(
             client, rnd, Message(trees, values["meta"]), tuple(values["score"]), values["keep"], values["lost"]
@@ -238,7 +238,7 @@ def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[
     if models is None:
         if list(packet.trees) != [SERVER + "model"]:
             raise PacketError(
-                f"a packet {packet.head['kind']!r}: it needs the server's model alone; got {list(packet.trees)[:9]}"
+                f"a packet {packet.head['kind']!r} must hold the server's model only; got {list(packet.trees)[:9]}."
             )
         return ModelTemplate(server=State({name.removeprefix(SERVER): each for name, each in packet.trees.items()}))
     made: dict[str, dict[str, Tensor | ClientTensorRef]] = {}
@@ -247,7 +247,9 @@ def _offer_of(packet: Packet, models: Mapping[str, Any] | None, wanted: Mapping[
         for name, part in parts.items() if isinstance(parts, dict) else ():
             own = isinstance(part, list) and len(part) == 2 and all(isinstance(each, str) for each in part)
             if name not in wanted or not (own or name in packet.trees.get(f"{SENT}{part}", {})):
-                raise PacketError(f"of the model {model!r} nothing is said of {name!r} that could be put there")
+                raise PacketError(
+                    f"tensor {name!r} of the model {model!r} must name its source; got {str(part)[:80]!r}."
+                )
             made[model][name] = ClientTensorRef(*part) if own else packet.trees[f"{SENT}{part}"][name]
     return ModelTemplate(made)
 
@@ -288,15 +290,15 @@ def reply_of(
         check_trees(packet.trees, model, f"site {site!r}")
         _check_scores(values["scores"], request)
         if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):
-            raise PacketError("tensors or data came back where only numbers were asked for")
+            raise PacketError("a reply must hold numbers only; got tensors or data.")
         epsilon = values["epsilon"]
         if epsilon is not None and validate({"pair": epsilon, "n": len(epsilon) - 2}, {"pair": [NUMBER], "n": COUNT}):
-            raise PacketError("its epsilon and delta are no two numbers")
+            raise PacketError(f"epsilon and delta must be two numbers; got {str(epsilon)[:80]}.")
         observations = [_observation(each, request.client) for each in values["observations"]]
         names = [name for each in values["outline"]["trees"].values() for name in each]
         strange = next((name for name in names if len(name) > 200), None)
         if strange is not None:
-            raise PacketError(f"{strange[:40]!r}... is no name of a tensor")
+            raise PacketError(f"a tensor's name must have at most 200 characters; got {strange[:40]!r}….")
     except PacketError as error:
         raise PacketError(f"the reply of site {site!r}: {error}") from error
     scores = {
@@ -322,11 +324,11 @@ def _check_scores(scores: Mapping[str, Any], request: ClientRequest) -> None:
         splits = SCORED
     for model, found in scores.items():
         if model not in models or set(found) - set(splits):
-            raise PacketError(f"scores of {model!r} on {sorted(found)} were not asked for")
+            raise PacketError(f"scores must be those of the request; got {model!r} on {sorted(found)}.")
         for each in found.values():
             unknown = next((name for name in each if name not in TABLE), None)
             if unknown is not None:
-                raise PacketError(f"{unknown!r} is no score")
+                raise PacketError(f"a score must be one of {', '.join(TABLE)}; got {unknown!r}.")
 
 
 def _observation(found: Mapping[str, Any], client: int) -> Observation:
@@ -340,7 +342,7 @@ def _observation(found: Mapping[str, Any], client: int) -> Observation:
     }
     values = fields({"kind": "observation", **found}, form)
     if values["client"] not in (client, None):
-        raise PacketError(f"it has observations of another client, number {values['client']}")
+        raise PacketError(f"observations must be of client {client}; got {values['client']}.")
     return Observation(**{**values, "value": _number(values["value"])})
 
 

@@ -112,7 +112,7 @@ class TimeoutPolicy:
         for name in ("timeout", "grace", "start"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} must be a number of seconds above 0; got {value}.")
+                raise UsageError(f"{name} must be above 0 s; got {value}. Leave it out to wait without a limit.")
 
 
 class RpcClient:
@@ -192,17 +192,17 @@ class RpcClient:
                 continue  # an answer to an earlier request
             del stamps[site]
             if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK):
-                raise PacketError(f"site {site!r} waits for its owner, who is not asked for {kinds[site]}")
+                raise PacketError(f"the reply of site {site!r} to {kinds[site]} must be an answer; got 'waiting'.")
             check_granted(site, packet)
             yield site, packet
         if stamps:
-            raise RunError(f"the link ended without a reply of {listing(sorted(stamps))}")
+            raise RunError(f"the link ended without a reply of {listing(sorted(stamps))}. Resume the run.")
 
     def _read(self, site: str, data: bytes, most: int | None) -> Packet:
         try:
             packet = decode(data, most)
             if packet.head["kind"] not in (*GRANTED, "refused", "failed", "waiting"):
-                raise PacketError(f"{packet.head['kind'][:40]!r} is no kind of reply")
+                raise PacketError(f"its kind must be one of {', '.join(GRANTED)}; got {packet.head['kind'][:40]!r}.")
             if packet.head["kind"] in GRANTED:
                 protocol.stamp_of(Packet(dict(packet.head)))
         except PacketError as error:
@@ -348,7 +348,9 @@ class RemoteClients:
             known = checkpoint.clients[name].meta
             wrong = validate(known, AT_SITE)
             if wrong:
-                raise CorruptError(f"the checkpoint after round {checkpoint.round} is damaged: of {name!r} {wrong}")
+                raise CorruptError(
+                    f"the checkpoint after round {checkpoint.round} is damaged at client {name!r}: {wrong}"
+                )
             self.versions[name] = known["version"]
             trees = {tree: tuple(names) for tree, names in known["trees"].items()}
             self._outlines[client] = StateSchema(trees, frozenset(known["changed"]))
@@ -371,7 +373,9 @@ def left(*paths: Path | str) -> pd.DataFrame:
     for path in paths:
         folder = Folder(path)
         if not folder.has(LEFT):
-            raise UsageError(f"{path} has no {LEFT}: it is no federation's run, or has not saved yet")
+            raise UsageError(
+                f"{path} must be a federation's run that has saved a round; got no {LEFT}. Name another directory."
+            )
         lines += [parsed_json(line) for line in folder.read(LEFT).splitlines()]
     frame = pd.DataFrame(lines, columns=["client", "variant", "value"])
     table = frame.pivot_table(

@@ -124,17 +124,17 @@ class Approval:
         text = _text(packet)
         if len(text) > MOST_BYTES:
             raise UsageError(
-                f"a request for the site's owner must have at most {MOST_BYTES:,} bytes; got {len(text):,}"
+                f"a request for the site's owner must have at most {MOST_BYTES:,} bytes; got {len(text):,}."
             )
         name, waiting = name_of(packet), self.waiting()
         if name not in waiting:
             if len(waiting) >= MOST_ASKED:
-                raise UsageError(f"{MOST_ASKED} requests wait for the site's owner already")
+                raise UsageError(f"{MOST_ASKED} requests wait for the site's owner already. Ask again after an answer.")
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.write(f"{ASKED}/{name}", text)
             what = _what(parsed_json(text))
             LOG.warning(f"the server asks to {what}. To allow it: fedlayers federation allow SITE.toml {name}")
-        raise NotAllowedError(f"the site's owner has not allowed the request {name} yet")
+        raise NotAllowedError(f"the site's owner has not allowed the request {name} yet. Ask the owner to allow it.")
 
     def allows(self, packet: Packet) -> bool:
         """Return whether the owner has allowed this text. Other texts may have the same short name."""
@@ -156,7 +156,9 @@ class Approval:
         """
         waiting = self.waiting()
         if name not in waiting:
-            raise UsageError(f"no request {name!r} waits; these do: {listing(waiting) or 'none'}")
+            raise UsageError(
+                f"RUN must be a request that waits; got {name!r}. These wait: {listing(waiting) or 'none'}."
+            )
         self.folder.write(f"{ALLOWED}/{name}", self.folder.read(f"{ASKED}/{name}"))
         self.folder.remove(f"{ASKED}/{name}")
 

@@ -118,8 +118,8 @@ class Site:
         configurations(algorithms[0], options)
         if self.privacy.on and any(each.keeps_server_pair for each in algorithms):
             raise UsageError(
-                f"the site adds noise to its messages, but in {name!r} a client's copy must equal what it sent. "
-                "Use an algorithm without such a pair, such as fedavg or fedprox."
+                f"the algorithm must allow noise in messages; got {name!r}, whose clients keep what they send. "
+                "Use another one, such as fedavg or fedprox."
             )
 
     def _answer(self, request: bytes, asked: dict[str, str]) -> Packet:
@@ -142,7 +142,7 @@ class Site:
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             if asks and not self.approval.allows(joined.asked):
-                raise UsageError("the site's owner has not allowed this run, or no longer: join it again to ask")
+                raise UsageError("the site's owner has not allowed this run, or no longer. Resume it to ask again.")
             if asks and kind == "measure":
                 self.approval.check(Packet({**packet.head, "of": name_of(joined.asked)}))
             reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
@@ -159,7 +159,7 @@ class Site:
         asked = fields(packet.head, protocol.MOMENTS)
         self.check_samples()
         if self.privacy.on:
-            raise UsageError("the site sends nothing without noise, which means and variances of its features would be")
+            raise UsageError("scale and impute must be none at a site with noise; got others. Leave both out.")
         self.audit.check(asked["number"], asked["seed"])
         found = self.audit.moments(asked["number"], asked["seed"])
         self.audit.write("moments", asked["number"], asked["seed"])
@@ -179,7 +179,7 @@ class Site:
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
         asked = fields(packet.head, protocol.JOIN)
         if not _RUN.fullmatch(asked["run"]):
-            raise PacketError(f"{asked['run'][:80]!r} names no run")
+            raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
         joined = _Joined(self, packet, session)
         path = self.folder / asked["run"]
         path.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ class Site:
         if run not in self._joined:
             folder = Folder(self.folder / run)
             if not _RUN.fullmatch(run) or not folder.has("join"):
-                raise PacketError(f"this site has not joined a run {run[:80]!r}")
+                raise PacketError(f"run must be one that this site has joined; got {run[:80]!r}.")
             packet = decode(folder.read("join"))
             session = protocol.stamp_of(packet)["session"]
             self._keep(run, _Joined(self, packet, session))
@@ -214,7 +214,7 @@ class _Joined:
         others = {each["name"]: each for each in asked["sites"]}
         self.number = asked["number"]
         if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
-            raise PacketError(f"{site.name!r} is not number {self.number} of {list(others)}")
+            raise PacketError(f"site {self.number} of {list(others)} must be {site.name!r}; got another.")
         config = _config(asked["config"], asked["dataset"], site.device)
         site.policy.check_code(config)
         site.check_algorithm(config.algorithm, config.options)
@@ -226,7 +226,7 @@ class _Joined:
         self.sizes = {name: len(own.split(name)) for name in protocol.SIZES}
         told = others[site.name]
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
-            raise PacketError("the server knows this site's data with other sizes, or another digest")
+            raise PacketError("the server's digest and sizes must be those of this site's data; got others.")
         start = dict(packet.trees["start"]) if "start" in packet.trees else None
         try:
             with counted(site.policy.check_size):
@@ -235,7 +235,7 @@ class _Joined:
         except Exception as error:  # of torch or of the model, on values that no check foresees
             if isinstance(error, (UsageError, RunError)) or lacks_memory(error):
                 raise
-            raise UsageError(f"the run cannot be built at this site: {type(error).__name__}: {error}") from error
+            raise UsageError(f"the model cannot be made at this site: {type(error).__name__}: {error}") from error
         site.policy.check_epochs(int(self.task.config.epochs or 0))
         self._check_model(asked)
         from diagnostics.measure import instruments
@@ -252,12 +252,12 @@ class _Joined:
     def _check_model(self, asked: Mapping[str, Any]) -> None:
         layers = [layer.name for layer in self.task.layers]
         if asked["layers"] != layers:
-            raise UsageError(f"the server's model has the layers {asked['layers'][:20]}, this site's {layers[:20]}")
+            raise UsageError(f"layers must be the site's, {layers[:20]}; got {asked['layers'][:20]}. Use one model.")
         digest = tree.digest(tree.state_dict(self.task.model))
         if asked["model"] != digest:
             raise UsageError(
-                f"the server's initial model has the digest {asked['model'][:12]}…, this site's {digest[:12]}…: other "
-                "versions of torch, or another model of that name"
+                f"the initial model's digest must be the site's, {digest[:12]}…; got {asked['model'][:12]}…. "
+                "Use the same version of torch, and the same model, everywhere."
             )
 
     def write_answer(self, kind: str) -> None:
@@ -268,16 +268,16 @@ class _Joined:
         """Answer one request for work."""
         head, form = packet.head, protocol.FORMS[packet.head["kind"]]
         values = fields(head, form)
-        if len(request) > most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES):
-            raise PacketError(f"{len(request):,} bytes are more than any message of this model has")
+        if len(request) > (most := most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES)):
+            raise PacketError(f"a request must have at most {most:,} bytes for this model; got {len(request):,}.")
         if not _LANE.fullmatch(values["lane"]):
-            raise PacketError(f"there is no lane {values['lane'][:80]!r}")
+            raise PacketError(f"lane must match {_LANE.pattern}; got {values['lane'][:80]!r}.")
         lane = StateStore(self.root / values["lane"])
         key, trains = state_store.key(head, request), head["kind"] == "train"
         if trains and (known := lane.reply(values["to"], key)) is not None:
             return decode(known)  # asked twice, or again after the reply was lost: trained once
         if session == self.session and seq < self.seq:
-            raise PacketError(f"request {seq} comes after request {self.seq} was done")
+            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, TrainRequest):
@@ -311,7 +311,7 @@ class _Joined:
         """
         asked = fields(packet.head, protocol.MEASURE)
         if packet.trees:
-            raise PacketError("a packet 'measure' has tensors")
+            raise PacketError("a packet 'measure' must have no tensors; got some.")
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
         check_nulls(asked["null"], asked["null_draws"])
         if self.site.privacy.on:
@@ -353,7 +353,7 @@ class _Joined:
                 plan.check_tensors(self.task.task_info.tensors)
                 made = made.with_plan(plan)
             elif made.uses_plan and not made.decides:
-                raise UsageError(f"the plan of {made.name} must be given; got none")
+                raise UsageError(f"the plan of {made.name} must be given; got none. Add --plan.")
             self._algorithms[named] = made
         return self._algorithms[named]
 
@@ -402,7 +402,7 @@ class _Joined:
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     unasked = sorted(found.keys() & set(HERE))
     if unasked:
-        raise PacketError(f"{unasked[0]!r} is this site's to say, not the server's")
+        raise PacketError(f"{unasked[0]!r} must be left to this site; got a value of the server.")
     config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
     check(config)
     return config

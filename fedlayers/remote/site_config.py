@@ -64,12 +64,12 @@ class SiteFile:
         """
         path = Path(path)
         if not path.is_file():
-            raise UsageError(f"there is no site file {path}")
+            raise UsageError(f"SITE.toml must be a file; got {path}, which is missing. Correct the path.")
         limits.check_size(path, path.stat().st_size, FILE_BYTES)
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is no TOML: {error}") from error
+            raise UsageError(f"{path} must be TOML: {error}. Correct the file.") from error
         try:
             return cls._of(path, found)
         except UsageError as error:
@@ -81,12 +81,14 @@ class SiteFile:
             check_known("key", key, TABLES)
         for key, kind in (("name", str), ("folder", str), ("device", str), ("data", dict)):
             if not isinstance(found.get(key, kind()), kind):
-                raise UsageError(f"{key} must be {'a table' if kind is dict else 'text'}; got {found[key]!r}.")
+                raise UsageError(
+                    f"{key} must be {'a table' if kind is dict else 'text'}; got {found[key]!r}. Correct the file."
+                )
         name, data = found.get("name", ""), dict(found.get("data", {}))
         if not name or not name.strip() or "/" in name:
-            raise UsageError(f"name must be the site's, a text without a slash; got {name!r}.")
+            raise UsageError(f"name must be text without a slash; got {name!r}. Write the name of the site's key.")
         if "dataset" not in data:
-            raise UsageError("[data] needs a dataset: a name, or the path of a file")
+            raise UsageError("[data] must have a dataset; got none. Write a name, or the path of a file.")
         for key in data:
             check_known("key of [data]", key, DATA)
         here = path.parent
@@ -100,7 +102,9 @@ class SiteFile:
         privacy: Privacy = _table("privacy", found, Privacy)
         connection = found.get("connection", {})
         if not isinstance(connection, dict):
-            raise UsageError(f"connection must be a table; got {connection!r}.")
+            raise UsageError(
+                f"connection must be a table; got {connection!r}. Write [connection] on a line of its own."
+            )
         folder = here / found.get("folder", f"{in_file_name(name)}-state")
         return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
 
@@ -126,7 +130,7 @@ def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
     """
     given = found.get(table, {})
     if not isinstance(given, dict):
-        raise UsageError(f"{table} must be a table; got {given!r}.")
+        raise UsageError(f"{table} must be a table; got {given!r}. Write [{table}] on a line of its own.")
     known = {each.name: each for each in fields(made)}
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -139,9 +143,9 @@ def _as(what: str, value: Any, default: Any) -> Any:
     """Convert a value to the type of a default: texts for a tuple or None, a number, a truth value, or a text."""
     if default is None or isinstance(default, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise UsageError(f"{what} must be a list of names; got {value!r}.")
+            raise UsageError(f'{what} must be a list of names; got {value!r}. Write ["NAME", ...].')
         return tuple(value)
     kinds = (int, float) if isinstance(default, float) else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise UsageError(f"{what} must be {type(default).__name__}; got {value!r}.")
+        raise UsageError(f"{what} must be {type(default).__name__}; got {value!r}. The default is {default!r}.")
     return value

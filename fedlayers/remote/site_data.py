@@ -117,7 +117,7 @@ class Moments:
         if empty:
             raise UsageError(
                 f"every column must have a value at some site; got none in {listing(empty)}. "
-                "Leave it out at all sites: drop, in [data] of their files"
+                "Leave it out at all sites with drop, in [data] of their files."
             )
         fill = () if impute == "none" else self.mean
         if scale == "none":
@@ -149,7 +149,7 @@ class PresplitData:
         return self._client
 
     def moments(self, number: int, seed: int) -> Moments:
-        raise UsageError(f"site {self.name!r} has data that are as they are to be")
+        raise UsageError(f"moments must be of data that are still to be scaled; got those of {self.name!r}.")
 
     def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
         parts = {split: self._client.split(split) for split in SPLITS}
@@ -216,8 +216,8 @@ def _read(name: str, path: Path, how: Reading) -> Source:
         if not isinstance(error.__cause__, MissingError):
             raise
         raise UsageError(
-            f'site {name!r}: {error.__cause__}. In [data], impute = "mean" fills what is missing with the mean over '
-            "all sites, and drop leaves columns out; all sites must say the same"
+            f'site {name!r}: {error.__cause__}. Set impute = "mean" in [data] of all sites to fill what is missing '
+            "with the mean over all sites, or leave columns out with drop."
         ) from None
 
 
@@ -226,13 +226,13 @@ def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
     if source.words is None:
         if vocabulary is not None:
             raise UsageError(
-                f"site {name!r}: {source.name} holds no texts, and a vocabulary is for texts. Leave it out."
+                f"site {name!r}: vocabulary must be for texts; got {source.name}, which holds none. Leave it out."
             )
         return source
     if vocabulary is None:
         raise UsageError(
-            f"site {name!r}: a vocabulary would be fitted on all sites' texts, which no site has; name one that all "
-            'agreed on: vocabulary = "words.txt" (a word a line) or "hashed:4096"'
+            f"site {name!r}: vocabulary must be one on which all sites agreed; got none. "
+            'Add vocabulary = "words.txt" (a word a line) or "hashed:4096" to [data].'
         )
     return text.agreed(source, vocabulary)
 
@@ -292,7 +292,7 @@ class SiteDataset:
         else:
             path = Path(dataset)
             if not path.exists():
-                raise UsageError(f"site {name!r}: there is no dataset or file {str(dataset)!r}")
+                raise UsageError(f"site {name!r}: dataset must be a name or a file; got {str(dataset)!r}. Correct it.")
             source = _read(name, path, how)
         if source.owner is not None:
             own = check_known(f"client of {dataset}", client or name, source.owner_names)
@@ -302,7 +302,7 @@ class SiteDataset:
         if how.scale not in ("none", STANDARD) or how.impute not in ("none", "mean"):
             raise UsageError(
                 f"site {name!r}: scale must be none or {STANDARD}, and impute none or mean; got {how.scale} and "
-                f"{how.impute}. Anything else would be fitted on all sites' samples, which no site has"
+                f"{how.impute}. Choose these: the others need all sites' samples."
             )
         source = _agreed(name, source, vocabulary)
         asked = source.asked(how.scale, how.impute)
@@ -337,7 +337,8 @@ class SiteDataset:
         asked = ("none", "none") if scaling is None else (scaling.scale, scaling.impute)
         if asked != (self._scale, self._impute):
             raise UsageError(
-                f"site {self.name!r} has scale {self._scale!r} and impute {self._impute!r}, the server does otherwise"
+                f"scale and impute must be those of site {self.name!r}, {self._scale!r} and {self._impute!r}; got "
+                f"{asked[0]!r} and {asked[1]!r}. Let all sites say the same."
             )
         if scaling is not None:
             self._check_scaling(scaling)
@@ -370,7 +371,7 @@ class SiteDataset:
 
     def moments(self, number: int, seed: int) -> Moments:
         if not self._prepares:
-            raise UsageError(f"site {self.name!r} has data that are as they are to be")
+            raise UsageError(f"moments must be of data that are still to be scaled; got those of {self.name!r}.")
         x = self._source.x[np.sort(self._split(number, seed)[0])]
         x[:, [k for k, words in enumerate(self._source.categories) if words]] = 0.0  # which tells nothing of words
         found = Moments.of(x)
@@ -379,7 +380,7 @@ class SiteDataset:
         if few:
             raise UsageError(
                 f"site {self.name!r} must have {FEWEST} or more values of a column in its training samples, or none; "
-                f"got fewer of {listing(few)}, which their mean would show. Leave these columns out at all sites: drop"
+                f"got fewer of {listing(few)}. Leave these columns out at all sites with drop."
             )
         return found if self._scale == STANDARD else replace(found, squares=(0.0,) * len(found.squares))
 

@@ -102,15 +102,16 @@ def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> d
     layers, names = {"", *(layer.name for layer in task.layers)}, {METRICS[name].name for name in metrics}
     for row in (*values["rows"], *values["nulls"]):
         if set(row) != set(rows.COLUMNS):
-            raise PacketError(f"site {site!r} sent rows of other columns")
+            raise PacketError(f"rows of site {site!r} must have the columns {', '.join(rows.COLUMNS)}; got others.")
         if row["client"] != site or row["client_b"] or row["metric"] not in names or row["layer"] not in layers:
             what = [row[name] for name in ("metric", "client", "client_b", "layer")]
-            raise PacketError(f"site {site!r} sent a row of {str(what)[:200]}, which was not asked for")
+            raise PacketError(f"rows of site {site!r} must be those of the request; got {str(what)[:200]}.")
         number = row["value"]
         known = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
         if known != (row["status"] == "ok") or (number is not None and not known):
             raise PacketError(
-                f"site {site!r} sent a value of {str(number)[:40]!r} with status {str(row['status'])[:40]!r}"
+                f"values of site {site!r} must be finite numbers with status ok; got {str(number)[:40]!r} with status "
+                f"{str(row['status'])[:40]!r}."
             )
     return values
 
@@ -121,7 +122,7 @@ def _report(found: Sequence[Mapping[str, Any]], task: Task, command: str) -> Rep
     header = dict(found[0]["header"])
     wanted = [asdict(layer) for layer in task.layers]
     if [layer["name"] for layer in header["layers"]] != [layer["name"] for layer in wanted]:
-        raise PacketError("a site measured other layers than those of the model")
+        raise PacketError("layers of a site's rows must be those of the model; got others.")
     header = {**task.header(command), **header, "schema": rows.SCHEMA, "absent": []}
     frames = (rows.frame(_with_combined(part)) for part in (own, nulls))
     frame, of_nulls = frames
@@ -148,7 +149,7 @@ def _combined(group: Sequence[rows.Row]) -> list[rows.Row]:
     clients, layers = (list(dict.fromkeys(row[name] for row in group)) for name in ("client", "layer"))
     at = {(row["client"], row["layer"]): row for row in group}
     if len(at) < len(group) or len(at) < len(clients) * len(layers):
-        raise PacketError(f"sites measured {COMBINED} of other layers than each other, or twice")
+        raise PacketError(f"{COMBINED} must have one row for each site and layer; got others.")
     values = np.array([[at[c, layer]["value"] for layer in layers] for c in clients], dtype=np.float64)
     means = combine(values, [at[c, layers[0]]["n_train"] for c in clients])
     made = []

@@ -92,7 +92,7 @@ class StateStore:
 
     def _packet(self, version: str) -> Packet:
         if not _VERSION.fullmatch(version) or version not in self.names:
-            raise PacketError(f"there is no version {version!r} of the state here; there are: {', '.join(self.names)}")
+            raise PacketError(f"version must be one of {', '.join(self.names)}; got {version[:80]!r}.")
         try:
             return decode(self.folder.read(f"{version}.state"))
         except PacketError as error:
@@ -110,7 +110,7 @@ def check_version(version: str) -> None:
         PacketError: shows it.
     """
     if not _VERSION.fullmatch(version):
-        raise PacketError(f"{version[:80]!r} is no version")
+        raise PacketError(f"version must match {_VERSION.pattern}; got {version[:80]!r}.")
 
 
 def key(head: dict[str, object], request: bytes) -> str:

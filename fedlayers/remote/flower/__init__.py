@@ -51,7 +51,8 @@ def require() -> None:
     except PackageNotFoundError:
         found = "none"
     if ".".join(found.split(".")[:2]) not in FLWR:
-        raise UsageError(f"a federation needs flwr {' or '.join(FLWR)}, found {found}: pip install 'fedlayers[flower]'")
+        known = " or ".join(FLWR)
+        raise UsageError(f"flwr must have version {known}; got {found}. Install it: pip install 'fedlayers[flower]'.")
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -47,12 +47,14 @@ def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]
     if new:
         check_distinct("a server's certificate", "host", hosts)
         if server.exists() and any(server.iterdir()):
-            raise UsageError(f"{server} is not empty and has no ca.crt. Name another folder.")
+            raise UsageError(f"{server} must be empty or hold keys of before; got other files. Name another folder.")
     elif hosts:
-        raise UsageError(f"{server} has a certificate already. Leave --host out to add sites.")
+        raise UsageError(f"--host must be given once; got it again for {server}. Leave it out to add sites.")
     taken = [name for name in sites if public_file(server, name).exists() or (folder / "sites" / name).exists()]
     if taken:
-        raise UsageError(f"site {taken[0]!r} has a key in {folder} already, and keys are never overwritten")
+        raise UsageError(
+            f"site {taken[0]!r} has a key in {folder} already. Choose another name: no key is overwritten."
+        )
     written = _server(server, hosts) if new else []
     authority = (server / "ca.crt").read_bytes()
     for name in sites:
@@ -70,7 +72,7 @@ def make_site(folder: Path, name: str, authority: bytes | None = None) -> list[P
     """
     check_names([name])
     if (folder / "key").exists():
-        raise UsageError(f"{folder / 'key'} exists, and keys are never overwritten")
+        raise UsageError(f"{folder / 'key'} exists already. Name another folder: no key is overwritten.")
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
@@ -89,7 +91,8 @@ def check_names(names: Sequence[str]) -> None:
     """
     for name in names:
         if not NAME.fullmatch(name):
-            raise UsageError(f"{name!r} cannot name a site: letters, digits and . _ -, up to 64, not . _ - first")
+            rule = "1 to 64 letters, digits and . _ -, with a letter or digit first"
+            raise UsageError(f"a site's name must be {rule}; got {name!r}. Choose another name.")
     if names:
         check_distinct("a federation", "site", names)
 
@@ -113,14 +116,19 @@ def registered(server: Path, least: int = 1) -> dict[str, bytes]:
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise ValueError("another kind of key")
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
-            raise UsageError(f"{file}: no public key that `fedlayers federation keys` makes ({error})") from None
+            way = "Make it with `fedlayers federation keys`."
+            raise UsageError(f"{file} must be the public key of a site; got {error}. {way}") from None
         pem = key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         twin = next((name for name, other in found.items() if other == pem), None)
         if twin:
-            raise UsageError(f"{file}: sites {twin!r} and {file.stem!r} have the same key")
+            raise UsageError(
+                f"{file} must be a key of its own; got that of site {twin!r}. Make a key for {file.stem!r}."
+            )
         found[file.stem] = pem
     if len(found) < least:
-        raise UsageError(f"{server / 'sites'}: no public key of a site (fedlayers federation keys --help)")
+        raise UsageError(
+            f"{server / 'sites'} must hold the sites' public keys; got none. See fedlayers federation keys --help."
+        )
     return found
 
 
@@ -151,7 +159,7 @@ def renew(folder: Path) -> Path:
     server = folder / "server"
     for name in ("ca.key", "server.crt", "server.key"):
         if not (server / name).is_file():
-            raise UsageError(f"there is no {server / name}: name the folder that `fedlayers federation keys` made")
+            raise UsageError(f"{server / name} is missing. Name the folder that `fedlayers federation keys` made.")
     old = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     with tempfile.TemporaryDirectory(dir=server) as new:  # a private folder; whole files replace the old ones
@@ -208,7 +216,7 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]{0,252})", host):
-        raise UsageError(f"{host!r} is neither the name of a host nor an address (no port, no https://)")
+        raise UsageError(f"--host must be a host name or an address; got {host!r}. Leave out the port and https://.")
     return x509.DNSName(host)
 
 

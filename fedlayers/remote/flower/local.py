@@ -101,9 +101,9 @@ class Local:
             if found:
                 return found[-1]
             if ended:
-                raise RunError(f"{name} ended: {self.log(name).strip()[-500:] or 'without a word'}")
+                raise RunError(f"{name} ended: {self.log(name).strip()[-500:] or 'its log is empty'}")
             time.sleep(0.1)
-        raise RunError(f"{name} did not say {said!r} in {patience:g} s: {self.log(name).strip()[-500:]}")
+        raise RunError(f"{name} must log {said!r} within {patience:g} s; got: {self.log(name).strip()[-500:]}")
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         """End a process, by default at once, and wait until it has ended."""

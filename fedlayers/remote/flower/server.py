@@ -48,7 +48,9 @@ class Superlink:
     def __init__(self, superlink: str, keys: Path) -> None:
         for name in ("ca.crt", "secret"):
             if not (keys / name).is_file():
-                raise UsageError(f"no {name} in {keys}: name the `server` folder that `fedlayers federation keys` made")
+                raise UsageError(
+                    f"{keys / name} is missing. Name the `server` folder that `fedlayers federation keys` made."
+                )
         self._ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
         secret = (keys / "secret").read_bytes()
         address = wire.Address(superlink, keys / "ca.crt")
@@ -57,7 +59,8 @@ class Superlink:
             self._nodes()
         except httpx.HTTPStatusError as error:
             self.close()
-            raise UsageError(f"{superlink} does not take the secret in {keys} ({error.response.status_code})") from None
+            code = error.response.status_code
+            raise UsageError(f"{superlink} refuses the secret in {keys} ({code}). Copy the superlink's.") from None
 
     def connected(self) -> dict[str, str]:
         """Return since when each site is connected, by name; empty for one that is not."""
@@ -108,7 +111,7 @@ class FlowerLink(Superlink):
             self._begin()
         except httpx.HTTPStatusError as error:
             self.close()
-            raise UsageError(f"{superlink} does not let this server in: {clock_error(self._ahead) or error}") from None
+            raise UsageError(f"{superlink} refuses this server: {clock_error(self._ahead) or error}") from None
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None, grace: tuple[int, float] | None = None
@@ -173,13 +176,13 @@ class FlowerLink(Superlink):
         asked.fab.hash_str = hashlib.sha256(_bundle()).hexdigest()
         started = self._control.StartRun(asked)
         if not started.run_id:
-            raise RunError("the superlink did not start a run")
+            raise RunError("the superlink did not start a run. See its log.")
         for _ in range(int(30 / POLL)):
             self._task = self._desk.take(wire.SERVER)
             if self._task is not None:
                 return
             time.sleep(POLL)
-        raise RunError("the superlink started a run and gave it to nobody for 30 s")
+        raise RunError("the superlink started a run and gave it to nobody for 30 s. See its log.")
 
     def _recover(self, error: BaseException, end: float | None) -> None:
         """Wait until the superlink is back, and continue with a new run of Flower."""
@@ -211,7 +214,8 @@ class FlowerLink(Superlink):
                     return here
                 self.close()
                 raise RunError(
-                    f"{len(here)} of {len(wanted)} sites came in {timeout:g} s, {least or len(wanted)} are needed"
+                    f"at least {least or len(wanted)} sites must connect within {timeout:g} s; got {len(here)} of "
+                    f"{len(wanted)}. Start the others, or wait longer (--start-timeout)."
                 )
             if missing != told:
                 LOG.info(told := missing)

@@ -58,11 +58,11 @@ class Connection:
             check_known("key of [connection]", name, fields)
         for name in fields:
             if not isinstance(table.get(name), str) or not table[name]:
-                raise UsageError(f'[connection] needs {name} = "..."')
+                raise UsageError(f'[connection] {name} must be text; got {table.get(name)!r}. Add {name} = "...".')
         files = {name: folder / str(table[name]) for name in ("ca", "key")}
         for name, file in files.items():
             if not file.is_file():
-                raise UsageError(f"[connection] {name}: no file {file}")
+                raise UsageError(f"[connection] {name} must be a file; got {file}, which is missing. Correct the path.")
         return cls(checked_address(str(table["superlink"])), files["ca"], files["key"])
 
 
@@ -77,7 +77,7 @@ def checked_address(place: str) -> str:
     """
     host, _, port = place.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"superlink {place!r}: expected host:port, such as server.example.org:8000")
+        raise UsageError(f"superlink must be host:port; got {place!r}. Write it like server.example.org:8000.")
     return place
 
 
@@ -94,14 +94,15 @@ def check_reachable(place: str, ca: Path) -> float:
     try:
         context = address.verify()
     except OSError as error:
-        raise UsageError(f"{ca} is no certificate of an authority: {error}") from None
+        raise UsageError(f"{ca} must be an authority's certificate; got: {error}. Copy the server's ca.crt.") from None
     try:
         reply = httpx.get(address.url, verify=context, timeout=10.0)
     except httpx.HTTPError as error:
         untrusted = error.__cause__ and error.__cause__.__context__
         if isinstance(untrusted, ssl.SSLCertVerificationError):
-            raise UsageError(f"{place} is not the superlink of {ca}: {untrusted.verify_message}") from None
-        raise UsageError(f"no superlink answers at {place}: {error}") from None
+            why = f"{untrusted.verify_message}. Copy the server's ca.crt, or check the address"
+            raise UsageError(f"{place} is not the superlink of {ca}: {why}.") from None
+        raise UsageError(f"no superlink answers at {place}: {error}. Start it, or check the address.") from None
     if "date" not in reply.headers:
         return 0.0
     passed = now() - parsedate_to_datetime(reply.headers["date"]) - reply.elapsed / 2
@@ -228,10 +229,8 @@ def serve(answers: RequestHandler, connection: Connection, home: Path) -> None:
                 mark.unlink(missing_ok=True)
         clock = _clock(connection)
         if time.monotonic() > patience:
-            why = clock or f"is the public part of {connection.key} among the keys there?"
-            raise UsageError(
-                f"{connection.superlink} does not let site {answers.name!r} in: {why} (Flower says: {reason})"
-            )
+            why = clock or f"register the public part of {connection.key} there"
+            raise UsageError(f"{connection.superlink} refuses site {answers.name!r}: {why}. Flower says: {reason}")
         reason = clock or reason
         LOG.warning(f"site {answers.name} is not connected, and tries again: {reason}")
         time.sleep(3)

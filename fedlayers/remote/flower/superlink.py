@@ -83,7 +83,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     need = {name: folder / name for name in ("ca.crt", "server.crt", "server.key", "secret")}
     for file in need.values():
         if not file.is_file():
-            raise UsageError(f"{file} is missing: `fedlayers federation keys` makes it")
+            raise UsageError(f"{file} is missing. Make it with `fedlayers federation keys`.")
     sites = keys.registered(folder)
     listening = _bound(host, port)
     port = listening.getsockname()[1]
@@ -183,13 +183,13 @@ def register(control: Any, sites: dict[str, bytes]) -> list[str]:
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
-            raise UsageError(f"the key of site {name!r} was withdrawn or renamed: make a new one") from None
+            raise UsageError(f"the key of site {name!r} was withdrawn or renamed. Make a new one.") from None
     return [f"site {node.name!r} may no longer join" for node in gone] + [f"site {name!r} may join" for name in new]
 
 
 def _bound(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise UsageError(f"--port must be from 1 to 65535, or 0 for a free one; got {port}.")
+        raise UsageError(f"--port must be 0 to 65535; got {port}. Use 0 for a free one.")
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family)
@@ -197,5 +197,6 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.bind(where)
         listening.listen(128)
     except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}; see --host and --port") from None
+        why = error.strerror or error
+        raise UsageError(f"{host}:{port} cannot be listened on: {why}. Choose another --host or --port.") from None
     return listening

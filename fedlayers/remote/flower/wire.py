@@ -210,7 +210,7 @@ def unpacked(content: RecordDict) -> bytes:
     found = record.get(BYTES) if isinstance(record, ConfigRecord | ArrayRecord) else None
     payload = found.data if isinstance(found, Array) else found
     if not isinstance(payload, bytes):
-        raise ValueError("a message that this package did not make")
+        raise ValueError("a message must be one of fedlayers; got another.")
     return payload
 
 
