@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fl_core import statistics, tree
+from fl_core import statistics, stored_models, tree
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.scores import SCORES, main_score
@@ -78,14 +78,16 @@ class RunResult:
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
-        """Return the module with which each client predicts after the last round: its personal one, or the global one.
+        """Return the module with which each client predicts at the end: its personal one, or the global one.
+
+        Under a stopping rule it is the one of its best round, as for :attr:`scores`.
 
         Raises:
             UsageError: the models are at the sites of a federation, or a client holds a part of one.
         """
-        module, found = self.engine.client_runner.workspace.model, {}
+        module, found, best = self.engine.client_runner.workspace.model, {}, self._best()
         for number, name in enumerate(self.engine.names):
-            trees = self.engine.models(number)
+            trees = self.engine.models(number) if best is None else {"personal": best[number]}
             chosen = trees.get("personal", trees.get("global"))
             if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
                 raise UsageError(f"client {name!r} holds a part of the model: it has no whole model to return.")
@@ -93,6 +95,17 @@ class RunResult:
             tree.load(found[name], chosen)
             found[name].eval()
         return found
+
+    def _best(self) -> Sequence[tree.Tree] | None:
+        """Return each client's model of the best round; None without a stopping rule."""
+        rule = self.engine.stopping
+        if rule is None or rule.main not in rule.best:
+            return None
+        if self.path is None:
+            return None if self.engine.best is None else self.engine.best[1]
+        stored = Run(self.path).checkpoint(rule.best[rule.main])
+        models = stored_models.trees_of(stored, self.engine.algorithm)[rule.main]
+        return [models[name] for name in self.engine.names]
 
     def plot(self, metric: str = "", ax: Axes | None = None) -> Axes:
         """Draw a score over the rounds, the mean over clients (:func:`fl.plots.learning`).

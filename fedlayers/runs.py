@@ -82,27 +82,24 @@ def run(
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.
         own_epochs: of the client that ``leave_out_client`` names, which tries the run's model at the end
-            (:mod:`fl_core.newcomer`). Under a stopping rule that is the best round's, without ``out`` the last one's.
+            (:mod:`fl_core.newcomer`). Under a stopping rule that is the best round's.
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fl_core import runner
-    from fl_core.newcomer import check_epochs
     from fl_core.plan import LayerPlan
 
     for key in keys:
         check_known("key of a run", key, [field.name for field in fields(RunConfig)])
-    check_epochs(own_epochs)
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
     elif plan is not None:
         keys["plan"] = str(plan)
     config = in_memory(replace(config or RunConfig(), **keys), data, model)
-    if config.leave_out_client is None and tuple(own_epochs) != JOIN_EPOCHS:
-        raise UsageError(f"own_epochs must be left out without leave_out_client; got {list(own_epochs)}. Name it.")
+    _check_epochs(own_epochs, config)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = replace(config, stack="off")
@@ -187,14 +184,22 @@ def resume(
         BusyError: the run is in progress. CorruptError: stored files are damaged.
     """
     from fl_core import restore, runner
-    from fl_core.newcomer import check_epochs
     from fl_core.records.store import Run
 
-    check_epochs(own_epochs)
-    stored = restore.stored_config(Run(out).config)[0] if backend else RunConfig()
-    trained_by = _clients_on(backend, replace(stored, workers=0))
+    config = restore.stored_config(Run(out).config)[0]
+    _check_epochs(own_epochs, config)
+    trained_by = _clients_on(backend, replace(config, workers=0))
     engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)
-    return _result(engine, restore.stored_config(Run(out).config)[0], Path(out), own_epochs)
+    return _result(engine, config, Path(out), own_epochs)
+
+
+def _check_epochs(epochs: Sequence[int], config: RunConfig) -> None:
+    """Refuse numbers of epochs that are none, or that no client uses."""
+    from fl_core.newcomer import check_epochs
+
+    check_epochs(epochs)
+    if config.leave_out_client is None and tuple(epochs) != JOIN_EPOCHS:
+        raise UsageError(f"own_epochs must be left out without leave_out_client; got {list(epochs)}. Name it in a run.")
 
 
 def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Sequence[int]) -> RunResult:
@@ -211,6 +216,8 @@ def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Se
     if path is not None and engine.stopping is not None:
         done = Run(path).best_round(None)
         server = Run(path).checkpoint(done).server
+    elif engine.stopping is not None and engine.best is not None:
+        done, server = engine.stopping.best[engine.stopping.main], engine.best[0]
     made = train_newcomer(
         config,
         engine.data,

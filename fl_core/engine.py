@@ -12,7 +12,7 @@ import pandas as pd
 
 from fl_core import rows, tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Observation, Round, TaskInfo, Update
+from fl_core.algorithms.base import Algorithm, Observation, Round, State, TaskInfo, Update
 from fl_core.algorithms.model_template import ModelTemplate, make_template
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
@@ -79,6 +79,7 @@ class Engine:
         self.ledger = Ledger(data, columns, flops, self.limit, writer, loggers)
         self.pace = self.ledger.pace  # the time of all rounds, by part
         self.stopping = stopping
+        self.best: tuple[State, list[Tree]] | None = None  # server and main models, without a directory
         self._missing: set[int] = set()  # who did not answer in time in the present round
         clients.begin(algorithm)
 
@@ -389,6 +390,9 @@ class Engine:
         self.stopping.close(self.done)
         self.server.meta[STATE] = self.stopping.to_json()
         best = self.stopping.best
+        if self.writer is None and best.get(self.stopping.main) == self.done and isinstance(self.clients, LocalClients):
+            models = [self.models(client)[self.stopping.main] for client in range(len(self.names))]
+            self.best = self.server.clone(), [tree.clone(model) for model in models]
         for model, at in best.items() if self.finished else ():
             columns = {"model": model, "split": "validation", "estimator": self.stopping.words}
             self.ledger.row(BEST_ROUND, at, self.done, None, **columns)

@@ -70,11 +70,7 @@ def load_kind(
     found = store.Run(path)
     round = found.best_round(which) if round == "best" else round
     task, checkpoint, algorithm = restored(found, round, data=data, model=model, allow_code=allow_code)
-    rnd = Round(checkpoint.round)
-    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
-    for name, state in checkpoint.clients.items():
-        for kind, each in algorithm.models(checkpoint.server, state, rnd).items():
-            trees.setdefault(kind, {}).setdefault(name, each)
+    trees = trees_of(checkpoint, algorithm)
     which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
         raise UsageError(f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}.")
@@ -85,6 +81,15 @@ def load_kind(
                 raise UsageError(f"client {client!r} must have a whole {which!r} model to load; got a part of it.")
             built[client] = copy_with(task.model, trees[which][client])
     return which, built, task
+
+
+def trees_of(checkpoint: store.Checkpoint, algorithm: Algorithm) -> dict[str, dict[str, tree.Tree]]:
+    """Return the models of a checkpoint by kind and client. The algorithm is the run's, under its plan."""
+    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
+    for name, state in checkpoint.clients.items():
+        for kind, each in algorithm.models(checkpoint.server, state, Round(checkpoint.round)).items():
+            trees.setdefault(kind, {}).setdefault(name, each)
+    return trees
 
 
 def restored(

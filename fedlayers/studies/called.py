@@ -19,7 +19,7 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
     """Wrap a study whose first parameter is ``config``, so that unfitting arguments get a clear error.
 
     Raises:
-        UsageError: a key of the configuration, no configuration, an unknown name.
+        UsageError: a key of the configuration, no configuration, an unknown name, or a client to leave out.
     """
     known = list(signature(study).parameters)
     name = f"fl.{study.__name__}"
@@ -36,6 +36,11 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
         if not isinstance(config, RunConfig):
             given = type(config).__name__ if args or "config" in kwargs else "nothing"
             raise UsageError(f"the first argument of {name} must be fl.RunConfig(...); got {given}.")
+        if config.leave_out_client is not None and kwargs.get("complete", True):
+            raise UsageError(
+                f"leave_out_client must be left out of {name}, which would score nobody with it; got "
+                f"{config.leave_out_client!r}. Train with fl.run instead."
+            )
         return study(*args, **kwargs)
 
     return checked

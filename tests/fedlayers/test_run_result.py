@@ -18,14 +18,20 @@ def result(request, tmp_path_factory):
     )
 
 
-def test_its_scores_are_those_of_its_models(result):
+def check_models(result: fl.RunResult) -> None:
+    """The scores that a result reports are those that its models have."""
+    kind = "personal" if "personal" in result.scores.index.get_level_values("model") else "global"
     for client in TOY.clients:
         with torch.no_grad():
             logits = result.models[client.name](client.test.x)
         criterion = result.engine.client_runner.criterion
         expected = evaluate.scores(logits, client.test.y, criterion, TOY.positive_index)
-        for metric in ("accuracy", "macro_f1"):
-            assert result.scores.loc[("personal", client.name), metric] == pytest.approx(expected[metric])
+        for metric in ("accuracy", "macro_f1", "loss"):
+            assert result.scores.loc[(kind, client.name), metric] == pytest.approx(expected[metric])
+
+
+def test_its_scores_are_those_of_its_models(result):
+    check_models(result)
 
 
 def test_it_has_the_plan_and_the_rounds(result):
@@ -44,13 +50,17 @@ def test_its_picture_is_of_the_main_score(result):
     assert "macro" in result.plot().get_ylabel().lower()
 
 
-def test_a_stopped_run_reports_the_best_round():
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_stopped_run_returns_scores_and_models_of_the_best_round(algorithm, stored, tmp_path):
     result = fl.run(
-        algorithm="fedavg", rounds=4, patience=1, eval_every=1, batch_size=8, data=TOY, model=network("plain"), lr=0.5,
-        optimizer="sgd", progress=False,
+        out=tmp_path / "run" if stored else None, algorithm=algorithm, rounds=10, patience=1, eval_every=1,
+        batch_size=8, data=TOY, model=network("plain"), lr=2.0, optimizer="sgd", progress=False,
     )  # fmt: skip
-    best = result.engine.stopping.best["global"]
+    rule = result.engine.stopping
+    assert rule.best[rule.main] < result.done
     frame = result.to_frame()
-    rows = frame[(frame["round"] == best) & (frame["split"] == "test") & (frame["model"] == "global")]
+    rows = frame[(frame["round"] == rule.best[rule.main]) & (frame["split"] == "test") & (frame["model"] == rule.main)]
     expected = rows[rows["metric"] == "macro_f1"].set_index("client")["value"]
-    assert result.scores.loc["global"]["macro_f1"].to_dict() == expected.to_dict()
+    assert result.scores.loc[rule.main]["macro_f1"].to_dict() == expected.to_dict()
+    check_models(result)

@@ -211,6 +211,10 @@ def test_what_it_cannot_train_with_is_refused_before_the_run(tmp_path):
         left_out(out, own_epochs=(-1,))
     with pytest.raises(fl.UsageError, match="leave_out_client"):
         fl.run(CONFIG, out, data=SAMPLES, model=network("plain"), progress=False, own_epochs=(3,))
+    done = tmp_path / "done"
+    fl.run(CONFIG, done, data=SAMPLES, model=network("plain"), progress=False)
+    with pytest.raises(fl.UsageError, match="leave_out_client"):
+        fl.resume(done, data=SAMPLES, model=network("plain"), progress=False, own_epochs=(3,))
     few = {**SAMPLES, LEFT: tuple(each[:3] for each in SAMPLES[LEFT])}
     config = replace(CONFIG, leave_out_client=LEFT)
     with pytest.raises(fl.UsageError, match=f"'{LEFT}'.*batches"):
@@ -226,3 +230,17 @@ def test_a_federation_that_was_prepared_with_it_is_refused():
         fl.run(replace(CONFIG, leave_out_client=LEFT), data=prepared, progress=False)
     task = fl.assemble(replace(CONFIG, leave_out_client=LEFT), data=TOY, model=network("plain"))
     assert task.data.left_out is TOY.client(LEFT)
+
+
+def test_under_a_stopping_rule_it_starts_from_the_best_round(tmp_path):
+    """With a directory or without, it gets the same."""
+    changes = {"algorithm": "fedavg", "patience": 2, "rounds": 8, "eval_every": 1, "lr": 0.5, "optimizer": "sgd"}
+    config = replace(CONFIG, leave_out_client=LEFT, **changes)
+    made = [
+        fl.run(config, out, data=SAMPLES, model=network("plain"), progress=False, own_epochs=(0, 1))
+        for out in (None, tmp_path / "run")
+    ]
+    memory, disk = (each.newcomer.frame.drop(columns="run") for each in made)
+    rule = made[0].engine.stopping
+    assert set(memory["round"]) == {rule.best[rule.main]} != {made[0].done}
+    pd.testing.assert_frame_equal(memory, disk)
