@@ -27,10 +27,14 @@ else
 endif
 	touch $@
 
-lock:            ## write requirements.lock from pyproject.toml and constraints.txt
-	$(BIN)/uv pip compile pyproject.toml --extra dev --constraint constraints.txt --generate-hashes --upgrade --quiet \
-		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --output-file requirements.lock
+LOCKING := $(BIN)/uv pip compile --constraint constraints.txt --generate-hashes --upgrade --quiet --no-header --no-annotate \
+	--no-emit-index-url --no-emit-find-links --python-version 3.11.7 --python-platform x86_64-manylinux_2_28
+# A site chooses its build of PyTorch, and with it what CUDA needs.
+BUILD := $(shell sed -nE 's/^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==.*/--no-emit-package \1/p' constraints.txt)
+
+lock:            ## write requirements.lock and site.lock from pyproject.toml and constraints.txt
+	$(LOCKING) pyproject.toml --extra dev --output-file requirements.lock
+	$(LOCKING) --group pyproject.toml:site $(BUILD) --output-file site.lock
 
 dist: $(READY)   ## the wheel and its source, in dist
 	$(BIN)/python -m build --no-isolation --outdir dist .

@@ -1,4 +1,4 @@
-"""requirements.lock pins the contents of what constraints.txt pins the versions of, and names no host."""
+"""The locks pin the contents of what constraints.txt pins the versions of, and name no host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINS = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", LOCK, re.MULTILINE))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pinned(lock: str) -> list[str]:
+    """Return a lock's entries: a version and its hashes each."""
+    return [part.strip() for part in re.split(r"^(?=\w)", lock, flags=re.MULTILINE)[1:]]
 
 
 def test_every_line_is_a_version_or_a_hash() -> None:
     known = re.compile(r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
     assert [line for line in LOCK.splitlines() if not known.fullmatch(line)] == []
-    parts = re.split(r"^(?=\w)", LOCK, flags=re.MULTILINE)[1:]
+    parts = pinned(LOCK)
     assert len(parts) == len(PINS) > 100
     assert all("--hash=sha256:" in part for part in parts)
 
@@ -31,9 +37,8 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
     assert {name: versions.get(canonicalize_name(name)) for name in PINS if name != "setuptools"} == {
         name: version for name, version in PINS.items() if name != "setuptools"
     }
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = project["project"]["optional-dependencies"]
-    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
     todo = ["dev"]
     while todo:
         for each in map(Requirement, extras[todo.pop()]):
@@ -43,6 +48,14 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
                 wanted.append(str(each))
     for each in map(Requirement, wanted):
         assert each.specifier.contains(PINS[canonicalize_name(each.name)])
+
+
+def test_a_site_s_lock_has_the_same_versions_and_hashes_without_a_build_of_torch() -> None:
+    parts = pinned((ROOT / "site.lock").read_text(encoding="utf-8"))
+    assert set(parts) < set(pinned(LOCK))
+    names = {part.partition("==")[0] for part in parts}
+    assert set(PROJECT["dependency-groups"]["site"]) - names == {"torch"}
+    assert not [name for name in names if re.match("torch|triton|nvidia|cuda|timm|pyhessian|statsmodels|matplot", name)]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -205,6 +205,9 @@ def refusal(error: Exception) -> Packet:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, NotAllowedError):
         return Packet({"kind": "waiting", "reason": text[:1000]})
+    if isinstance(error, ModuleNotFoundError):
+        text = f"the request must need no more packages than the site has; got {error.name!r}. Install it there."
+        return Packet({"kind": "refused", "reason": text})
     if isinstance(error, NonFiniteError):
         return Packet({"kind": "failed", "reason": text[:1000], "nonfinite": True})
     if isinstance(error, (LimitError, PacketError, UsageError)):
