@@ -22,12 +22,12 @@ from diagnostics.decide import select
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.collect import album, figure_of
 from diagnostics.representation import embedding
-from diagnostics.representation.mismatch import mismatch
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import regret
 from figures import items, packing
 from figures.drawing import save_png
+from figures.fedpft import mismatch
 from fl_core import __version__, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
@@ -145,7 +145,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         counts = task.data.class_counts()
         tables["tsne"] = embedding.tsne(models, test, samples=400, classes=list(map(str, counts.columns)))
         bar.update()
-        parts.append(mismatch(models, train, test, epochs=30).assign(run="images", seed=task.config.seed))
+        parts.append(mismatch.mismatch(models, train, test, epochs=30).assign(run="images", seed=task.config.seed))
         tables["partition"] = counts.rename_axis("client").reset_index()
         bar.update()
         with tempfile.TemporaryDirectory() as scratch:
@@ -295,8 +295,8 @@ def entries(stored: Stored) -> list[Entry]:
             "mismatch",
             "FedPFT's Origin, Probe and Match accuracy on each client's test samples. From 0 to 1, higher = better. "
             "The gap between Origin and the others is the classifier's loss.",
-            "plots.mismatch(mismatch(models, train, test, epochs=30))",
-            lambda s: figure_of(plots.mismatch(s.frame)),
+            "mismatch.picture(mismatch.mismatch(models, train, test, epochs=30))",
+            lambda s: figure_of(mismatch.picture(s.frame)),
         ),
         Entry(
             "plan",

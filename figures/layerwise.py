@@ -85,7 +85,7 @@ class Sites:
             batch=batch,
             seed=config.seed,
             n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
-            options=dict.fromkeys(metrics, options),
+            options={name.rpartition(":")[2]: options for name in metrics},
             context={"seed": config.seed, "round": self.round, "model": "local", "split": "train"},
             progress=False,
         )

@@ -20,7 +20,7 @@ A Gauss-Newton value is never called a Hessian. A layer is exact only if the aut
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,11 +38,10 @@ from .backends import BACKENDS
 from .exact import Verdict, decide, exact_traces
 from .model import Differentiable, LossNotFinite, twice_differentiable
 from .products import wrong_products
-from .released import released
-from .sampled import output_traces, sign_traces, weight_traces
+from .sampled import Estimates, output_traces, sign_traces, weight_traces
 
 ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
-PROBES = {"fast": 1, "activation": 8, "hutchinson": 32, "released": 1}
+PROBES = {"fast": 1, "activation": 8, "hutchinson": 32}
 """Probes by estimator, where the caller names no number."""
 
 
@@ -133,7 +132,7 @@ def hessian_trace(
     """
     check_way(estimator, probes, backend, mode)
     plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
-    return _measure(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
+    return measured(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
 
 
 def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
@@ -155,47 +154,32 @@ def check_probes(probes: int | None, least: int) -> None:
         )
 
 
-def released_norm(
-    model: nn.Module,
-    data: Data,
-    layers: Sequence[Layer],
-    *,
-    loss: Loss,
-    batch: int = 256,
-    probes: int | None = None,
-    seed: int = 0,
-    mode: str = "eval",
-    dtype: torch.dtype | None = None,
-) -> list[TraceResult]:
-    """Return the nuclear norm that PLayer-FL's released code calls a trace, in the field ``trace``.
-
-    It covers the layers' weights without biases. See :func:`diagnostics.curvature.released.released`. Arguments and
-    errors are those of :func:`hessian_trace`.
-    """
-    check_probes(probes, 1)
-
-    def plan(verdict: Verdict, layer: Layer) -> _Way:
-        if not any(name in verdict.reached for name in layer.weights):
-            return _Way(status="the layer has no weights" if not layer.weights else UNUSED)
-        return _Way("released", probes or PROBES["released"])
-
-    return _measure(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
-
-
 UNUSED = "unused in the forward pass"
 
 
+Sampler = Callable[[Differentiable, Data, Mapping[str, Sequence[str]], int, int], tuple[Estimates, dict[str, str], int]]
+"""(run, data, parameters by layer, batch, probes) -> estimates, failures by layer, number of samples."""
+
+
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """The method by which one layer is measured.
 
-    It may be a status that explains a missing value, or have a note on why its value is not exact.
+    Attributes:
+        how: the estimator's name; empty without a value.
+        probes: number of random vectors, 0 for ``"exact"``.
+        note: why no exact value is taken, or ``"as asked"``.
+        status: why there is no value.
+        sample: the function behind an estimator that this module does not have.
+        only_weights: whether biases are left out.
     """
 
     how: str = ""
     probes: int = 0
     note: str = ""
     status: str = "ok"
+    sample: Sampler | None = None
+    only_weights: bool = False
 
     @property
     def estimator(self) -> str:
@@ -204,42 +188,44 @@ class _Way:
             return "exact"
         if self.how == "fast":
             return f"rademacher(probes={self.probes})" + (", bound" if self.probes == 1 else "")
-        if self.how == "released":
-            return f"nuclear norm of H v(probes={self.probes})"
         return f"{self.how}(probes={self.probes})"
 
+    def names(self, layer: Layer) -> tuple[str, ...]:
+        """Return the layer's parameters that are measured."""
+        return layer.weights if self.only_weights else layer.parameters
 
-def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str) -> _Way:
+
+def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str) -> Way:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
-        return _Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
+        return Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
 
-    def sampled(how: str, note: str) -> _Way:
+    def sampled(how: str, note: str) -> Way:
         few = probes is None or (probes < 2 and how != "fast")
-        return _Way(how, PROBES[how] if few or probes is None else probes, note)
+        return Way(how, PROBES[how] if few or probes is None else probes, note)
 
     if backend != "fedlayers":
-        return _Way(backend, probes or PROBES["hutchinson"], "as asked")
+        return Way(backend, probes or PROBES["hutchinson"], "as asked")
     if estimator == "hutchinson":
         return sampled("hutchinson", "as asked")
     if estimator == "activation":
         if coupled:
-            return _Way(note=coupled, status=f"no estimate in the space of its outputs: {coupled}")
+            return Way(note=coupled, status=f"no estimate in the space of its outputs: {coupled}")
         return sampled("activation", "as asked")
     if not bent:
-        return sampled("fast", "as asked") if estimator == "fast" else _Way("exact")
+        return sampled("fast", "as asked") if estimator == "fast" else Way("exact")
     if estimator == "exact":
-        return _Way(note=bent, status=f"no exact value: {bent}")
+        return Way(note=bent, status=f"no exact value: {bent}")
     if not coupled:
         return sampled("activation", bent)
     return sampled("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")
 
 
-def _measure(
+def measured(
     model: nn.Module,
     data: Data,
     layers: Sequence[Layer],
-    plan: Callable[[Verdict, Layer], _Way],
+    plan: Callable[[Verdict, Layer], Way],
     *,
     loss: Loss,
     batch: int,
@@ -247,6 +233,11 @@ def _measure(
     mode: str,
     dtype: torch.dtype | None,
 ) -> list[TraceResult]:
+    """Return each layer's result, measured as ``plan`` says. Arguments and errors are those of :func:`hessian_trace`.
+
+    Args:
+        plan: (verdict, layer) -> the way that the layer is measured.
+    """
     run = Differentiable(model, loss, dtype, seed)
     for layer in layers:
         for name in layer.parameters:
@@ -256,23 +247,23 @@ def _measure(
 
 
 def _results(
-    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, plan: Callable[[Verdict, Layer], _Way]
+    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, plan: Callable[[Verdict, Layer], Way]
 ) -> list[TraceResult]:
     values: dict[str, tuple[float, float]] = {}
-    ways: dict[str, _Way] = {}
+    ways: dict[str, Way] = {}
     statuses: dict[str, str] = {}
     n = 0
     try:
         first = next(iter(batches(data, batch)))
         verdict = decide(run, first, layers)
         ways = {layer.name: plan(verdict, layer) for layer in layers}
+        samplers = _SAMPLED | {way.how: way.sample for way in ways.values() if way.sample is not None}
         todo: dict[tuple[str, int], dict[str, list[str]]] = {}
         for layer in layers:
             way = ways[layer.name]
-            names = layer.weights if way.how == "released" else layer.parameters
             if way.status == "ok":
                 group = todo.setdefault((way.how, way.probes), {})
-                group[layer.name] = [name for name in names if name in verdict.reached]
+                group[layer.name] = [name for name in way.names(layer) if name in verdict.reached]
         for (how, probes), group in todo.items():
             if how == "exact":
                 found, n = exact_traces(run, data, group, batch, verdict.n_classes)
@@ -280,8 +271,8 @@ def _results(
             elif how == "fast":
                 drawn, n = sign_traces(run, data, group, batch, probes)
                 values |= drawn
-            elif how in _SAMPLED:
-                drawn, failures, n = _SAMPLED[how](run, data, group, batch, probes)
+            elif how in samplers:
+                drawn, failures, n = samplers[how](run, data, group, batch, probes)
                 values |= drawn
                 statuses |= failures
             else:
@@ -299,14 +290,12 @@ def _results(
 
     results = []
     for layer in layers:
-        way = ways.get(layer.name, _Way())
-        size = sum(
-            run.parameters[name].numel() for name in (layer.weights if way.how == "released" else layer.parameters)
-        )
+        way = ways.get(layer.name, Way())
+        size = sum(run.parameters[name].numel() for name in way.names(layer))
         value, stderr = values.get(layer.name, (math.nan, math.nan))
         status = statuses.get(layer.name, "ok")
         status = way.status if status == "ok" else status
-        if status == "ok" and not (math.isfinite(value) and (math.isfinite(stderr) or way.how == "released")):
+        if status == "ok" and not (math.isfinite(value) and (math.isfinite(stderr) or way.probes == 1)):
             status = f"the trace of layer {layer.name!r} is not finite"
         if status == "ok":
             results.append(TraceResult(layer.name, value, stderr, way.estimator, size, n, note=way.note))
@@ -315,4 +304,4 @@ def _results(
     return results
 
 
-_SAMPLED = {"activation": output_traces, "hutchinson": weight_traces, "released": released}
+_SAMPLED: dict[str, Sampler] = {"activation": output_traces, "hutchinson": weight_traces}

@@ -23,7 +23,7 @@ from .base import Measurement, metric
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
 
-    A value of 1 means same up to a linear map. See :func:`diagnostics.representation.moments.mean_cca`. A layer with as
+    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.moments.CCA`. A layer with as
     many features as samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
     Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers. With

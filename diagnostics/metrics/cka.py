@@ -81,7 +81,7 @@ class Cka(SimilarityOptions):
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
 
-    See :func:`diagnostics.representation.gram.linear_cka`. Every model sees the same samples in the same order. A
+    See :mod:`diagnostics.representation.gram`. Every model sees the same samples in the same order. A
     loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
 
     Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch), or

@@ -54,7 +54,7 @@ class RbfCka(SimilarityOptions):
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     """Return one row a layer and pair of clients: CKA with a radial kernel; 1 = same.
 
-    See :func:`diagnostics.representation.gram.rbf_cka`.
+    See :mod:`diagnostics.representation.gram`.
 
     Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
 

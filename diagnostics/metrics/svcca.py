@@ -43,7 +43,7 @@ class Svcca(SimilarityOptions):
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     """Return one row a layer and pair of clients: cca on the main directions of each side.
 
-    See :func:`~diagnostics.metrics.cca.cca` and :func:`diagnostics.representation.moments.svcca`.
+    See :func:`~diagnostics.metrics.cca.cca` and :func:`diagnostics.representation.moments.svcca_measure`.
 
     Memory: as of :func:`~diagnostics.metrics.cca.cca`.
 

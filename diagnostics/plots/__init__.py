@@ -8,7 +8,7 @@ a note beneath the picture gives the reason.
 from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .costs import cost_steps, costs
 from .drawing import style
-from .features import mismatch, tsne, tsne_panels
+from .features import tsne, tsne_panels
 from .layers import cka_matrices, metric
 from .plan import plan
 from .probabilities import calibration, roc
@@ -29,7 +29,6 @@ __all__ = [
     "has_density",
     "learning",
     "metric",
-    "mismatch",
     "partition",
     "plan",
     "prompt_attention",

@@ -1,4 +1,4 @@
-"""Pictures of features: t-SNE of clients' samples before and after a layer; Origin, Probe and Match accuracy."""
+"""Pictures of features: t-SNE of clients' samples before and after a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.ordering import in_order
 
 from ..representation.embedding import COLUMNS, centroids
-from .drawing import COLOURS, MARKERS, MOST, canvas, missing, panels, with_notes
+from .drawing import COLOURS, MARKERS, MOST, canvas, panels
 
 SHOWN = 20
 """Classes that the legend names at most."""
@@ -146,38 +146,3 @@ def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], cent
 def _said(frame: pd.DataFrame) -> str:
     perplexity = frame.attrs.get("perplexity")
     return f"{len(frame)} samples" + (f", t-SNE, perplexity {perplexity:.3g}" if perplexity else "")
-
-
-def mismatch(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Draw each client's Origin, Probe and Match accuracy and their means: the cost of mismatched features.
-
-    Args:
-        frame: from :func:`diagnostics.representation.mismatch.mismatch`.
-
-    Raises:
-        UsageError: the frame lacks an accuracy.
-    """
-    kinds = {"origin_accuracy": "Origin: classifier as it is", "match_accuracy": "Match: linear map before it"}
-    kinds["probe_accuracy"] = "Probe: new classifier"
-    for kind in kinds:
-        check_known("metric", kind, frame["metric"].unique())
-    rows = frame[frame["metric"].isin(list(kinds))]
-    names = in_order(rows["client"].unique())
-    notes = ["× " + note for note in missing(rows, "metric")]
-    with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
-        for k, (kind, label) in enumerate(kinds.items()):
-            of_kind = rows[rows["metric"] == kind].set_index("client").reindex(names)
-            at = np.arange(len(names)) + 0.18 * (k - 1)
-            axes.errorbar(
-                at, of_kind["value"], of_kind["stderr"], fmt=MARKERS[k], color=COLOURS[k], elinewidth=1.0, label=label
-            )
-            mean = of_kind["value"].mean(skipna=False)
-            axes.errorbar([len(names) + 0.18 * (k - 1)], [mean], fmt=MARKERS[k], color=COLOURS[k], markersize=7)
-        axes.axvline(len(names) - 0.5, color="0.7", linewidth=0.8)
-        shown = [*names, "mean"]
-        long = sum(len(name) + 2 for name in shown) > 5 * len(shown) + 10
-        axes.set_xticks(range(len(shown)), shown, rotation=90 if long else 0)
-        axes.set_xlim(-0.5, len(shown) - 0.5)
-        axes.set(ylabel="accuracy on own test samples", xlabel=with_notes("client", notes))
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
-    return axes

@@ -1,4 +1,20 @@
-"""CKA with a linear or radial kernel, from Gram matrices that are summed while features arrive."""
+"""CKA with a linear or radial kernel, from Gram matrices that are summed while features arrive.
+
+CKA compares features x [n, d1] and y [n, d2] of the same n samples; 1 = same, 0 = unrelated.
+
+* ``"full"``: HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). With the linear kernel it is ||Y^T X||_F^2 / (||X^T X||_F
+  ||Y^T Y||_F) with columns centred, in [0, 1] (Kornblith et al. 2019, Eq. 5). This is PLayer-FL, Eq. A.3, without its
+  squared denominator.
+* ``"minibatch"``: each HSIC is the unbiased estimator (Song et al. 2012, Eq. 5), averaged over batches (Nguyen et al.
+  2021, Eq. 3). It may fall below 0.
+
+The radial kernel is exp(-||a - b||^2 / (2 s^2)). Its width s is ``bandwidth`` times the median distance between two
+different samples, each side's own (Kornblith et al. 2019, section 3). They use 0.2, 0.4 and 0.8. With ``"minibatch"``
+each batch has its own s.
+
+All are invariant to rotation, isotropic scale and offset of either side. There is no value if one side is constant, not
+finite, or too short. With the radial kernel there is none if more than half of the samples' pairs are identical.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 
-from .probe import LEAST, NoValue, Place, checked, places
+from .probe import LEAST, NoValue, Place, checked
 
 ESTIMATORS = ("full", "minibatch")
 BANDWIDTH = 0.4
@@ -21,62 +37,11 @@ _PANEL = 64  # rows of a Gram matrix that are computed at a time
 _NARROW = 64  # features; so few are taken in float64, since their sums have little to average rounding over
 
 
-def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None = None) -> float:
-    """Return linear CKA of features x [n, d1] and y [n, d2] of the same n samples; 1 = same, 0 = unrelated.
-
-    * ``"full"``: ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) with columns centred, in [0, 1] (Kornblith et al. 2019, Eq.
-      5). This is PLayer-FL, Eq. A.3, without its squared denominator.
-    * ``"minibatch"``: HSIC_1(X, Y) / sqrt(HSIC_1(X, X) HSIC_1(Y, Y)). Each HSIC_1 is the unbiased estimator (Song et
-      al. 2012, Eq. 5), averaged over batches of ``batch`` samples (Nguyen et al. 2021, Eq. 3). It may fall below 0.
-
-    Both are invariant to rotation, isotropic scale and offset of either side. The value is NaN if one side is constant,
-    not finite, or too short.
-
-    Raises:
-        UsageError: numbers of samples differ, or ``batch`` is below 4 with ``"minibatch"``.
-    """
-    return _cka(x, y, estimator, batch, None)
-
-
-def rbf_cka(
-    x: Tensor, y: Tensor, bandwidth: float = BANDWIDTH, estimator: str = "full", batch: int | None = None
-) -> float:
-    """Return CKA of x [n, d1] and y [n, d2] with k(a, b) = exp(-||a - b||^2 / (2 s^2)); 1 = same, 0 = unrelated.
-
-    The width s is ``bandwidth`` times the median distance between two different samples, each side's own (Kornblith et
-    al. 2019, section 3). They use 0.2, 0.4 and 0.8. With ``"minibatch"`` each batch has its own s. Estimators,
-    invariances and NaN are those of :func:`linear_cka`. The value is also NaN if more than half of the samples' pairs
-    are identical.
-
-    Raises:
-        UsageError: as :func:`linear_cka`, or the bandwidth is not above 0.
-    """
-    return _cka(x, y, estimator, batch, check_bandwidth(bandwidth))
-
-
 def check_bandwidth(bandwidth: float) -> float:
     """Refuse a bandwidth that is not finite and above 0."""
     if not 0 < bandwidth < math.inf:
         raise UsageError(f"bandwidth must be above 0; got {bandwidth}.")
     return bandwidth
-
-
-def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None) -> float:
-    check_known("estimator of CKA", estimator, ESTIMATORS)
-    if len(x) != len(y):
-        raise UsageError(f"features must be of the same samples for CKA; got {len(x)} and {len(y)} samples.")
-    where = places(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
-    grams = []
-    for side in (x, y):
-        recorder = Recorder(where, estimator, bandwidth=bandwidth)
-        for start, stop in where:
-            recorder.take(start, stop, side[start:stop])
-        summary = recorder.kept()
-        if isinstance(summary, str) or summary.gram is None:
-            return math.nan
-        grams.append(summary.gram.double())
-    a, b = grams
-    return float(a.dot(b) / (a.dot(a) * b.dot(b)).sqrt())  # the same bits for (y, x)
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,30 @@ def _mean_correlation(product: Tensor) -> Tensor:
 
 
 LINEAR_CKA = Measure(_unit_norm, lambda product: product.square().sum())
+"""||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) with columns centred, in [0, 1] (Kornblith et al. 2019, Eq. 5)."""
 PROCRUSTES = Measure(_unit_trace, _angle)
+"""The orthogonal Procrustes angle in radians: 0 means same and pi / 2 unrelated.
+
+The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F ||Y||_F)) with columns centred (Williams
+et al. 2021, without whitening: alpha = 1). It is a metric, invariant to rotation, isotropic scale and offset of either
+side. There is no value if one side is constant, not finite, or has fewer than 2 samples.
+"""
 CCA = Measure(_whitened, _mean_correlation)
+"""The mean canonical correlation, in [0, 1]: 1 means same up to an invertible linear map.
+
+The mean is over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank is found in float64. It
+leaves out directions that rounding the features in their type can make. Unrelated features of rank r have about
+sqrt(r / n), not 0. Two ranks that add up to n or more force correlations of 1.
+
+There is no value where :data:`PROCRUSTES` has none. Nor is there one if one side spans all n - 1 directions, as with
+n - 1 features or more. Every correlation is then 1.
+"""
 
 
 def svcca_measure(variance: float = VARIANCE) -> Measure:
-    """Return SVCCA that keeps this share of each side's variance.
+    """Return SVCCA: :data:`CCA` of the fewest principal directions of each side that hold this share of its variance.
+
+    See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
 
     Raises:
         UsageError: the share is not between 0 and 1.
@@ -102,62 +120,6 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
     if not 0 < variance <= 1:
         raise UsageError(f"variance must be above 0 and at most 1; got {variance}.")
     return Measure(partial(_whitened, variance=variance), _mean_correlation)
-
-
-def procrustes_distance(x: Tensor, y: Tensor) -> float:
-    """Return the orthogonal Procrustes angle between x [n, d1] and y [n, d2] in radians.
-
-    0 means same and pi / 2 unrelated. The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F
-    ||Y||_F)) with columns centred (Williams et al. 2021, without whitening: alpha = 1). It is a metric, invariant to
-    rotation, isotropic scale and offset of either side. The value is NaN if one side is constant, not finite, or has
-    fewer than 2 samples.
-
-    Raises:
-        UsageError: numbers of samples differ.
-    """
-    return _between(x, y, PROCRUSTES)
-
-
-def mean_cca(x: Tensor, y: Tensor) -> float:
-    """Return the mean canonical correlation of x [n, d1] and y [n, d2], in [0, 1].
-
-    A value of 1 means same up to an invertible linear map. The mean is over the min(rank x, rank y) correlations
-    (Kornblith et al. 2019, Table 1). The rank is found in float64. It leaves out directions that rounding the features
-    in their type can make. Unrelated features of rank r have about sqrt(r / n), not 0. Two ranks that add up to n or
-    more force correlations of 1.
-
-    The value is NaN as in :func:`procrustes_distance`. It is also NaN if one side spans all n - 1 directions, as with n
-    - 1 features or more. Every correlation is then 1.
-
-    Raises:
-        UsageError: numbers of samples differ.
-    """
-    return _between(x, y, CCA)
-
-
-def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
-    """Return :func:`mean_cca` of the fewest principal directions of each side that hold ``variance``.
-
-    See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
-
-    Raises:
-        UsageError: numbers of samples differ, or the variance is not between 0 and 1.
-    """
-    return _between(x, y, svcca_measure(variance))
-
-
-def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
-    if len(x) != len(y):
-        raise UsageError(f"features must be of the same samples; got {len(x)} and {len(y)} samples.")
-    kept = Kept(2, len(x))
-    for side, features in enumerate((x, y)):
-        kept.take(side, (0, len(x)), features.reshape(len(x), -1))
-        kept.done(side)
-    kept.prepare(measure)
-    return math.nan if kept.faults else float(measure.value(kept.product(0, 1)))
-
-
-# --- how the cross-products come about -------------------------------------------------------------------------
 
 
 class Kept:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..client_model import ClientModel
 from .comparison import Faults, LayerComparison, Spot, Value
 from .gram import Recorder, Summary, hsic
-from .moments import PROCRUSTES, Kept, Measure, Moments
-from .probe import NoValue, Place, along_one, arranged, by_position
-from .shifts import least_angle, unit_maps
+from .moments import Kept, Measure, Moments
+from .probe import NoValue, Place, arranged
 from .torch_cka import compared
 
 
@@ -18,7 +16,8 @@ def _none(a: Spot, b: Spot) -> float | str:
     return "nothing to compare"
 
 
-def _unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
+def unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
+    """Return no values, as for fewer than two models, and tell the progress of every client."""
     for subject in comparison.subjects:
         comparison.measurement.tick(subject.client)
     return {}, _none
@@ -27,7 +26,7 @@ def _unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
 def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
     """Return values from Gram matrices, one client after another; features are summarised as they arrive."""
     if comparison.empty:
-        return _unseen(comparison)
+        return unseen(comparison)
     models = None if comparison.across else len(comparison.subjects)
     recorders = {path: Recorder(comparison.where, estimator, models, bandwidth) for path in comparison.paths}
     summaries: dict[Spot, Summary] = {}
@@ -86,7 +85,7 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
     The features are stored, or processed batch by batch if positions are rows.
     """
     if comparison.empty:
-        return _unseen(comparison)
+        return unseen(comparison)
     clients, n, rows = len(comparison.subjects), len(comparison.x), comparison.options.positions == "samples"
     collected: dict[str, Kept | Moments] = {}
     faults: dict[Spot, str] = {}
@@ -135,64 +134,3 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
         return float(measure.value(first.bases[left].T @ second.bases[right]))
 
     return faults, value
-
-
-def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Return Procrustes angles over shifts, as PLayer-FL's authors measured them, layer by layer."""
-    if comparison.empty:
-        return _unseen(comparison)
-    faults: dict[Spot, str] = {}
-    values: dict[tuple[Spot, Spot], float | str] = {}
-    for path in comparison.paths:
-        spots = [(path, client) for client in range(len(comparison.subjects))]
-        maps, plain = {}, Kept(len(spots), len(comparison.x))
-        for spot, subject in zip(spots, comparison.subjects, strict=True):
-            try:
-                seen = _seen(comparison, subject, path)
-                if seen.ndim > 3 or (seen.ndim == 3 and along_one(subject.model.get_submodule(path))):
-                    maps[spot] = unit_maps(seen)
-                else:
-                    seen = seen.sum(1) if seen.ndim == 3 else seen
-                    plain.take(spot[1], (0, len(seen)), seen)
-                    plain.done(spot[1])
-            except NoValue as reason:
-                faults[spot] = str(reason)
-            if path == comparison.paths[-1]:
-                comparison.measurement.tick(subject.client)
-        plain.prepare(PROCRUSTES)
-        faults |= {(path, client): reason for client, reason in plain.faults.items()}
-        sound = [spot for spot in spots if spot not in faults]
-        for k, a in enumerate(sound):
-            for b in sound[k + 1 :]:
-                if a in maps and b in maps and maps[a].shape[:-1] == maps[b].shape[:-1]:
-                    values[a, b] = least_angle(maps[a], maps[b])
-                elif a in maps or b in maps:
-                    values[a, b] = "positions that differ between the two clients"
-                else:
-                    values[a, b] = float(PROCRUSTES.value(plain.product(a[1], b[1])))
-    return faults, lambda a, b: values[a, b]
-
-
-def _seen(comparison: LayerComparison, subject: ClientModel, path: str) -> Tensor:
-    """Return a module's outputs for all probe samples, [n, *positions, d]."""
-    parts: dict[Place, Tensor] = {}
-    faults: list[NoValue] = []
-
-    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
-        try:
-            arranged(module, output, place, "flatten")
-        except NoValue as reason:
-            faults.append(reason)
-        else:
-            x = by_position(module, output).clone()
-            parts[place] = x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-    comparison.watch(subject, take, paths=[path])
-    if faults:
-        raise faults[0]
-    if list(parts) != comparison.where:
-        raise NoValue("not computed in every forward pass")
-    shapes = list(dict.fromkeys(part.shape[1:] for part in parts.values()))
-    if len(shapes) > 1:
-        raise NoValue(f"shape {tuple(shapes[1])} after {tuple(shapes[0])} in an earlier batch")
-    return torch.cat(list(parts.values()))

@@ -12,11 +12,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.drawing import style
-from diagnostics.representation.mismatch import classifier_input, mismatch, probe_accuracy
 from figures import items
 from figures.beside import marks
 from figures.differences import difference
 from figures.fedpft.insides import BASE, TITLES, behind
+from figures.fedpft.mismatch import classifier_input, mismatch, probe_accuracy
 from figures.fedpft.pictures import GUESSING, METHODS
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import dataset, title

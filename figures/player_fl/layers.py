@@ -25,6 +25,8 @@ from fl_core import runner
 from fl_core.config import RunConfig
 
 NAME = "player_fl.layers"
+RELEASED = "figures.player_fl.released"
+"""The module of what the authors' released code measured."""
 FIRST, ALONE, FEDERATED = MOMENTS = ("first", "independent", "federated")
 
 
@@ -160,12 +162,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         sites.frame(["grad_variance", SENSITIVITY], many),
         sites.frame("grad_variance", batch, FIGURE_BATCH, reduction="batch"),
         sites.frame("hessian_trace", few),
-        sites.frame("hessian_trace", batch, FIGURE_BATCH, variant="released"),
+        sites.frame(f"{RELEASED}:hessian_trace", batch, FIGURE_BATCH),
         sites.frame("cka", probe=probe),
         sites.frame(SENSITIVITY, when="figure", embeddings="released"),
     ]
     if network.angle:
-        parts.append(sites.frame("procrustes", probe=probe, positions="released"))
+        parts.append(sites.frame(f"{RELEASED}:procrustes", probe=probe))
     if isinstance(sites, Epoch):
         parts.append(sites.sensitivity("training"))
     measured = pd.concat(parts, ignore_index=True)

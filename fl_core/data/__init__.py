@@ -1,5 +1,7 @@
 """Datasets by name, by path or from your own code, partitioned over clients. Names are imported on first use."""
 
+# ruff: noqa: F401 - the names below are imported on first use, by `attach`
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -16,54 +18,4 @@ if TYPE_CHECKING:
     from fl_core.data.silos import from_clients
     from fl_core.data.sources import Source
 
-_HOMES = {
-    "ClientData": ".federated",
-    "DATASETS": ".registry",
-    "FederatedData": ".federated",
-    "PARTITIONS": ".partitions",
-    "Partition": ".partitions",
-    "Partitioning": ".partitions",
-    "Recipe": ".recipes",
-    "Source": ".sources",
-    "Split": ".federated",
-    "available_datasets": ".loading",
-    "dataset": ".registry",
-    "default_scale": ".loading",
-    "datasets": ".registry",
-    "gather": ".federated",
-    "general": ".recipes",
-    "is_code": ".registry",
-    "load": ".loading",
-    "from_clients": ".silos",
-    "open_named": ".loading",
-    "partition": ".partitions",
-    "recipe": ".loading",
-    "register": ".registry",
-    "extra_test_samples": ".held_out",
-}
-__all__ = [
-    "DATASETS",
-    "PARTITIONS",
-    "ClientData",
-    "FederatedData",
-    "Partition",
-    "Partitioning",
-    "Recipe",
-    "Source",
-    "Split",
-    "available_datasets",
-    "dataset",
-    "datasets",
-    "default_scale",
-    "extra_test_samples",
-    "from_clients",
-    "gather",
-    "general",
-    "is_code",
-    "load",
-    "open_named",
-    "partition",
-    "recipe",
-    "register",
-]
-__getattr__, __dir__ = attach(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -3,6 +3,8 @@
 To add one, put a file with a function under :func:`model` here.
 """
 
+# ruff: noqa: F401 - the names below are imported on first use, by `attach`
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -14,17 +16,4 @@ if TYPE_CHECKING:
     from fl_core.models.layered import Layered
     from fl_core.models.registry import MODELS, describe, is_code, model, register
 
-_HOMES = {
-    "Layered": ".layered",
-    "MODELS": ".registry",
-    "build": ".building",
-    "check_fit": ".building",
-    "copied": ".building",
-    "describe": ".registry",
-    "example": ".building",
-    "is_code": ".registry",
-    "model": ".registry",
-    "register": ".registry",
-}
-__all__ = ["MODELS", "Layered", "build", "check_fit", "copied", "describe", "example", "is_code", "model", "register"]
-__getattr__, __dir__ = attach(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from diagnostics.curvature.draws import draw_of
-from diagnostics.curvature.hessian import TraceResult, hessian_trace, released_norm
-from diagnostics.curvature.released import _direction, nuclear_norm
+from diagnostics.curvature.hessian import TraceResult, hessian_trace
 from diagnostics.diagnosis import diagnose
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.seeds import torch_generator
 from fl_core.training.losses import Loss, build
 from tests.networks import Wired
 
@@ -304,46 +302,3 @@ def test_pyhessian_s_reference_cycle_is_broken() -> None:
     assert alive() == before
     assert model.training
     assert model.get_parameter("0.bias").grad.tolist() == [1.0] * 6  # type: ignore[union-attr]
-
-
-def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
-    model, data = images(), pair(9, 2, 5, 5)
-    layers = loose(model)
-    (result,) = released_norm(model, data, layers[2:3], loss=CE, batch=4, seed=3)
-    assert result.estimator == "nuclear norm of H v(probes=1)"
-    assert math.isnan(result.stderr)
-    assert result.n_params == 72
-    weight = model.get_parameter("3.weight").detach()
-    v = _direction(weight, torch_generator(3, "released probe", "3.weight"))
-    assert float(v.norm()) == pytest.approx(1)
-    product = (block(model, data, ("3.weight",)) @ v.reshape(-1)).reshape(weight.shape)
-    norms = [np.linalg.svd(product[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)]
-    assert result.trace == pytest.approx(np.mean(norms), rel=1e-10)
-    averaged = released_norm(model, data, layers, loss=CE, probes=5)
-    assert all(r.trace >= 0 and r.stderr > 0 for r in averaged)
-
-
-@pytest.mark.parametrize("shape", [(5,), (4, 3), (4, 2, 3, 3)])
-def test_nuclear_norms(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape, dtype=torch.float64)
-    columns = x.reshape(len(x), -1)[:, :, None].transpose(1, 2) if x.ndim < 3 else None
-    expected = (
-        np.linalg.svd(columns.reshape(len(x), -1).numpy(), compute_uv=False).sum()
-        if columns is not None
-        else np.mean([np.linalg.svd(x[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)])
-    )
-    assert nuclear_norm(x) == pytest.approx(expected)
-    assert math.isnan(nuclear_norm(x * math.nan))
-
-
-def test_released_rows_are_labelled() -> None:
-    x, y = pair(8, 4)
-    options = {"hessian_trace": {"variant": "released"}}
-    report = diagnose(mlp().float(), (x.float(), y), "hessian_trace", progress=False, options=options)
-    assert set(report.frame["variant"]) == {"released"}
-    assert set(report.frame["estimator"]) == {"nuclear norm of H v(probes=1)"}
-    assert report.frame["stderr"].isna().all()
-    assert report.plot("hessian_trace") is not None
-    for bad in ({"variant": "realeased"}, {"variant": "released", "estimator": "exact"}):
-        with pytest.raises(UsageError, match=r"'released'|no estimator"):
-            diagnose(mlp().float(), (x.float(), y), "hessian_trace", progress=False, options={"hessian_trace": bad})

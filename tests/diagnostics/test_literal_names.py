@@ -15,7 +15,6 @@ from diagnostics import plots
 from diagnostics.diagnosis import diagnose
 from diagnostics.plots import drawing
 from diagnostics.plots.collect import figure_of
-from fl_core import rows as schema
 from tests.diagnostics.test_algorithm_state import attention, held, mixing, trained
 from tests.diagnostics.test_collect import network, samples
 from tests.diagnostics.test_plots import counted, decision, diagnosis, results, table
@@ -44,11 +43,6 @@ def cloud() -> pd.DataFrame:
     draw = np.random.default_rng(0).normal(size=(12, 2))
     clients, classes = ["a", "b"] * 6, ["p", "p", "q", "q"] * 3
     return renamed(pd.DataFrame({"x": draw[:, 0], "y": draw[:, 1], "class": classes, "client": clients}))
-
-
-def accuracies() -> pd.DataFrame:
-    kinds = ("origin_accuracy", "match_accuracy", "probe_accuracy")
-    return renamed(schema.frame([schema.row(kind, 0.5, client=name) for kind in kinds for name in ("a", "b")]))
 
 
 def cuts() -> list[pd.DataFrame]:
@@ -83,7 +77,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "costs": lambda: plots.costs(measured("layer_cost")),
     "learning": lambda: plots.learning(renamed(results())),
     "metric": lambda: plots.metric(renamed(diagnosis()), "grad_variance"),
-    "mismatch": lambda: plots.mismatch(accuracies()),
     "partition": lambda: plots.partition(counted(3, 2).rename(index=named, columns=named)),
     "plan": lambda: plots.plan(
         decision([named("a"), named("b")], 1, rule=named("r"), values=(1.0, 2.0), votes={named("c"): named("a")})

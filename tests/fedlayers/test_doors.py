@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -24,17 +23,6 @@ def test_a_door_opens_and_says_what_it_is(name):
     assert name in dir(fl)
     door = getattr(fl, name)
     assert (door.__doc__ or "").strip(), name
-
-
-def test_types_are_those_of_the_doors():
-    """What mypy is told of each name is where it really comes from."""
-    tree = ast.parse(Path(fl.__file__).read_text())
-    told = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module != "typing" and node.names[0].asname:
-            name, home = node.names[0].asname, node.module
-            told[name] = f"{home}.{name}:" if fl._HOMES[name].endswith(":") else home
-    assert told == fl._HOMES
 
 
 def test_an_unknown_door_is_an_attribute_error():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagnostics.representation.mismatch import mismatch, summary
+from figures.fedpft.mismatch import mismatch, summary
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contrastive import Seen

@@ -3,6 +3,8 @@
 To add one, write a file with a class under :func:`partition` (see :class:`Partitioning`). Its fields are its options.
 """
 
+# ruff: noqa: F401 - the names below are imported on first use, by `attach`
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -15,24 +17,4 @@ if TYPE_CHECKING:
     from fl_core.data.partitions.making import make
     from fl_core.data.partitions.stored import Partition
 
-_HOMES = {
-    "Partition": ".stored",
-    "Partitioning": ".base",
-    "Pool": ".base",
-    "SPLITS": ".base",
-    "check_shares": ".base",
-    "make": ".making",
-    "split_sizes": ".base",
-}
-__all__ = [
-    "PARTITIONS",
-    "SPLITS",
-    "Partition",
-    "Partitioning",
-    "Pool",
-    "check_shares",
-    "make",
-    "partition",
-    "split_sizes",
-]
-__getattr__, __dir__ = attach(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

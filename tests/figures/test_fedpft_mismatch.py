@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics import plots
-from diagnostics.representation import mismatch
 from diagnostics.representation.classifiers import logistic
-from diagnostics.representation.mismatch import (
+from figures.fedpft import mismatch
+from figures.fedpft.mismatch import (
     classifier_input,
     match_accuracy,
     origin_accuracy,
@@ -187,9 +186,9 @@ def test_a_client_whose_training_diverges_is_named_and_drawn_as_missing() -> Non
     assert all(status.startswith("client ") for status in gone["status"])
     assert np.isnan(mismatch.summary(frame)["probe_accuracy"])
     assert mismatch.summary(frame)["origin_accuracy"] >= 0
-    ax = plots.mismatch(frame)
+    ax = mismatch.picture(frame)
     assert "× probe_accuracy" in ax.get_xlabel()
     assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b", "mean"]
     ax.figure.canvas.draw()
     with pytest.raises(UsageError, match="metric 'match_accuracy'"):
-        plots.mismatch(frame[frame["metric"] != "match_accuracy"])
+        mismatch.picture(frame[frame["metric"] != "match_accuracy"])

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from diagnostics.capture import Batch, Data, batches
+from diagnostics.client_model import placed
+from diagnostics.plots.drawing import COLOURS, MARKERS, canvas, missing, with_notes
+from diagnostics.representation.classifiers import accuracy_error, logistic
+from diagnostics.representation.features import NoValue, collect
 from fl_core import rows
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
+from fl_core.ordering import in_order
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-
-from ..capture import Batch, Data, batches
-from ..client_model import placed
-from .classifiers import accuracy_error, logistic
-from .features import NoValue, collect
 
 SOLVERS = ("sgd", "lbfgs")
 KINDS = ("origin_accuracy", "probe_accuracy", "match_accuracy")
@@ -270,3 +272,38 @@ def summary(frame: pd.DataFrame, names: Sequence[str] = KINDS) -> pd.Series:
     """Return the mean of each accuracy over clients, as the paper reports it; NaN if a client has none."""
     table = frame.pivot(index="client", columns="metric", values="value")
     return table.reindex(columns=list(names)).mean(skipna=False)
+
+
+def picture(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draw each client's Origin, Probe and Match accuracy and their means: the cost of mismatched features.
+
+    Args:
+        frame: from :func:`mismatch`.
+
+    Raises:
+        UsageError: the frame lacks an accuracy.
+    """
+    kinds = {"origin_accuracy": "Origin: classifier as it is", "match_accuracy": "Match: linear map before it"}
+    kinds["probe_accuracy"] = "Probe: new classifier"
+    for kind in kinds:
+        check_known("metric", kind, frame["metric"].unique())
+    shown_rows = frame[frame["metric"].isin(list(kinds))]
+    names = in_order(shown_rows["client"].unique())
+    notes = ["× " + note for note in missing(shown_rows, "metric")]
+    with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
+        for k, (kind, label) in enumerate(kinds.items()):
+            of_kind = shown_rows[shown_rows["metric"] == kind].set_index("client").reindex(names)
+            at = np.arange(len(names)) + 0.18 * (k - 1)
+            axes.errorbar(
+                at, of_kind["value"], of_kind["stderr"], fmt=MARKERS[k], color=COLOURS[k], elinewidth=1.0, label=label
+            )
+            mean = of_kind["value"].mean(skipna=False)
+            axes.errorbar([len(names) + 0.18 * (k - 1)], [mean], fmt=MARKERS[k], color=COLOURS[k], markersize=7)
+        axes.axvline(len(names) - 0.5, color="0.7", linewidth=0.8)
+        shown = [*names, "mean"]
+        long = sum(len(name) + 2 for name in shown) > 5 * len(shown) + 10
+        axes.set_xticks(range(len(shown)), shown, rotation=90 if long else 0)
+        axes.set_xlim(-0.5, len(shown) - 0.5)
+        axes.set(ylabel="accuracy on own test samples", xlabel=with_notes("client", notes))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
+    return axes

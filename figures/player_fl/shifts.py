@@ -7,33 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from fl_core.errors import UsageError
-
-from .probe import NoValue, checked
+from diagnostics.representation.probe import NoValue, checked
 
 _SAMPLES = 64  # whose spectra are held at a time
 _SHIFTS = 64  # whose singular values are computed at a time
-
-
-def shifted_procrustes(x: Tensor, y: Tensor) -> float:
-    """Return the smallest Procrustes angle between two maps over shifts, in radians; 0 = same.
-
-    The maps are x [n, *positions, d1] and y [n, *positions, d2]. The angle is the min over s of arccos(||X^T Y_s||_* /
-    (||X||_F ||Y||_F)). Samples x positions are the rows, and columns are centred. Y_s is y rolled by s along its
-    positions (the convolutional form of Williams et al. 2021).
-
-    A minimum over shifts is never above the angle of the maps as they are. So convolutions look more alike than layers
-    without positions. The value is NaN as in :func:`diagnostics.representation.moments.procrustes_distance`.
-
-    Raises:
-        UsageError: samples or positions differ, or there are no positions.
-    """
-    if x.ndim < 3 or x.shape[:-1] != y.shape[:-1]:
-        raise UsageError(f"maps must have the same samples and positions; got {tuple(x.shape)} and {tuple(y.shape)}.")
-    try:
-        return least_angle(unit_maps(x), unit_maps(y))
-    except NoValue:
-        return math.nan
 
 
 def unit_maps(x: Tensor) -> Tensor:

@@ -1,0 +1,61 @@
+"""The quantities of PLayer-FL's released code: a nuclear norm, and the angle over shifts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from diagnostics.client_model import ClientModel
+from diagnostics.diagnosis import diagnose
+from figures.player_fl.released import _direction, nuclear_norm
+from fl_core.errors import UsageError
+from fl_core.seeds import torch_generator
+from tests.diagnostics.calls import call
+from tests.diagnostics.test_hessian_estimates import CE, block, images, loose, mlp, pair
+
+HESSIAN = "figures.player_fl.released:hessian_trace"
+
+
+def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
+    model, data = images(), pair(9, 2, 5, 5)
+    layers = loose(model)
+    client = [ClientModel("a", model, data, 9)]
+    (row,) = call(HESSIAN, client, layers[2:3], loss=CE, batch=4, seed=3)
+    assert row["estimator"] == "nuclear norm of H v(probes=1)"
+    assert row["stderr"] is None
+    assert row["n_params"] == 72
+    weight = model.get_parameter("3.weight").detach()
+    v = _direction(weight, torch_generator(3, "released probe", "3.weight"))
+    assert float(v.norm()) == pytest.approx(1)
+    product = (block(model, data, ("3.weight",)) @ v.reshape(-1)).reshape(weight.shape)
+    norms = [np.linalg.svd(product[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)]
+    assert row["value"] == pytest.approx(np.mean(norms), rel=1e-10)
+    averaged = call(HESSIAN, client, layers, loss=CE, probes=5)
+    assert all(r["value"] >= 0 and r["stderr"] > 0 for r in averaged)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (4, 2, 3, 3)])
+def test_nuclear_norms(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    columns = x.reshape(len(x), -1)[:, :, None].transpose(1, 2) if x.ndim < 3 else None
+    expected = (
+        np.linalg.svd(columns.reshape(len(x), -1).numpy(), compute_uv=False).sum()
+        if columns is not None
+        else np.mean([np.linalg.svd(x[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)])
+    )
+    assert nuclear_norm(x) == pytest.approx(expected)
+    assert math.isnan(nuclear_norm(x * math.nan))
+
+
+def test_released_rows_are_labelled() -> None:
+    x, y = pair(8, 4)
+    report = diagnose(mlp().float(), (x.float(), y), HESSIAN, progress=False)
+    assert set(report.frame["variant"]) == {"released"}
+    assert set(report.frame["estimator"]) == {"nuclear norm of H v(probes=1)"}
+    assert report.frame["stderr"].isna().all()
+    assert report.plot("hessian_trace") is not None
+    with pytest.raises(UsageError, match=r"probes.*at least 1"):
+        diagnose(mlp().float(), (x.float(), y), HESSIAN, progress=False, options={"hessian_trace": {"probes": 0}})
