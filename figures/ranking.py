@@ -199,7 +199,8 @@ def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -
         UsageError: there are fewer than 2 algorithms or 1 block, or alpha is outside 0 to 1.
     """
     if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
-        raise UsageError(f"no critical difference of {n_algorithms} algorithms over {n_blocks} at alpha {alpha}")
+        got = f"{n_algorithms} algorithms, {n_blocks} blocks and alpha {alpha}"
+        raise UsageError(f"a critical difference must have 2 algorithms, 1 block and alpha in (0, 1); got {got}.")
     quantile = scipy.stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
     return float(quantile * _rank_error(n_algorithms, n_blocks))
 

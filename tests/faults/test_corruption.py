@@ -189,7 +189,7 @@ class TestTheLastCheckpoint:
 
     def test_under_another_round_is_found(self, finished):
         shutil.copy(finished / "checkpoints/000001.json", finished / "checkpoints/000002.json")
-        with pytest.raises(CorruptError, match=r"000002\.json is damaged"):
+        with pytest.raises(CorruptError, match=r"000002\.json.*damaged"):
             Run(finished).verify()
         with pytest.raises(CorruptError, match=r"000002\.json"):
             Run(finished).checkpoint(2)
@@ -282,7 +282,7 @@ def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
     (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)
     forge_states(finished, blob=forged)
     for reader in (Run(finished).verify, Run(finished).checkpoint, lambda: resume(finished)):
-        with pytest.raises(CorruptError, match=rf"{forged}\.safetensors is damaged"):
+        with pytest.raises(CorruptError, match=rf"{forged}\.safetensors.*damaged"):
             reader()
     assert not executed()
 

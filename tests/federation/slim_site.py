@@ -52,7 +52,7 @@ def main() -> None:
     """Run the federations in the current folder."""
     sys.path[:0] = sys.argv[1:]
     import fedlayers.cli.federation
-    import fedlayers.remote.flower.site_process
+    import fedlayers.remote.flower.site_process  # noqa: F401  (that it can be imported is what is tested)
     from fedlayers.remote import federation, site_diagnosis
     from fedlayers.remote.in_memory import InMemoryTransport
     from fl_core.config import RunConfig

@@ -98,8 +98,8 @@ def test_what_the_sites_measure_is_selected_from_and_federated(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--metrics cka", "cka compares"),
-        ("--metrics grad_norm --null clients", "null clients"),
+        ("--metrics cka", "got cka"),
+        ("--metrics grad_norm --null clients", "got clients"),
         ("--partition iid", "--partition"),
         ("--resamples 4", "--resamples"),
         ("--min-sites 2", "--timeout"),

@@ -72,13 +72,13 @@ def test_the_same_layers_are_selected(metric: str, both: tuple[Report, Report]) 
 
 @pytest.mark.parametrize("metric", [name for name, metric in METRICS.members().items() if metric.pairs])
 def test_what_compares_clients_is_refused_by_name(metric: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{metric} "):
+    with pytest.raises(UsageError, match=f"got {metric}"):
         diagnose(SHORT, link(tmp_path), ["grad_norm", metric])
 
 
 def test_what_sites_do_not_allow_is_refused_by_name(tmp_path: Path) -> None:
     for null in ("clients", "labels"):
-        with pytest.raises(UsageError, match=f"null {null} "):
+        with pytest.raises(UsageError, match=f"got {null}"):
             diagnose(SHORT, link(tmp_path), ["grad_norm"], null=[null])
     with pytest.raises(RefusedError, match=r"'grad_norm'.*grad_variance"):
         diagnose(SHORT, link(tmp_path / "a", policy=Policy(metrics=("grad_variance",))), ["grad_norm"])
@@ -88,10 +88,10 @@ def test_what_sites_do_not_allow_is_refused_by_name(tmp_path: Path) -> None:
     diagnose(SHORT, line, ["weight_magnitude"])
     packet = decode(line.asked["measure"])
     forged = {
-        "compares clients": {"metrics": ["cka"]},
+        "got cka": {"metrics": ["cka"]},
         "'os:system'": {"metrics": ["os:system"]},
         "'os:popen'": {"options": {"os:popen": {}}},
-        "together": {"null": ["clients"]},
+        "got clients": {"null": ["clients"]},
     }
     for reason, change in forged.items():
         reply = decode(line._sites["a"].answer(encode(Packet({**packet.head, **change}))))
@@ -101,7 +101,7 @@ def test_what_sites_do_not_allow_is_refused_by_name(tmp_path: Path) -> None:
 
 FORGED = {
     "columns": {"password": "1"},
-    "asked": {"client": "c"},
+    "request": {"client": "c"},
     "'cka'": {"metric": "cka"},
     "'fc99'": {"layer": "fc99"},
     "'many'": {"value": "many"},

@@ -143,9 +143,9 @@ def test_what_does_not_fit_is_refused_at_hello(tmp_path: Path, monkeypatch: pyte
     assert "'c'" in refused(sites_of(tmp_path, c=toy(classes=4)))
     swapped = sites_of(tmp_path)
     swapped["a"], swapped["b"] = swapped["b"], swapped["a"]
-    assert "calls itself" in refused(swapped)
+    assert "got 'b'" in refused(swapped)
     few = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(least_samples=40)) for name in NAMES}
-    assert "30 samples" in refused(few)
+    assert "got 30" in refused(few)
     only = {name: Site(PresplitData(TOY, name), tmp_path / name, Policy(algorithms=("fedper",))) for name in NAMES}
     assert "'fedavg'" in refused(only)
     hello = {"kind": "hello", "version": "0.1", "session": "", "seq": 1}
@@ -171,7 +171,7 @@ def test_another_version_that_speaks_the_same_protocol_takes_part(tmp_path: Path
         found = federation.federate(config_for("fedavg"), Other(sites_of(tmp_path)), progress=False)
     assert server(found) == server(federation.federate(config_for("fedavg"), link(tmp_path / "b"), progress=False))
     more |= {"oldest": protocol.PROTOCOL + 1, "later": 1}
-    with pytest.raises(UsageError, match=r"'a' has fedlayers 0\.1"):
+    with pytest.raises(UsageError, match=r"'a'.*0\.1"):
         federation.federate(config_for("fedavg"), Other(sites_of(tmp_path)), progress=False)
 
 
@@ -266,17 +266,17 @@ def raw(head: Mapping[str, Any], body: bytes = b"") -> bytes:
 FORGED: dict[str, tuple[Callable[[Packet], bytes], str]] = {
     "a pickle": (lambda p: pickle.dumps({"kind": "train"}), "mark"),
     "nothing": (lambda p: b"", "mark"),
-    "a head that is longer than all": (lambda p: MAGIC + (10**9).to_bytes(8, "little") + b"{}", "more than"),
+    "a head that is longer than all": (lambda p: MAGIC + (10**9).to_bytes(8, "little") + b"{}", "at most"),
     "no JSON": (lambda p: MAGIC + (2).to_bytes(8, "little") + b"{x", "head"),
     "deep JSON": (lambda p: MAGIC + (400).to_bytes(8, "little") + b"[" * 200 + b"]" * 200, "nested"),
     "a list": (lambda p: raw({"kind": 3}), "kind"),
     "NaN in the head": (lambda p: raw({**p.head, "trees": [], "seq": float("nan")}), "finite"),
-    "an unknown key": (lambda p: encode(Packet({**p.head, "code": "os:system"}, p.trees)), "unknown 'code'"),
+    "an unknown key": (lambda p: encode(Packet({**p.head, "code": "os:system"}, p.trees)), "'code'"),
     "a missing key": (lambda p: encode(Packet(without(p.head, "work", "lane"), p.trees)), "missing"),
     "another type": (lambda p: encode(Packet({**p.head, "meta": "none"}, p.trees)), "meta.*'none'"),
-    "another name": (lambda p: with_tree(p, lambda t: {**t, "evil": torch.ones(1)}), "no such"),
-    "another shape": (lambda p: with_tree(p, lambda t: {**t, first(t): torch.ones(10)}), r"shape \[10\]"),
-    "another type of number": (lambda p: with_tree(p, doubled), "as torch.float64"),
+    "another name": (lambda p: with_tree(p, lambda t: {**t, "evil": torch.ones(1)}), "'evil'"),
+    "another shape": (lambda p: with_tree(p, lambda t: {**t, first(t): torch.ones(10)}), r"got \[10\]"),
+    "another type of number": (lambda p: with_tree(p, doubled), "got torch.float64"),
     "NaN": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] * torch.nan}), "finite"),
     "infinity": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)] + torch.inf}), "finite"),
     "tensors cut short": (lambda p: encode(p)[:-7], "tensors"),
@@ -323,10 +323,10 @@ def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict
     assert "joined" in told(site, changed(run="0" * 32))
     assert "joined" in told(site, changed(run="../../b"))
     assert "'000009-train'" in told(site, changed(**{"from": "000009-train"}))
-    assert "no version" in told(site, changed(to="../../../x", seq=10**6))
+    assert "version" in told(site, changed(to="../../../x", seq=10**6))
     assert "'../x'" in told(site, changed(lane="../x"))
     others = {**train.head["round"], "sampled": [1, 2]}
-    assert "among" in told(site, changed(round=others))
+    assert "client" in told(site, changed(round=others))
     assert "'shell'" in told(site, changed(kind="shell"))
     for other in ("fedavgg", "os:system"):
         reason = told(site, changed(algorithm=other))
@@ -334,7 +334,7 @@ def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict
         assert repr(other) in reason
     fresh = decode(site.answer(encode(changed(seq=10**6, meta={"n": 1}))))
     assert fresh.head["kind"] == "done"
-    assert "after request" in told(site, changed(seq=1, meta={"n": 2}))
+    assert "number" in told(site, changed(seq=1, meta={"n": 2}))
 
 
 def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_again(
@@ -360,7 +360,7 @@ def test_scores_alone_come_back_where_scores_are_asked_for(tmp_path: Path) -> No
     def invented(reply: Packet) -> bytes:
         return encode(Packet({**reply.head, "scores": {"global": {"test": {"sesame": 1.0}}}}))
 
-    for make, reason in ((tensors, "such tensor"), (invented, "'sesame'")):
+    for make, reason in ((tensors, "'x'"), (invented, "'sesame'")):
         with pytest.raises(PacketError, match=reason):
             federation.federate(SHORT, Listening(tmp_path / reason[:4], make, "score"), progress=False)
 
@@ -372,7 +372,7 @@ def test_a_site_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "data_root" in told(
         Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, config={**joined_config(), "data_root": "/"})
     )
-    assert "number 2" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
+    assert "site 2" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
     assert fl_core.__version__
     assert protocol.PROTOCOL == 2
 
@@ -421,7 +421,7 @@ def test_a_site_that_is_lost_at_the_start_ends_the_wait(tmp_path: Path) -> None:
                 yield site, None
 
     limits = TimeoutPolicy(start=9.0)
-    with pytest.raises(UsageError, match="'a' does not answer"):
+    with pytest.raises(UsageError, match=r"'a'.*answer"):
         federation.federate(config_for("fedavg"), Lost(sites_of(tmp_path)), timeouts=limits, progress=False)
 
 

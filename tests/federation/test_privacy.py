@@ -124,7 +124,7 @@ def test_what_has_no_finite_norm_does_not_leave(value: float) -> None:
     tensors.trees["model"]["b"][1] = value
     numbers.meta["importance"][0] = value
     for message in (tensors, numbers):
-        with pytest.raises(NonFiniteError, match=r"nothing.*sent"):
+        with pytest.raises(NonFiniteError, match="finite"):
             hidden(message, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
 
 
@@ -162,11 +162,11 @@ def test_the_account_is_opacus_and_lasts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ("clip = 1.0", "together"),
-        ("clip = 1.0\nclip_numbers = 1.0\nnoise = -1.0", "together"),
+        ("clip = 1.0", "clip_numbers"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = -1.0", "clip_numbers"),
         ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1.0\ndelta = 2.0", "delta"),
-        ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1e-12", "together"),
-        ("clip = 1.0\nclip_numbers = 1.0\nnoise = nan", "together"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = 1e-12", "clip_numbers"),
+        ("clip = 1.0\nclip_numbers = 1.0\nnoise = nan", "clip_numbers"),
         ("epsilon = 3.0", "noise"),
         ("sigma = 1.0", "'sigma'"),
         ('noise = "much"', "float"),

@@ -87,9 +87,7 @@ def test_a_list_that_was_changed_is_refused(how: str, tmp_path: Path) -> None:
     else:
         lines[1] = "[]"
     (tmp_path / SENT).write_text("\n".join([*lines, ""]))
-    with pytest.raises(
-        CorruptError, match=f"{SENT} is damaged at line {2 if how in ('removed', 'swapped', 'no object') else 3}"
-    ):
+    with pytest.raises(CorruptError, match=f"{SENT}.*line {2 if how in ('removed', 'swapped', 'no object') else 3}"):
         SentLog(tmp_path).check()
     with pytest.raises(CorruptError):
         SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), b"")
@@ -152,7 +150,7 @@ def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.05)
     config, owner = config_for("fedper"), Approval(tmp_path / "a")
     transport = Keeping(tmp_path, policy=Policy(approve="ask"))
-    with pytest.raises(UsageError, match="'a' does not answer"):
+    with pytest.raises(UsageError, match=r"'a'.*answer"):
         federation.federate(config, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
     assert {decode(each).head["kind"] for each in transport.replies} == {"hello", "waiting"}
     ((name, what),) = owner.waiting().items()
@@ -172,7 +170,7 @@ def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: p
     federation.federate(config, transport, progress=False)  # the same request is allowed
     assert "waiting" not in {decode(each).head["kind"] for each in transport.replies}
     other = replace(config, rounds=config.rounds + 1)
-    with pytest.raises(UsageError, match="does not answer"):
+    with pytest.raises(UsageError, match="answer"):
         federation.federate(other, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
     assert len(owner.waiting()) == 1
 
@@ -276,7 +274,7 @@ def test_requests_that_wait_are_listed_and_have_a_limit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at most"):
         owner.check(Packet({**ASKED, "more": "x" * MOST_BYTES}))
     for bad in ("../join", "0" * 12):
-        with pytest.raises(UsageError, match="no request"):
+        with pytest.raises(UsageError, match="RUN"):
             owner.allow(bad)
 
 

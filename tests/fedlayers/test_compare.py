@@ -179,7 +179,7 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
 def test_an_output_that_is_a_file_is_refused_before_any_run(tmp_path, monkeypatch):
     (tmp_path / "mine.csv").write_text("kept")
     monkeypatch.setattr("fedlayers.studies.compare.train", None)  # nothing is trained
-    with pytest.raises(UsageError, match=r"mine\.csv is a file"):
+    with pytest.raises(UsageError, match=r"mine\.csv"):
         compare(RunConfig(dataset="heart", rounds=1), ["local"], [0], tmp_path / "mine.csv")
     assert (tmp_path / "mine.csv").read_text() == "kept"
 

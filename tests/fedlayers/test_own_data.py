@@ -165,7 +165,7 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     first = fl.choose(CONFIG, tmp_path, data=samples(), model=network, **asked)
     again = fl.choose(CONFIG, tmp_path, data=samples(), model=network, **asked)
     pd.testing.assert_frame_equal(first.standing.rounds, again.standing.rounds)
-    with pytest.raises(fl.UsageError, match=r"other data|began with"):
+    with pytest.raises(fl.UsageError, match="other data"):
         fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
     with pytest.raises(fl.UsageError, match="data="):
         fl.choose(replace(CONFIG, model="mlp"), tmp_path, **asked)

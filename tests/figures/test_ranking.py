@@ -47,7 +47,7 @@ def test_critical_difference_has_the_tabled_quantiles(k, q):
 
 @pytest.mark.parametrize(("k", "n", "alpha"), [(1, 5, 0.05), (3, 0, 0.05), (3, 5, 1.0)])
 def test_critical_difference_refuses_what_has_none(k, n, alpha):
-    with pytest.raises(UsageError, match="no critical difference"):
+    with pytest.raises(UsageError, match=rf"\b{k}\b.*\b{n}\b"):
         ranking.critical_difference(k, n, alpha)
 
 
@@ -72,5 +72,5 @@ def test_holm_says_why_it_has_no_result():
     found = ranking.holm(table, "a")
     assert found.p_values.isna().all().all()
     assert "no finite value" in found.status
-    with pytest.raises(UsageError, match="algorithm of the table"):
+    with pytest.raises(UsageError, match="'A'"):
         ranking.holm(table, "A")

@@ -117,5 +117,5 @@ def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize("given", [{"data": {"north": 1}}, {"data": [1]}, {"model": nn.Flatten}, {"model": 3}])
 def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"must have a pair|must give logits|model must be a module"):
+    with pytest.raises(UsageError, match=r"pair|logits|module"):
         runner.run(CONFIG, progress=False, **({"data": TOY} | given))

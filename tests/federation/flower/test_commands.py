@@ -46,7 +46,7 @@ def free_port():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("federation keys keys --host x", "certificate"),
+        ("federation keys keys --host x", "--host"),
         ("federation keys keys --sites a", "site 'a'"),
         ("federation keys keys --sites c c", "named twice"),
         ("federation keys keys/sites/a --own a", "overwritten"),
@@ -63,7 +63,7 @@ def free_port():
         ("federation superlink nowhere", "ca.crt"),
         ("federation superlink keys/server --port 70000", "70000"),
         ("federation run --keys nowhere", "ca.crt"),
-        ("federation run --superlink https://x", "expected host:port"),
+        ("federation run --superlink https://x", "host:port"),
         ("federation run --min-sites 2", "--timeout"),
         ("federation run --algorithm fedavgg", "'fedavg'"),
         ("federation run --workers 2", "--workers"),
@@ -121,7 +121,7 @@ def test_nobody_listens_and_somebody_does(made, capsys):
         ({"superlink": "x:1", "ca": "ca.crt"}, r"\[connection\].*\bkey\b"),
         ({"superlink": "x:1", "ca": "ca.crt", "key": 3}, r"\[connection\].*\bkey\b"),
         ({"superlink": "x:1", "ca": "ca.crt", "key": "none"}, "key.*none"),
-        ({"superlink": "x", "ca": "ca.crt", "key": "key"}, "expected host:port"),
+        ({"superlink": "x", "ca": "ca.crt", "key": "key"}, "host:port"),
     ],
 )
 def test_a_connection_that_cannot_be(made, table, says):
@@ -150,7 +150,7 @@ def test_the_site_file_of_the_documentation_is_one(made):
 
 @pytest.mark.parametrize("place", ["x", "x:", ":1", "x:0", "x:99999", "https://x:1", "x:y"])
 def test_an_address_that_is_none(place):
-    with pytest.raises(UsageError, match="expected host:port"):
+    with pytest.raises(UsageError, match="host:port"):
         checked_address(place)
 
 
