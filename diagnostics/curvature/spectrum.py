@@ -223,8 +223,9 @@ def spectral_density(
 ) -> tuple[Vector, Vector]:
     """Return the density of one layer's eigenvalues as nodes and weights [repeats, steps].
 
-    They come from stochastic Lanczos quadrature (Ghorbani et al., 2019). Each of ``repeats`` random starts gives ``steps`` nodes and weights. With as many steps as parameters, the nodes are
-    the eigenvalues. All earlier Lanczos vectors are projected out at every step, so that no eigenvalue appears twice.
+    They come from stochastic Lanczos quadrature (Ghorbani et al., 2019). Each of ``repeats`` random starts gives
+    ``steps`` nodes and weights. With as many steps as parameters, the nodes are the eigenvalues. All earlier Lanczos
+    vectors are projected out at every step, so that no eigenvalue appears twice.
 
     Weights are shares of the eigenvalues. :func:`smoothed` makes a curve of them.
 
