@@ -101,10 +101,10 @@ class Epoch(Sites):
 
     def sensitivity(self, variant: str) -> pd.DataFrame:
         """Federation sensitivity of every client by one definition."""
-        options: dict[str, Any] = {"when": variant}
-        if variant == "training":
-            options["recorded"] = self.recorded
-        frame = self.frame(SENSITIVITY, **options)
+        if variant == "figure":
+            frame = self.frame(f"figures.player_fl.released:{SENSITIVITY}")
+        else:
+            frame = self.frame(SENSITIVITY, when=variant, recorded=self.recorded if variant == "training" else None)
         return frame[(frame["variant"] == variant) & (frame["client"] != "")]
 
 

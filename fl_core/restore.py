@@ -59,27 +59,15 @@ def as_corruption(path: Path) -> Iterator[None]:
         raise CorruptError(f"{path} is damaged: {error}") from error
 
 
+_BESIDE = "shape classes words preprocessing given in_force command own partitioned lost_replies"
+"""What a run's config.json has next to the configuration."""
 BEFORE: dict[str, Any] = {"scale": "none", "keep_ids": True}
 """Values of keys that stored configurations of earlier versions lack."""
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = (
-        *(
-            "shape",
-            "classes",
-            "words",
-            "preprocessing",
-            "given",
-            "in_force",
-            "command",
-            "own",
-            "partitioned",
-            "lost_replies",
-            FEDERATION,
-        ),
-    )
+    beside: tuple[str, ...] = (*_BESIDE.split(), FEDERATION)
     if "data" in stored["own"] and not stored.get("partitioned"):  # earlier runs also stored an unused partition
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}

@@ -30,18 +30,8 @@ _JOINTLY = frozenset(" ".join((_ARITHMETIC, _ACTIVATIONS, _RESAMPLING, _SHAPES))
 
 # Linear in each input of the pair while the other does not depend on the parameter; additive in any further input.
 _PRODUCTS = {
-    "Mul": (0, 1),
-    "Mm": (0, 1),
-    "Bmm": (0, 1),
-    "Mv": (0, 1),
-    "Dot": (0, 1),
-    "Addmm": (1, 2),
-    "Addmv": (1, 2),
-    "Baddbmm": (1, 2),
-    "Addcmul": (1, 2),
-    "Linear": (0, 1),
-    "Convolution": (0, 1),
-    "PreluKernel": (0, 1),
+    **dict.fromkeys(("Mul", "Mm", "Bmm", "Mv", "Dot", "Linear", "Convolution", "PreluKernel"), (0, 1)),
+    **dict.fromkeys(("Addmm", "Addmv", "Baddbmm", "Addcmul"), (1, 2)),
 }
 
 # Linear in these inputs only: a quotient in its numerator, a normalisation by its input's own statistics in its

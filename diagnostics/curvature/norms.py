@@ -256,17 +256,11 @@ def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
 
 _Build = Callable[[Any, Tensor, int], Norms | None]
 
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _FORMULAS: dict[type[nn.Module], _Build] = {
     nn.Linear: _linear,
-    nn.Conv1d: _conv,
-    nn.Conv2d: _conv,
-    nn.Conv3d: _conv,
-    nn.BatchNorm1d: _norm,
-    nn.BatchNorm2d: _norm,
-    nn.BatchNorm3d: _norm,
-    nn.LayerNorm: _norm,
-    nn.RMSNorm: _norm,
-    nn.GroupNorm: _norm,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
+    **dict.fromkeys(_NORMS, _norm),
     nn.Embedding: _embedding,
 }
 

@@ -65,25 +65,6 @@ class SpectrumResult:
     status: str = "ok"
 
 
-@dataclass(frozen=True)
-class Density:
-    """The density of a layer's Hessian eigenvalues over ``grid``, with integral 1.
-
-    Attributes:
-        grid, density: [points]. Eigenvalues, and the density smoothed by Gaussians of standard deviation ``width``.
-        nodes, weights: [repeats, steps]. The quadrature behind the density: weights are shares of the eigenvalues.
-    """
-
-    layer: str
-    grid: Vector
-    density: Vector
-    width: float
-    nodes: Vector
-    weights: Vector
-    n_params: int
-    n_samples: int
-
-
 class NoProduct(Exception):
     """Raised if a layer's block has no Hessian-vector product. The reason becomes a status."""
 
@@ -235,23 +216,25 @@ def spectral_density(
     loss: Loss,
     steps: int = 50,
     repeats: int = 2,
-    points: int = 400,
     batch: int = 256,
     seed: int = 0,
     mode: str = "eval",
     dtype: torch.dtype | None = None,
-) -> Density:
-    """Return the density of one layer's eigenvalues by stochastic Lanczos quadrature (Ghorbani et al., 2019).
+) -> tuple[Vector, Vector]:
+    """Return the density of one layer's eigenvalues as nodes and weights [repeats, steps].
 
-    Each of ``repeats`` random starts gives ``steps`` nodes and weights. With as many steps as parameters, the nodes are
-    the eigenvalues. All earlier Lanczos vectors are projected out at every step, so that no eigenvalue appears twice.
+    They come from stochastic Lanczos quadrature (Ghorbani et al., 2019). Each of ``repeats`` random starts gives
+    ``steps`` nodes and weights. With as many steps as parameters, the nodes are the eigenvalues. All earlier Lanczos
+    vectors are projected out at every step, so that no eigenvalue appears twice.
+
+    Weights are shares of the eigenvalues. :func:`smoothed` makes a curve of them.
 
     Raises:
-        UsageError: there are fewer than 2 steps or points, or no repeats, or the layer does not reach the logits, or as
-            in :func:`diagnostics.curvature.hessian.hessian_trace`.
+        UsageError: there are fewer than 2 steps, or no repeats, or the layer does not reach the logits, or as in
+            :func:`diagnostics.curvature.hessian.hessian_trace`.
         RunError: the loss is not finite, or the block has no Hessian-vector product.
     """
-    for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1), ("points", points, 2)):
+    for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1)):
         if number < least:
             raise UsageError(f"{name} must be at least {least}; got {number}.")
     run = _run(model, [layer], loss, dtype, seed)
@@ -271,11 +254,7 @@ def spectral_density(
         except LossNotFinite as error:
             raise RunError(f"the loss is not finite: {run.origin(error, [layer])}") from error
     nodes, weights = (np.stack(part) for part in zip(*quadratures, strict=True))
-    low, high = float(nodes.min()), float(nodes.max())
-    width = max(high - low, abs(high), np.finfo(np.float64).tiny) / max(steps, 20) / 2
-    grid = np.linspace(low - 5 * width, high + 5 * width, points)
-    density = smoothed(grid, nodes, weights / repeats, width)
-    return Density(layer.name, grid, density, width, nodes, weights, block.size, block.n_samples)
+    return nodes, weights
 
 
 def smoothed(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:

@@ -26,23 +26,10 @@ from ..resampling import parted
 from .against import against_nulls
 from .budget import Costs, bytes_of, flops_of
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
-from .explain import explain
+from .explain import explain  # noqa: F401
 from .rules.base import RULES, THRESHOLD, Rule, deciding
-from .rules.jumps import largest_jump, ratios, sensitivity_ratio
+from .rules.jumps import largest_jump, sensitivity_ratio
 from .stability import Opinion, agreement, stability
-
-__all__ = [
-    "RULES",
-    "THRESHOLD",
-    "THRESHOLDS",
-    "Rule",
-    "decide",
-    "explain",
-    "largest_jump",
-    "ratios",
-    "select",
-    "sensitivity_ratio",
-]
 
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""

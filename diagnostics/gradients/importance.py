@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch import Tensor
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.training.losses import Loss
-from fl_core.untouched import Hook, hooked
 
 from ..client_model import TENSORS, tensors_of
 from ..resampling import PARTS
 from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")
-EMBEDDINGS = ("touched", "whole", "released")
+EMBEDDINGS = ("touched", "whole")
 
 Result = Mapping[str, Any]
 """What :meth:`SensitivityAccumulator.result` gives."""
@@ -50,13 +46,13 @@ class SensitivityAccumulator:
             ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
         embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient. With
             ``"whole"`` it counts with all rows. Then a table looks less important if a batch looks up fewer of its
-            rows. The authors' released code needs the samples for its way: see :class:`ReleasedTables`.
+            rows.
 
     Raises:
         UsageError: a choice is unknown. On the first update: no parameter of the layers is among the gradients.
     """
 
-    treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS[:2]
+    treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS
 
     def __init__(
         self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled", embeddings: str = "touched"
@@ -222,60 +218,6 @@ def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
         known = not any(value is None for value in column)
         values.append(math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights) if known else None)
     return {"layers": result["layers"], "importance": values, "steps": sum(c * part["steps"] for c, part in parts)}
-
-
-class ReleasedTables(SensitivityAccumulator):
-    """An accumulator that treats embedding tables as PLayer-FL's released code does: means before the product.
-
-    Take tokens x [n, T]. The rows that the batch looks up are averaged over its samples: W[t] = (1/n) sum_i w[x_it] and
-    G[t] = (1/n) sum_i g[x_it]. The table's importance is the mean over the T d entries of (W G)^2. Other tensors have
-    the mean over entries of (w g)^2 as always. A table that is not looked up by [n, T] is used whole, as for the
-    positions 0 .. T - 1. The accumulator watches the tables during the passes, so training cannot feed it.
-    """
-
-    treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS[2:]
-
-    def __init__(self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled") -> None:
-        super().__init__(layers, tensors, reduce, "released")
-        self._ids: dict[str, list[Tensor]] = {}
-
-    @contextmanager
-    def watching(
-        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
-    ) -> Iterator[None]:
-        """Record which rows each table looks up inside the block."""
-        self._params = params
-        names = {id(params[name]): name for name in self._tables if name in params}
-        modules = dict(model.named_modules(remove_duplicate=False))
-        tables = {p: m for p, m in modules.items() if isinstance(m, nn.Embedding) and id(m.weight) in names}
-
-        def hook_for(name: str) -> Hook:
-            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-                self._ids.setdefault(name, []).append(inputs[0].detach())
-
-            return hook
-
-        with hooked(model, {path: hook_for(names[id(module.weight)]) for path, module in tables.items()}):
-            yield
-
-    def edges(self) -> Mapping[str, GradientEdge]:
-        """Return no further edges of the graph: gradients of the weights suffice."""
-        return {}
-
-    @torch.no_grad()
-    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
-        """Add the embedding tables' part of the step that ``update`` has just counted."""
-        self._steps -= 1
-        for name in self._tables & self._known & grads.keys():
-            w, g = self._params[name], grads[name]
-            for ids in self._ids.get(name, []):
-                batched = ids.ndim > 1 and len(ids) == len(y)
-                means = [t[ids].mean(0) if batched else t for t in (w, g)]
-                square = torch.linalg.vector_norm(means[0] * means[1], dtype=torch.float64).square_()
-                rows = means[0].numel() // w[0].numel()
-                self._add(name, square, w[0].numel(), rows)
-        self._ids.clear()
-        self._steps += 1
 
 
 def importance(

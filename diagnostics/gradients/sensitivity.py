@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,12 +16,10 @@ from fl_core.rows import Row, row
 
 from ..client_model import TENSORS, tensors_of
 from ..resampling import draws, marked
-from .importance import EMBEDDINGS, REDUCE, ReleasedTables, Result, SensitivityAccumulator, moving, resampled
+from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, moving, resampled
 from .passes import Meter, Reading, unread
 
-WHEN = ("after", "training", "figure")
-ROWS = {"touched": "touched rows", "released": "mean rows, released code"}
-"""What the estimator says of a layer's embedding tables."""
+WHEN = ("after", "training")
 FROZEN = "frozen: its weights do not train"
 
 
@@ -70,27 +68,55 @@ class _Client:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Makes rows of S_l (variant ``when``), for each client and combined, and of I_l (variant ``"importance"``).
+    """The options of federation sensitivity, and the reader that makes its rows.
 
-    Both need gradients. A layer has no value if it has no weights or frozen ones, or is outside the forward pass. It
-    adds nothing to the later layers' sums. The reference is the first layer that has trainable weights.
+    There are rows of S_l (variant ``when``), for each client and combined, and of I_l (variant ``"importance"``). Both
+    need gradients. A layer has no value if it has no weights or frozen ones, or is outside the forward pass. It adds
+    nothing to the later layers' sums. The reference is the first layer that has trainable weights.
+
+    Attributes:
+        when: the row's variant. ``"after"``: the weights stay fixed and (w g)^2 is averaged over the data's batches.
+            ``"training"``: what :class:`~diagnostics.gradients.importance.SensitivityAccumulator` saw while the client
+            trained, given as ``recorded``.
+        tensors, reduce, embeddings: as in :class:`~diagnostics.gradients.importance.SensitivityAccumulator`. The
+            estimator names the choice.
+        recorded: client name -> the accumulator's ``result()``.
+
+    Raises:
+        UsageError: a choice is unknown, or ``recorded`` is given without ``when="training"``.
     """
 
     when: str = "after"
     tensors: str = "weights"
     reduce: str = "pooled"
-    estimator: str = "batch_mean"
     embeddings: str = "touched"
+    recorded: Mapping[str, Result] | None = None
+
+    moments: ClassVar[tuple[str, ...]] = WHEN
+    treatments: ClassVar[Mapping[str, str]] = {**dict.fromkeys(EMBEDDINGS, ""), "touched": "touched rows"}
+    """Ways to count embedding tables, with what the estimator says of them."""
 
     def __post_init__(self) -> None:
-        check_known("when", self.when, WHEN)
+        check_known("when", self.when, self.moments)
         check_known("choice of tensors", self.tensors, TENSORS)
         check_known("reduce", self.reduce, REDUCE)
-        check_known("embeddings", self.embeddings, EMBEDDINGS)
+        check_known("embeddings", self.embeddings, self.treatments)
+        if (self.when == "training") != (self.recorded is not None):
+            raise UsageError(
+                f"recorded must go with when='training'; got when={self.when!r} "
+                f"{'without' if self.recorded is None else 'with'} it. Pass both or neither."
+            )
+
+    @property
+    def estimator(self) -> str:
+        """A description in words of the steps whose importances are averaged."""
+        return "batch_mean" if self.recorded is None else "epoch"
+
+    def reader(self) -> Sensitivity | None:
+        """Return the reader of the shared pass; None for what training recorded."""
+        return self if self.recorded is None else None
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        if self.embeddings == "released":
-            return ReleasedTables(layers, self.tensors, self.reduce)
         return SensitivityAccumulator(layers, self.tensors, self.reduce, self.embeddings)
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
@@ -168,14 +194,14 @@ class Sensitivity:
         how = [self.estimator]
         how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
         how += ["all tensors"] if self.tensors == "all" else []
-        how += [ROWS[self.embeddings]] if self.embeddings in ROWS and set(names) & set(layer.tables) else []
+        how += [self.treatments[self.embeddings]] if set(names) & set(layer.tables) else []
         return row(
             "federation_sensitivity",
             None if status else float(value),
             status=status or "ok",
             layer=layer.name,
             variant=variant,
-            estimator=", ".join(how),
+            estimator=", ".join(filter(None, how)),
             n_params=sum(sizes[name] for name in names) if all(name in sizes for name in names) else None,
             **columns,
         )
@@ -205,9 +231,7 @@ def recorded_rows(
     Raises:
         UsageError: a choice is unknown, or training cannot serve it.
     """
-    if embeddings == "released":
-        raise UsageError("Training does not record the samples' tokens, which embeddings='released' reads.")
-    metric = Sensitivity("training", tensors, reduce, "epoch", embeddings)
+    metric = Sensitivity("training", tensors, reduce, embeddings, results)
     clients = [_Client(name, n_train[name], n_train[name], result) for name, result in results.items()]
     rows = metric.table(layers, clients, sizes or {})
     for client in clients:

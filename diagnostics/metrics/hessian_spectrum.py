@@ -12,7 +12,7 @@ from fl_core.rows import Row, row
 
 from ..client_model import placed_data
 from ..curvature import spectrum
-from ..curvature.spectrum import AT, Density, check_wanted, spectral_density
+from ..curvature.spectrum import AT, Vector, check_wanted, spectral_density
 from .base import Measurement, metric
 
 
@@ -116,7 +116,7 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
                 if status == "ok":
                     try:
                         layer = by_name[result.layer]
-                        shares = _shares(spectral_density(subject.model, data, layer, steps=density, **how))
+                        shares = _shares(*spectral_density(subject.model, data, layer, steps=density, **how))
                     except RunError as error:
                         status = str(error)
                 rows += [row("hessian_spectrum", share, variant=f"{AT}{at}", **about) for at, share in shares.items()]
@@ -126,14 +126,14 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     return rows
 
 
-def _shares(density: Density) -> dict[str, float]:
+def _shares(nodes: Vector, weights: Vector) -> dict[str, float]:
     """Return shares of the eigenvalues at the quadrature's nodes, the smallest node first.
 
     Nodes are text with six digits.
     """
     shares: dict[str, float] = {}
-    for node, weight in sorted(zip(density.nodes.ravel(), density.weights.ravel(), strict=True)):
+    for node, weight in sorted(zip(nodes.ravel(), weights.ravel(), strict=True)):
         if weight > 0:
             at = f"{node:.6g}"
-            shares[at] = shares.get(at, 0.0) + float(weight) / len(density.nodes)
+            shares[at] = shares.get(at, 0.0) + float(weight) / len(nodes)
     return shares

@@ -5,6 +5,8 @@ Axes, a new figure has the package's own style. A given Axes keeps its caller's 
 a note beneath the picture gives the reason.
 """
 
+# ruff: noqa: F401 - the names are for whoever imports this package
+
 from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .costs import cost_steps, costs
 from .drawing import style
@@ -15,28 +17,3 @@ from .probabilities import calibration, roc
 from .regret import regret
 from .runs import clients, comparison, learning, partition
 from .spectrum import has_density, spectral_density
-
-__all__ = [
-    "aggregation_history",
-    "aggregation_weights",
-    "allocation",
-    "calibration",
-    "cka_matrices",
-    "clients",
-    "comparison",
-    "cost_steps",
-    "costs",
-    "has_density",
-    "learning",
-    "metric",
-    "partition",
-    "plan",
-    "prompt_attention",
-    "regret",
-    "roc",
-    "spectral_density",
-    "style",
-    "tsne",
-    "tsne_panels",
-    "unfreezing",
-]

@@ -25,46 +25,7 @@ from . import alt_text
 DPI = 200
 NARROW = 390
 """Pixels that a page has beside its margins on a telephone."""
-_CSS = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #333; --paper: #fff; --inset: #f3f3f3; --line: #ccc; }
-body { max-width: 860px; margin: 2em auto; padding: 0 1.5em; color: var(--ink); background: var(--paper);
-       font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: break-word; }
-h1 { font-size: 1.7em; line-height: 1.2; margin-bottom: .4em; }
-h2 { font-size: 1.25em; margin: 1.8em 0 .4em; border-bottom: 1px solid var(--line); }
-h3 { font-size: 1.05em; margin: 1.4em 0 .3em; }
-.lead { font-size: 1.1em; color: var(--soft); }
-code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; background: var(--inset); padding: 0 .2em;
-       overflow-wrap: anywhere; }
-figure { margin: 1.5em 0; break-inside: avoid; }
-figure img { max-width: 100%; height: auto; }
-figcaption { font-size: .9em; color: var(--soft); margin: .3em 0; }
-.wide { overflow-x: auto; }
-details { margin: 1.2em 0; border-top: 1px solid var(--line); }
-summary { font-size: 1.25em; font-weight: bold; padding: .4em 0; cursor: pointer; }
-dt { font-weight: bold; }
-dd { margin: 0 0 .5em 1em; }
-table { border-collapse: collapse; font-size: .87em; font-variant-numeric: tabular-nums; }
-th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
-thead th { border-bottom: 2px solid var(--soft); }
-.number { text-align: right; white-space: nowrap; }
-@media screen and (max-width: 600px) {
-  body { margin: 1em auto; padding: 0 .9em; }
-  h1 { font-size: 1.4em; }
-  ul { padding-left: 1.2em; }
-  figure img { width: min(var(--width), 480px); max-width: none; } /* smaller, its text would be illegible */
-  .scrolled figcaption::after { content: " (Scroll the picture sideways.)"; font-style: italic; }
-  th, td { padding: .25em .45em; }
-  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #e4e4e4; --soft: #c4c4c4; --paper: #16181b; --inset: #26292e; --line: #44484e; }
-  figure img { background: #fff; padding: 6px; border-radius: 4px; filter: brightness(.88); box-sizing: border-box; }
-}
-@media print { :root { color-scheme: light; }
-               body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
-               thead { display: table-header-group; } tr { break-inside: avoid; } .wide { overflow: visible; }
-               details::details-content { content-visibility: visible; block-size: auto; } }
-"""
+STYLE = Path(__file__).with_suffix(".css")
 
 
 class Page:
@@ -187,12 +148,13 @@ class Page:
 
     def html(self) -> str:
         """Return the whole document as HTML."""
+        style = STYLE.read_text(encoding="utf-8")
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
-            f"<title>{in_html(self.title)}</title><style>{_CSS}</style></head>\n<body>\n"
+            f"<title>{in_html(self.title)}</title><style>\n{style}</style></head>\n<body>\n"
             + "\n".join(self._parts)
             + "\n</body></html>\n"
         )

@@ -16,10 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
 from diagnostics.representation.probe import probe_set
 from figures import items
 from figures.layerwise import SENSITIVITY, Epoch, after_run
+from figures.player_fl.released import FIGURE_BATCH
 from figures.recipe import Recipe
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -164,7 +164,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         sites.frame("hessian_trace", few),
         sites.frame(f"{RELEASED}:hessian_trace", batch, FIGURE_BATCH),
         sites.frame("cka", probe=probe),
-        sites.frame(SENSITIVITY, when="figure", embeddings="released"),
+        sites.frame(f"{RELEASED}:{SENSITIVITY}"),
     ]
     if network.angle:
         parts.append(sites.frame(f"{RELEASED}:procrustes", probe=probe))

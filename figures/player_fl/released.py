@@ -1,26 +1,31 @@
-"""The quantities that PLayer-FL's released code computes for the Hessian and for the similarity of samples.
+"""The quantities that PLayer-FL's released code computes for the Hessian, similarity and federation sensitivity.
 
-Both are metrics under the names that the paper gives them, with rows of the variant ``released``. Name one as
-``figures.player_fl.released:hessian_trace`` or ``figures.player_fl.released:procrustes``.
+They are metrics under the names that the paper gives them, with rows of the variant ``released`` or ``figure``. Name
+one as ``figures.player_fl.released:hessian_trace``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
-from diagnostics.capture import Data
+from diagnostics.capture import Data, batches
 from diagnostics.client_model import ClientModel, Measurement
 from diagnostics.curvature.exact import Verdict
 from diagnostics.curvature.hessian import UNUSED, TraceResult, Way, check_probes, measured
 from diagnostics.curvature.model import Differentiable, curvature
 from diagnostics.curvature.sampled import Estimates, by_batch
+from diagnostics.gradients.importance import SensitivityAccumulator
+from diagnostics.gradients.passes import one_pass
+from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.hessian_trace import rows_of
 from diagnostics.representation.comparison import Faults, LayerComparison, SimilarityOptions, Spot, Value
@@ -30,7 +35,12 @@ from diagnostics.representation.probe import NoValue, Place, along_one, arranged
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
 from fl_core.rows import Row
-from fl_core.seeds import torch_generator
+from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from fl_core.training.losses import Loss
+from fl_core.untouched import Hook, hooked
+
+FIGURE_BATCH = 64
+"""Samples of the one batch behind the published figures."""
 
 
 def released(
@@ -211,6 +221,107 @@ def _seen(comparison: LayerComparison, subject: ClientModel, path: str) -> Tenso
     return torch.cat(list(parts.values()))
 
 
+class ReleasedTables(SensitivityAccumulator):
+    """An accumulator that treats embedding tables as PLayer-FL's released code does: means before the product.
+
+    Take tokens x [n, T]. The rows that the batch looks up are averaged over its samples: W[t] = (1/n) sum_i w[x_it] and
+    G[t] = (1/n) sum_i g[x_it]. The table's importance is the mean over the T d entries of (W G)^2. Other tensors have
+    the mean over entries of (w g)^2 as always. A table that is not looked up by [n, T] is used whole, as for the
+    positions 0 .. T - 1. The accumulator watches the tables during the passes, so training cannot feed it.
+    """
+
+    treatments: ClassVar[tuple[str, ...]] = ("released",)
+
+    def __init__(self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled") -> None:
+        super().__init__(layers, tensors, reduce, "released")
+        self._ids: dict[str, list[Tensor]] = {}
+
+    @contextmanager
+    def watching(
+        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+    ) -> Iterator[None]:
+        """Record which rows each table looks up inside the block."""
+        self._params = params
+        names = {id(params[name]): name for name in self._tables if name in params}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        tables = {p: m for p, m in modules.items() if isinstance(m, nn.Embedding) and id(m.weight) in names}
+
+        def hook_for(name: str) -> Hook:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+                self._ids.setdefault(name, []).append(inputs[0].detach())
+
+            return hook
+
+        with hooked(model, {path: hook_for(names[id(module.weight)]) for path, module in tables.items()}):
+            yield
+
+    def edges(self) -> Mapping[str, GradientEdge]:
+        """Return no further edges of the graph: gradients of the weights suffice."""
+        return {}
+
+    @torch.no_grad()
+    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+        """Add the embedding tables' part of the step that ``update`` has just counted."""
+        self._steps -= 1
+        for name in self._tables & self._known & grads.keys():
+            w, g = self._params[name], grads[name]
+            for ids in self._ids.get(name, []):
+                batched = ids.ndim > 1 and len(ids) == len(y)
+                means = [t[ids].mean(0) if batched else t for t in (w, g)]
+                square = torch.linalg.vector_norm(means[0] * means[1], dtype=torch.float64).square_()
+                rows = means[0].numel() // w[0].numel()
+                self._add(name, square, w[0].numel(), rows)
+        self._ids.clear()
+        self._steps += 1
+
+
+@dataclass(frozen=True)
+class Published(Sensitivity):
+    """The options of federation sensitivity as in the published figures: one batch and the mean over a layer's tensors.
+
+    Attributes:
+        single_batch: samples of the batch, which is drawn with replacement as in the released code.
+    """
+
+    when: str = "figure"
+    reduce: str = "mean_of_tensors"
+    embeddings: str = "released"
+    single_batch: int = FIGURE_BATCH
+
+    moments: ClassVar[tuple[str, ...]] = ("figure",)
+    treatments: ClassVar[Mapping[str, str]] = {"released": "mean rows, released code"}
+
+    @property
+    def estimator(self) -> str:
+        """The words of a batch that is drawn."""
+        return "single_batch"
+
+    def reader(self) -> None:
+        """Return None, since the batch is read in a pass of its own."""
+
+    def meter(self, layers: Sequence[Layer]) -> ReleasedTables:
+        return ReleasedTables(layers, self.tensors, self.reduce)
+
+
+def published_sensitivity(measurement: Measurement, options: Published) -> list[Row]:
+    """Return rows of S_l for each client and combined (client ""), and of I_l for each client."""
+    drawn = [replace(s, data=_draw(s, options.single_batch, measurement.seed)) for s in measurement.subjects]
+    return one_pass(replace(measurement, subjects=drawn, batch=None), [options])
+
+
+def _draw(subject: ClientModel, size: int, seed: int) -> Data:
+    """Draw ``size`` samples of the subject's data with replacement."""
+    with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
+        parts = list(batches(subject.data, None))
+    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+    index = torch.randint(len(x), (size,), generator=torch_generator(seed, "sensitivity batch", subject.client))
+    return x[index.to(x.device)], y[index.to(y.device)]
+
+
 _VARIANTS = ("released",)
 hessian_trace = replace(METRICS["hessian_trace"], compute=nuclear_norms, options_type=NuclearNorm, variants=_VARIANTS)
 procrustes = replace(METRICS["procrustes"], compute=angles_over_shifts, options_type=Shifts, variants=_VARIANTS)
+federation_sensitivity = replace(
+    METRICS["federation_sensitivity"], compute=published_sensitivity, options_type=Published, default_variant="figure",
+    variants=("figure", "importance"),
+)  # fmt: skip

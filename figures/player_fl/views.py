@@ -18,13 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from diagnostics.metrics.federation_sensitivity import FIGURE_BATCH
 from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
 from figures.items import Drawing, Finding, View
 from figures.layerwise import BY_LAYER, SENSITIVITY, band, by_layer, curves, dissimilarity, lines_beside, read_off
 from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
 from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
+from figures.player_fl.released import FIGURE_BATCH
 
 MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
 MOMENT = {FIRST: "after one epoch", ALONE: "final local model", FEDERATED: "final federated model"}

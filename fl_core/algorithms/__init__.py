@@ -1,5 +1,7 @@
 """Federated algorithms by name, and everything needed to write one."""
 
+# ruff: noqa: F401 - the names are for whoever imports this package
+
 from fl_core.algorithms.base import (
     Algorithm,
     Message,
@@ -16,22 +18,3 @@ from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.training.context import Context
 from fl_core.training.phases import Group, Phase
 from fl_core.training.steps import Batch, Steps
-
-__all__ = [
-    "Algorithm",
-    "AlgorithmWrapper",
-    "Batch",
-    "Context",
-    "Group",
-    "Message",
-    "Observation",
-    "Phase",
-    "Round",
-    "State",
-    "Steps",
-    "TaskInfo",
-    "Update",
-    "find",
-    "register",
-    "registry",
-]

@@ -379,18 +379,3 @@ def find(name: str) -> type[Algorithm]:
         UsageError: unknown; names the nearest.
     """
     return ALGORITHMS[name]
-
-
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "Message",
-    "Observation",
-    "Round",
-    "State",
-    "TaskInfo",
-    "Update",
-    "find",
-    "register",
-    "registry",
-]

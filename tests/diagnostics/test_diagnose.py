@@ -266,14 +266,13 @@ def test_options_reach_their_metric() -> None:
         options={
             "grad_variance": {"tensors": "all"},
             "cka": {"estimator": "minibatch"},
-            "federation_sensitivity": {"when": "figure", "single_batch": 9},
+            "federation_sensitivity": {"reduce": "mean_of_tensors"},
         },
     )
     of = {name: report.frame[report.frame["metric"] == name] for name in METRICS}
     assert set(of["grad_variance"]["estimator"]) == {"full_gradient, all tensors"}
     assert set(of["cka"]["estimator"]) == {"minibatch"}
-    assert set(of["federation_sensitivity"]["variant"]) == {"figure", "importance"}
-    assert set(of["federation_sensitivity"].loc[of["federation_sensitivity"]["client"] != "", "n_samples"]) == {9}
+    assert set(of["federation_sensitivity"]["estimator"]) == {"batch_mean, mean of tensors"}
     assert report.header["loss"] == "focal"
     assert report.values("grad_variance").equals(
         run(
@@ -335,7 +334,6 @@ OUT_OF_RANGE = [
     ("cka", "estimator", "nonsense"),
     ("cka", "against", ["nonsense"]),
     ("cka", "estimator", "minibatch"),  # of too small batches
-    ("federation_sensitivity", "single_batch", 0),
     ("federation_sensitivity", "reduce", "nonsense"),
     ("linear_probe", "holdout", 1.0),
     ("knn_probe", "holdout", 0.0),

@@ -92,7 +92,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
 
 
 def test_no_picture_is_left_out() -> None:
-    assert PICTURES.keys() | NO_PICTURES == set(plots.__all__)
+    assert PICTURES.keys() | NO_PICTURES == {name for name, each in vars(plots).items() if callable(each)}
 
 
 @pytest.mark.parametrize("name", PICTURES)

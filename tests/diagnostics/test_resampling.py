@@ -18,7 +18,7 @@ from diagnostics.decide.rules.base import RULES
 from diagnostics.decide.select import explain, select
 from diagnostics.decide.stability import Opinion, stability
 from diagnostics.diagnosis import diagnose
-from diagnostics.gradients.importance import ReleasedTables, SensitivityAccumulator
+from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
 from diagnostics.metrics.grad_norm import GradNorm
 from diagnostics.metrics.grad_similarity import GradSimilarity
@@ -26,6 +26,7 @@ from diagnostics.metrics.grad_variance import GradVariance
 from diagnostics.report import Report
 from diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
 from fedlayers.cli import main as cli
+from figures.player_fl.released import ReleasedTables
 from fl_core import rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

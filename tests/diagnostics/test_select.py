@@ -16,16 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from diagnostics.decide.rules.change import change_point
-from diagnostics.decide.select import (
-    RULES,
-    THRESHOLDS,
-    decide,
-    explain,
-    largest_jump,
-    ratios,
-    select,
-    sensitivity_ratio,
-)
+from diagnostics.decide.rules.jumps import largest_jump, ratios, sensitivity_ratio
+from diagnostics.decide.select import RULES, THRESHOLDS, decide, explain, select
 from diagnostics.gradients.sensitivity import recorded_rows
 from diagnostics.report import Report
 from fl_core import __version__

@@ -59,7 +59,9 @@ def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
     tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
     assert tops == set(PACKAGES)
     for package in PACKAGES:
-        there = [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".csv", ".md", ".mplstyle")]
+        there = [
+            path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".csv", ".md", ".mplstyle", ".css")
+        ]
         expected = {str(path.relative_to(ROOT)) for path in there} | {f"{package}/py.typed"}
         assert {name for name in names if name.startswith(f"{package}/")} == expected
 
