@@ -46,7 +46,7 @@ def check_needs_sum(name: str) -> None:
     >>> check_needs_sum("scaffold")
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: the algorithm of a secure sum must need the sum of updates only; got 'scaffold', which ...
+    fl_core.errors.UsageError: the algorithm of a secure sum must need the sum of updates only; got 'scaffold', ...
 
     Raises:
         UsageError: names it, and those that do with the sum.
@@ -210,7 +210,7 @@ class Policy:
         if asked:
             check_needs_sum(name)
         elif self.secure_sum == "require":
-            raise UsageError("the site sends updates only in a secure sum ([policy] secure_sum). Use --secure-sum.")
+            raise UsageError("updates of this site must be in a secure sum ([policy] secure_sum). Use --secure-sum.")
 
     def check_metrics(self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse metrics that compare clients or are not allowed, before any is imported.

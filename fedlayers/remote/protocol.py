@@ -12,9 +12,9 @@
 ``sum_keys``  of a secure sum: the client's keys, ``sum_shares``: encrypted shares of its secrets, and ``sum_reveal``:
               the shares that remove masks from the sum of the updates that came
 
-Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done``, ``measured`` and ``summed``, or ``refused``, ``failed`` and
-``waiting`` (for the site's owner) with a reason. Each request has a stamp: the server's session and an increasing
-number. Its reply has the same stamp, which identifies late replies.
+Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done``, ``measured`` and ``summed``, or ``refused``,
+``failed`` and ``waiting`` (for the site's owner) with a reason. Each request has a stamp: the server's session and an
+increasing number. Its reply has the same stamp, which identifies late replies.
 """
 
 from __future__ import annotations

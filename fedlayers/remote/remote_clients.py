@@ -191,13 +191,8 @@ class RpcClient:
             if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
                 continue  # an answer to an earlier request
             del stamps[site]
-<<<<<<< Updated upstream
-            if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK):
-                raise PacketError(f"the reply of site {site!r} to {kinds[site]} must be an answer; got 'waiting'.")
-=======
             if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK, *protocol.SUM_FORMS):
-                raise PacketError(f"site {site!r} waits for its owner, who is not asked for {kinds[site]}")
->>>>>>> Stashed changes
+                raise PacketError(f"the reply of site {site!r} to {kinds[site]} must be an answer; got 'waiting'.")
             check_granted(site, packet)
             yield site, packet
         if stamps:

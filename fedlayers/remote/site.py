@@ -295,12 +295,7 @@ class _Joined:
         trains = head["kind"] == "train"
         if trains and (known := lane.reply(values["to"], key)) is not None:
             return decode(known)  # asked twice, or again after the reply was lost: trained once
-<<<<<<< Updated upstream
-        if session == self.session and seq < self.seq:
-            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
-=======
         self._check_turn(session, seq)
->>>>>>> Stashed changes
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, TrainRequest):
@@ -339,7 +334,7 @@ class _Joined:
 
     def _check_turn(self, session: str, seq: int) -> None:
         if session == self.session and seq < self.seq:
-            raise PacketError(f"request {seq} comes after request {self.seq} was done")
+            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
 
     def measure(self, packet: Packet, request: bytes) -> Packet:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.

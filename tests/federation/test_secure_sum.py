@@ -106,8 +106,7 @@ def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors()
             revealed = {name: group[name].reveal(survivors) for name in survivors if leaves[name] > 3}
             total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
             remove_masks(total, context, list(group), keys, shares, survivors, revealed)
-        except UsageError as error:
-            assert "No update" in str(error)
+        except UsageError:
             assert sum(each > 3 for each in leaves.values()) < threshold(count)
             few += 1
             continue
@@ -156,8 +155,8 @@ def with_key(keys: Mapping[str, Any], name: str, **changes: str) -> dict[str, An
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "too few keys": (lambda k: {name: k[name] for name in "ab"}, "at least 3"),
     "a key twice": (lambda k: with_key(k, "b", mask=k["c"]["mask"]), "twice"),
-    "a key of the server": (lambda k: with_key(k, "b", mask="11" * 32), "not signed"),
-    "a signature of another site": (lambda k: with_key(k, "b", signature=k["c"]["signature"]), "not signed"),
+    "a key of the server": (lambda k: with_key(k, "b", mask="11" * 32), "signed by"),
+    "a signature of another site": (lambda k: with_key(k, "b", signature=k["c"]["signature"]), "signed by"),
     "a site that is not in the group": (lambda k: {**k, "f": k["b"]}, "group"),
     "no key of the site itself": (lambda k: {name: k[name] for name in "bcde"}, "group"),
 }

@@ -37,7 +37,7 @@ class SummingClients(RemoteClients):
         yield from (replies[request.client] for request in asked)
 
     def fork(self) -> NoReturn:
-        raise UsageError("a secure sum takes no measurements of single clients. Name a plan.")
+        raise UsageError("plan must be given with a secure sum; got none. Single clients are not measured.")
 
     def _summed(self, asked: Mapping[str, TrainRequest]) -> dict[int, ClientReply]:
         """Run one exchange. Return all clients' replies, by client.
@@ -56,7 +56,9 @@ class SummingClients(RemoteClients):
         shares = self._step("sum_shares", place, {name: {"keys": keys} for name in keys})
         for name, each in shares.items():
             if each.keys() != keys.keys() - {name}:
-                raise PacketError(f"the reply of site {name!r}: shares for {listing(sorted(each))} were not asked for")
+                raise PacketError(
+                    f"the reply of site {name!r} must have shares for all other sites; got {listing(sorted(each))}."
+                )
         total = np.zeros(sum(tensor.numel() for tensor in tensors.values()), np.uint64)
         packets = {name: self._training(name, asked[name], place, shares) for name in shares}
         found: dict[str, Packet] = {}
@@ -89,7 +91,7 @@ class SummingClients(RemoteClients):
         """Return the initial tensors under the names that every client uploads."""
         names = {self.algorithm.uploaded(request.rnd, request.client) for request in asked}
         if len(names) > 1:
-            raise UsageError("clients of a secure sum must send the same tensors; they send others. Use another plan.")
+            raise UsageError("clients of a secure sum must send the same tensors; got others. Use another plan.")
         return {name: self.initial[name] for name in names.pop()}
 
     def _step(self, kind: str, place: Mapping[str, Any], asked: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class SummingClients(RemoteClients):
         for name, packet in self._in_time(packets, len(place["group"])):
             try:
                 if packet.trees:
-                    raise PacketError("tensors came with a step of a secure sum")
+                    raise PacketError(f"a step of a secure sum must be without tensors; got {listing(packet.trees)}.")
                 parts[name] = fields(packet.head, {"parts": protocol.PARTS[kind]})["parts"]
             except PacketError as error:
                 raise PacketError(f"the reply of site {name!r}: {error}") from error
@@ -128,7 +130,7 @@ def _words(name: str, packet: Packet, count: int) -> Words:
         PacketError: it has none, or another size.
     """
     tree = packet.trees.pop(protocol.MASKED, {})
-    words = tree.get("words")
+    words = tree.pop("words", torch.empty(0))
     if (
         packet.trees
         or list(tree) != ["words"]
@@ -136,5 +138,5 @@ def _words(name: str, packet: Packet, count: int) -> Words:
         or words.dtype != torch.int64
         or words.shape != (count,)
     ):
-        raise PacketError(f"the reply of site {name!r}: it must have one masked update of {count:,} numbers")
+        raise PacketError(f"the reply of site {name!r} must have one masked update of {count:,} numbers; got another.")
     return words.numpy().view(np.uint64)

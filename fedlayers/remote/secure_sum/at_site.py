@@ -48,9 +48,9 @@ class SiteSums:
         kind = packet.head["kind"]
         asked = fields(packet.head, protocol.SUM_FORMS[kind])
         if packet.trees:
-            raise PacketError(f"a packet {kind!r} has tensors")
+            raise PacketError(f"a packet {kind!r} must be without tensors; got {listing(packet.trees)}.")
         if not set(asked["group"]) <= set(self.sites):
-            raise PacketError(f"a secure sum must be over sites of its run; got {listing(asked['group'])}")
+            raise PacketError(f"a secure sum must be over sites of its run; got {listing(asked['group'])}.")
         member = self._member(asked, begins=kind == "sum_keys")
         digest = sha(json_bytes(asked))
         acts: dict[str, Callable[[], dict[str, Any]]] = {
@@ -76,7 +76,7 @@ class SiteSums:
             UsageError, PacketError: as for :meth:`answer`.
         """
         if not asked:
-            raise UsageError("this run sends updates in a secure sum only; got a request for an update of this site")
+            raise UsageError("updates of this run must be in a secure sum; got a request for one of this site alone.")
         said = fields({**asked, "kind": "train"}, protocol.IN_SUM)
         member = self._member({**said, **{name: head[name] for name in ("run", "lane", "to")}})
         if not self._begin(member, "train", key):
@@ -84,7 +84,7 @@ class SiteSums:
             member.state["steps"]["train"] = {"asked": key}
             self._store(member)
         elif "sum_reveal" in member.state["steps"]:
-            raise PacketError("this secure sum has ended")
+            raise PacketError("a secure sum must be the present one; got one that has ended.")
         return member
 
     def masked(self, member: Member, message: Message, task: TaskInfo, client: int) -> dict[str, Tree]:
@@ -94,7 +94,7 @@ class SiteSums:
             UsageError: the update has more than the tensors of one model, or too large a value.
         """
         if message.meta or set(message.trees) - {"model"}:
-            raise UsageError("a secure sum takes the tensors of one model; the algorithm sends more")
+            raise UsageError("an update in a secure sum must be the tensors of one model; the algorithm sends more.")
         total = sum(task.weight(each) for each in range(len(task.n_train)))
         words = encoded(message.trees.get("model", {}), task.weight(client), total)
         member.mask(words)
@@ -104,12 +104,12 @@ class SiteSums:
         """Return the member of a sum, as it is stored. Its first step begins a new one."""
         place = {name: asked[name] for name in ("run", "lane", "to", "sum", "group")}
         if place["lane"] != "main":
-            raise PacketError("a secure sum must be of a run's main lane")
+            raise PacketError(f"lane of a secure sum must be 'main'; got {place['lane'][:80]!r}.")
         context = context_of(place)
         state = parsed_json(self.folder.read(FILE)) if self.folder.has(FILE) else {}
         if state.get("context") != context.hex():
             if not begins:
-                raise PacketError("this site has sent no keys for this secure sum, or a later one has begun")
+                raise PacketError("a secure sum must be the one of this site's last keys; got another.")
             state = {"context": context.hex(), "steps": {}}
         return Member(self.identity, context, place["group"], state)
 
@@ -121,10 +121,10 @@ class SiteSums:
         """
         steps = member.state["steps"]
         if kind in steps and steps[kind]["asked"] != digest:
-            raise UsageError(f"each step of a secure sum is answered once; got another request {kind!r}")
+            raise UsageError(f"a step of a secure sum must be asked once; got another request {kind!r}.")
         before = STEPS[: STEPS.index(kind)]
         if not set(before) <= steps.keys():
-            raise PacketError(f"a request {kind!r} of a secure sum came before {before[-1]!r}")
+            raise PacketError(f"a request {kind!r} of a secure sum must come after {before[-1]!r}; it came before.")
         return kind in steps
 
     def _store(self, member: Member) -> None:

@@ -42,7 +42,7 @@ def encoded(tree: Mapping[str, Tensor], weight: int, total: int) -> Words:
         values = tree[name].detach().double().flatten()
         size = float(values.abs().max()) if len(values) else 0.0
         if not np.isfinite(size):
-            raise NonFiniteError(f"tensor {name!r} of the update has values that are not finite")
+            raise NonFiniteError(f"tensor {name!r} of the update must be finite; got NaN or infinity.")
         if size > largest:
             raise UsageError(
                 f"values in a secure sum must be at most {largest:.4g}; got {size:.4g} in tensor {name!r}. "

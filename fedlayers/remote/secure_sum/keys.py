@@ -47,7 +47,7 @@ class Identity:
         try:
             private = serialization.load_ssh_private_key(key.read_bytes(), None)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{key} must be a key of `fedlayers federation keys`: {error}") from error
+            raise UsageError(f"{key} must be a key of `fedlayers federation keys`: {error}.") from error
         public = {each: serialization.load_pem_public_key(pem) for each, pem in peers.items()}
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise UsageError(f"{key} must be a key of `fedlayers federation keys`; got another kind.")
@@ -65,11 +65,16 @@ class Identity:
             UsageError: there is no public key of that site. PacketError: the signature is not the site's.
         """
         if site not in self.peers:
-            raise UsageError(f"a secure sum needs the public key of site {site!r}: put {site}.pub into `sites`")
+            raise UsageError(
+                f"a secure sum must have the public key of each site; got none of {site!r}. "
+                f"Put {site}.pub into the folder `sites` next to the key."
+            )
         try:
             self.peers[site].verify(signature, text, ec.ECDSA(hashes.SHA384()))
         except InvalidSignature:
-            raise PacketError(f"the keys of site {site!r} are not signed by that site for this sum") from None
+            raise PacketError(
+                f"keys of site {site!r} must be signed by it for this sum; got another signature."
+            ) from None
 
 
 def new_key() -> bytes:
@@ -91,7 +96,7 @@ def agreed(key: bytes, other: bytes, context: bytes) -> bytes:
     try:
         secret = X25519PrivateKey.from_private_bytes(key).exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
-        raise PacketError(f"a public key of a secure sum is invalid: {error}") from None
+        raise PacketError(f"a public key of a secure sum must be valid: {error}.") from None
     return HKDF(hashes.SHA256(), 32, None, context).derive(secret)
 
 
@@ -128,4 +133,4 @@ def opened(key: bytes, data: bytes, way: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(data[:NONCE], data[NONCE:], way)
     except (InvalidTag, ValueError):
-        raise PacketError(f"shares {way.decode(errors='replace')} are forged or for another sum") from None
+        raise PacketError(f"shares {way.decode()} must be sealed for this sum; got forged ones.") from None

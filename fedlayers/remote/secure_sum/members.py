@@ -1,4 +1,4 @@
-"""The two sides of a secure sum without transport: a member masks its update, and the collector removes the sum's masks.
+"""The two sides of a secure sum without transport: members mask their updates, and the masks of the sum are removed.
 
 Steps and names are those of Bonawitz et al. 2017, Figure 4. Bytes are hexadecimal text, as they travel and are stored.
 """
@@ -102,14 +102,14 @@ class Member:
         check_enough(keys, len(self.group), "keys")
         strange = sorted(keys.keys() - set(self.group))
         if strange or self.name not in keys:
-            raise PacketError(f"keys of a secure sum must be of its group and have this site's; got {listing(keys)}")
+            raise PacketError(f"keys of a secure sum must be of its group and have this site's; got {listing(keys)}.")
         every = [each[kind] for each in keys.values() for kind in ("mask", "share")]
         if len(set(every)) < len(every):
-            raise PacketError("keys of a secure sum must differ; got one twice")
+            raise PacketError("keys of a secure sum must differ; got one twice.")
         for name, each in keys.items():
             self.identity.check(name, self._signed(name, each), raw(each["signature"]))
         if any(keys[self.name][kind] != own for kind, own in self.state["public"].items()):
-            raise PacketError("keys of a secure sum must have this site's own; got others under its name")
+            raise PacketError("keys of a secure sum must have this site's own; got others under its name.")
         self.state["keys"] = {name: dict(each) for name, each in keys.items()}
         least, count = threshold(len(self.group)), len(self.group)
         parts = [shamir.split(self._secret(name), least, count) for name in ("mask", "seed")]
@@ -130,13 +130,13 @@ class Member:
         sealing = self.state["sealing"]
         strange = sorted(shares.keys() - sealing.keys())
         if strange:
-            raise PacketError(f"shares of {strange[0][:64]!r} came, who is no other member of this sum")
+            raise PacketError(f"shares must be of other members of the sum; got {strange[0][:64]!r}.")
         check_enough([self.name, *shares], len(self.group), "sites with shares")
         found = {
             name: opened(bytes.fromhex(sealing[name]), raw(each), way(name, self.name)) for name, each in shares.items()
         }
         if any(len(each) != 2 * shamir.SHARE_BYTES for each in found.values()):
-            raise PacketError("shares of a secure sum have another length")
+            raise PacketError(f"shares of a secure sum must have {2 * shamir.SHARE_BYTES} bytes; got others.")
         self.state["shares"] = {self.name: self.state["own"], **{name: each.hex() for name, each in found.items()}}
 
     def mask(self, words: Words) -> None:
@@ -151,11 +151,13 @@ class Member:
         """Return one share of each member: of its seed if its update arrived, otherwise of its key for masks.
 
         Raises:
-            UsageError: too few survivors. PacketError: they are not members, one is named twice, or this one is missing.
+            UsageError: too few survivors. PacketError: one is no member, or named twice, or this one is missing.
         """
         members = self.state["shares"]
         if len(set(survivors)) < len(survivors) or not {self.name} <= set(survivors) <= members.keys():
-            raise PacketError(f"survivors of a secure sum must be its members, this site too; got {listing(survivors)}")
+            raise PacketError(
+                f"survivors of a secure sum must be its members, this site too; got {listing(survivors)}."
+            )
         check_enough(survivors, len(self.group), "survivors")
         half = 2 * shamir.SHARE_BYTES
         seeds = {name: members[name][half:] for name in survivors}
@@ -195,14 +197,16 @@ def remove_masks(
         try:
             return shamir.combine({points[each]: raw(revealed[each][kind][name]) for each in chosen})
         except (KeyError, ValueError):
-            raise PacketError(f"the shares of site {name!r} in a secure sum do not fit: no sum was made") from None
+            raise PacketError(
+                f"the shares of site {name!r} must be of one secret; got others. Resume the run."
+            ) from None
 
     for name in survivors:
         add_mask(words, secret("seeds", name), -1)
     for name in sorted(set(members) - set(survivors)):
         key = secret("masks", name)
         if public(key).hex() != keys[name]["mask"]:
-            raise PacketError(f"the shares of site {name!r} in a secure sum do not fit: no sum was made")
+            raise PacketError(f"the shares of site {name!r} must be of one secret; got others. Resume the run.")
         for other in survivors:
             add_mask(words, pair_seed(key, keys[other], context), -sign_of(other, name))
 
@@ -226,4 +230,4 @@ def raw(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise PacketError("bytes of a secure sum must be hexadecimal") from None
+        raise PacketError(f"bytes of a secure sum must be hexadecimal; got {text[:20]!r}.") from None
