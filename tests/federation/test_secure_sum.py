@@ -314,6 +314,32 @@ def test_too_few_sites_end_in_one_error_and_reveal_nothing(kind: str, tmp_path: 
     assert store.Run(tmp_path / "run").rounds == []
 
 
+WRONG = {"seeds": dict.fromkeys(NAMES, "01" * 66), "masks": {}}
+HOSTILE: dict[str, tuple[str, Callable[[Packet], Packet]]] = {
+    "an update of another size": ("train", lambda p: Packet(p.head, {"masked": {"words": torch.arange(3)}})),
+    "an update without a mask": ("train", lambda p: Packet(p.head, {"message/model": {}})),
+    "shares for nobody": ("sum_shares", lambda p: Packet({**p.head, "parts": {}})),
+    "shares of another secret": ("sum_reveal", lambda p: Packet({**p.head, "parts": WRONG})),
+    "parts of another kind": ("sum_reveal", lambda p: Packet({**p.head, "parts": {"seeds": 3, "masks": {}}})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_hostile_site_makes_no_sum(hostile: str, tmp_path: Path) -> None:
+    kind, change = HOSTILE[hostile]
+
+    class Other(InMemoryTransport):
+        def ask(self, requests: Any, timeout: float | None = None, grace: Any = None) -> Any:
+            for name, reply in super().ask(requests):
+                of = decode(requests[name]).head["kind"]
+                yield name, encode(change(decode(reply))) if (name, of) == ("b", kind) else reply
+
+    with pytest.raises(PacketError, match="site '") as told:
+        federation.federate(WHOLE, Other(sites(tmp_path)), tmp_path / "run", progress=False, secure_sum=True)
+    assert "\n" not in str(told.value)
+    assert store.Run(tmp_path / "run").rounds == []
+
+
 def test_a_lost_reply_of_a_trace_takes_no_part_in_the_sum(tmp_path: Path) -> None:
     (tmp_path / "lost.csv").write_text("round,client\n1,b\n")
     config = replace(WHOLE, rounds=1, dropout_trace=str(tmp_path / "lost.csv"))

@@ -131,12 +131,6 @@ def _words(name: str, packet: Packet, count: int) -> Words:
     """
     tree = packet.trees.pop(protocol.MASKED, {})
     words = tree.pop("words", torch.empty(0))
-    if (
-        packet.trees
-        or list(tree) != ["words"]
-        or words is None
-        or words.dtype != torch.int64
-        or words.shape != (count,)
-    ):
+    if packet.trees or tree or words.dtype != torch.int64 or words.shape != (count,):
         raise PacketError(f"the reply of site {name!r} must have one masked update of {count:,} numbers; got another.")
     return words.numpy().view(np.uint64)
