@@ -35,6 +35,9 @@ from fl_core.schedule import Schedule, sampled_clients
 from fl_core.stopping import BEST_ROUND, STATE, StoppingRule
 from fl_core.tree import Tree
 
+SECURE_SUM = "secure_sum"
+"""The metric of a row about a client whose update reached the server only in a sum: the number of summed clients."""
+
 
 class Engine:
     """One run of one algorithm on one federation.
@@ -238,6 +241,8 @@ class Engine:
             work[client, "bytes_up", ""] += reply.message.bytes
             if reply.epsilon is not None:
                 work[client, "epsilon", f"delta {reply.epsilon[1]:g}"] = reply.epsilon[0]
+            if reply.summed:
+                work[client, SECURE_SUM, ""] = reply.summed
             self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
             self._record_scores(reply, rnd.index + 1)
             yield Update(client, self.task_info.weight(client), reply.message)

@@ -229,14 +229,17 @@ class Site(Command):
 
         flower.require()
         log.start(self.log_json)
+        from fedlayers.remote.flower.keys import registered
         from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
+        from fedlayers.remote.secure_sum.keys import Identity
         from fedlayers.remote.site_config import SiteFile
 
         found = SiteFile.read(self.file)
         connection = Connection.of(found.connection, self.file.parent)
         check_reachable(connection.superlink, connection.ca)
         os.umask(0o077)  # nobody else on this machine reads the site's states
-        serve(found.site(), connection, found.folder / "flower")
+        identity = Identity.read(found.name, connection.key, registered(connection.key.parent, least=0))
+        serve(found.site(identity), connection, found.folder / "flower")
 
     def interrupted(self) -> str:
         return "the site has stopped; the same command continues"
@@ -257,11 +260,13 @@ class Federate(Configured):
         fedlayers federation run --algorithm playerfl --out runs/playerfl
         fedlayers federation run --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
         fedlayers federation run --algorithm fedavg --min-sites 3 --grace 60 --timeout 3600
+        fedlayers federation run --algorithm fedavg --secure-sum
         fedlayers federation run --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
     """
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
     resume: Annotated[Path | None, option("Continue this run instead of a new one.", "DIR")] = None
+    secure_sum: Annotated[bool, option("Let the server receive updates only as their sum.")] = False
     federation: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
@@ -287,6 +292,10 @@ class Federate(Configured):
             stored = store.Run(self.resume).task_config()
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
+            if self.secure_sum and not stored[FEDERATION].get("secure_sum"):
+                raise UsageError(
+                    f"{self.resume} began without a secure sum. Leave --secure-sum out, or begin a new run."
+                )
         out = self.resume or self.out
         with _noted(out), self.federation.linked(known) as link:
             from fedlayers.remote import federation
@@ -296,7 +305,8 @@ class Federate(Configured):
             if self.resume is not None:
                 engine = federation.resume(self.resume, link, init=config.init, timeouts=timeouts, log=self.logger)
             else:
-                engine = federation.federate(config, link, self.out, timeouts=timeouts, command=line, log=self.logger)
+                options = {"timeouts": timeouts, "command": line, "log": self.logger, "secure_sum": self.secure_sum}
+                engine = federation.federate(config, link, self.out, **options)
             finished(engine, out)
             print(f"\nbytes that left the sites:\n{left(out).to_string()}")
             print(f"\nreport: {report.write(out)}")

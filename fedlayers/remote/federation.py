@@ -15,11 +15,13 @@ from fedlayers.instruments import default_instruments
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
+from fedlayers.remote.policy import check_needs_sum
 from fedlayers.remote.remote_clients import RemoteClients, RpcClient, TimeoutPolicy
+from fedlayers.remote.secure_sum import require
 from fedlayers.remote.site import HERE
 from fedlayers.remote.site_data import Moments
 from fl_core import runner, tree
-from fl_core.config import RunConfig
+from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
 from fl_core.data.placeholder import FederationMetadata, placeholder_data
 from fl_core.data.preprocessing import Preprocessing
@@ -33,6 +35,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
 from fl_core.restore import FEDERATION, check_at_home
+from fl_core.schedule import sampled_clients
 from fl_core.task import Task, assemble
 
 ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale", "impute")
@@ -54,6 +57,7 @@ def federate(
     progress: bool = True,
     until: int | None = None,
     log: Collection[str | Logger] = (),
+    secure_sum: bool = False,
     known: Sequence[Mapping[str, Any]] = (),
 ) -> Engine:
     """Run an algorithm over the sites of a link.
@@ -65,6 +69,8 @@ def federate(
         out: the run directory. It is an ordinary one, without clients' states.
         timeouts: how long to wait for clients; by default for ever. Rows ``reply_lost`` name missing clients.
         plan, instruments, command, progress, until, log: as for :func:`fl_core.runner.run`.
+        secure_sum: the server receives updates only as their sum, in fixed point, so that bits differ from those of one
+            process (:mod:`fedlayers.remote.secure_sum`). Each row ``secure_sum`` has the number of summed clients.
         known: the facts from an earlier :func:`greet`, which must be unchanged.
 
     Warns:
@@ -76,6 +82,8 @@ def federate(
         RefusedError: a site refuses; gives its name and reason.
     """
     line = RpcClient(link, timeouts)
+    if secure_sum:
+        check_summable(config, line.names)
     facts = greet(line)
     if known:
         check_same(list(map(_known, known)), facts, "this federation")
@@ -90,8 +98,9 @@ def federate(
     for note in task.algorithm_notes():  # on their data the sites are silent
         warnings.warn(note, stacklevel=2)
     run = uuid4().hex
-    home = join(line, task, facts, run)
-    beside = {FEDERATION: {"run": run, "sites": [_known(each) for each in facts]}}
+    home = join(line, task, facts, run, secure_sum)
+    summed = {"secure_sum": True} if secure_sum else {}
+    beside = {FEDERATION: {"run": run, **summed, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
     return runner.start(task, out, instruments, clients=home, beside=beside, command=command, **options)
 
@@ -123,7 +132,7 @@ def resume(
     data = together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
-        return join(line, task, facts, known["run"])
+        return join(line, task, facts, known["run"], known.get("secure_sum", False))
 
     return runner.resume(
         out,
@@ -136,6 +145,21 @@ def resume(
         log=log,
         clients=home,
     )
+
+
+def check_summable(config: RunConfig, sites: Sequence[str]) -> None:
+    """Refuse a run that cannot have a secure sum.
+
+    Raises:
+        UsageError: the algorithm needs each update, the plan needs measurements, or too few sites take part in a round.
+    """
+    require()
+    check_needs_sum(config.algorithm)
+    if config.plan == AUTO:
+        raise UsageError("plan must be a given one with a secure sum; got 'auto', which measures single clients.")
+    from fedlayers.remote.secure_sum.members import check_group  # here alone: it needs cryptography
+
+    check_group([sites[client] for client in sampled_clients(config.seed, 0, len(sites), config.participation)])
 
 
 def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str, Any]], what: str) -> None:
@@ -279,7 +303,9 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
 
 
-def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str) -> RemoteClients:
+def join(
+    line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, secure_sum: bool = False
+) -> RemoteClients:
     """Let every site build the run's task with its own samples. Return the client backend.
 
     Raises:
@@ -302,9 +328,15 @@ def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: s
         "layers": [layer.name for layer in task.layers],
         "scaling": scaling_of(line, facts, task.config.seed).to_json() if prepares else None,
     }
+    if secure_sum:
+        common["secure_sum"] = True
     packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         fields(answered(site, packet).head, protocol.JOINED)
+    if secure_sum:
+        from fedlayers.remote.secure_sum.at_server import SummingClients  # here alone: it needs cryptography
+
+        return SummingClients(line, line.names, initial, run)
     return RemoteClients(line, line.names, initial, run)
 
 

@@ -40,6 +40,25 @@ def check_alone(names: Sequence[str]) -> None:
         raise UsageError(f"metrics must be of single clients over sites; got {listing(pairs)}. There are: {alone}.")
 
 
+def check_needs_sum(name: str) -> None:
+    """Refuse an algorithm that needs each client's update.
+
+    >>> check_needs_sum("scaffold")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: the algorithm of a secure sum must need the sum of updates only; got 'scaffold', ...
+
+    Raises:
+        UsageError: names it, and those that do with the sum.
+    """
+    if find(name).needs != "sum":
+        others = listing(each for each, algorithm in ALGORITHMS.members().items() if algorithm.needs == "sum")
+        raise UsageError(
+            f"the algorithm of a secure sum must need the sum of updates only; got {name!r}, which needs each update. "
+            f"Use one of: {others}."
+        )
+
+
 def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> None:
     """Refuse work for another algorithm, other options, another plan or more rounds than a run has joined with.
 
@@ -90,6 +109,7 @@ class Policy:
         metrics: that it measures; by default all that compare no clients.
         never_send: layers whose tensors never leave.
         least_samples: minimum number of samples to take part.
+        secure_sum: "allow", or "require": updates leave only in a secure sum with those of other sites.
         approve: "always", or "ask": the site's owner allows each run by hand, before anything but the facts leaves.
         splits: maximum number of splits of its data into training, validation and test samples, one per seed.
         parameters, layers: maximum size of a model; layers are modules with tensors of their own.
@@ -103,6 +123,7 @@ class Policy:
     code: tuple[str, ...] = ()
     never_send: tuple[str, ...] = ()
     least_samples: int = 0
+    secure_sum: str = "allow"
     approve: str = "always"
     splits: int = 5
     parameters: int = 30_000_000
@@ -113,6 +134,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         check_known("value of [policy] approve", self.approve, ("always", "ask"))
+        check_known("value of [policy] secure_sum", self.secure_sum, ("allow", "require"))
         for name in ("splits", "parameters", "layers", "memory", "epochs", "seconds"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -175,6 +197,20 @@ class Policy:
             self._check(name, "algorithm", self.algorithms)
         elif not is_outside(name):
             check_known("algorithm", name, ALGORITHMS)
+
+    def check_summed(self, name: str, asked: bool) -> None:
+        """Refuse a run without a secure sum where this site requires one, or with one for an algorithm that has none.
+
+        Args:
+            name: of the algorithm. asked: whether the run has a secure sum.
+
+        Raises:
+            UsageError: says what is required.
+        """
+        if asked:
+            check_needs_sum(name)
+        elif self.secure_sum == "require":
+            raise UsageError("updates of this site must be in a secure sum ([policy] secure_sum). Use --secure-sum.")
 
     def check_metrics(self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse metrics that compare clients or are not allowed, before any is imported.

@@ -9,10 +9,12 @@
               which the client merges with its own
 
 ``measure``   metrics of the client's own model after its first round of training, numbers alone
+``sum_keys``  of a secure sum: the client's keys, ``sum_shares``: encrypted shares of its secrets, and ``sum_reveal``:
+              the shares that remove masks from the sum of the updates that came
 
-Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done`` and ``measured``, or ``refused``, ``failed`` and
-``waiting`` (for the site's owner) with a reason. Each request has a stamp: the server's session and an increasing
-number. Its reply has the same stamp, which identifies late replies.
+Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done``, ``measured`` and ``summed``, or ``refused``,
+``failed`` and ``waiting`` (for the site's owner) with a reason. Each request has a stamp: the server's session and an
+increasing number. Its reply has the same stamp, which identifies late replies.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ JOIN = {
     "plan": (dict, None),
     "model": str,
     "layers": [str],
+    "secure_sum": bool,
 }
+OF_SUM = ("secure_sum",)
+"""The entry of a request ``join`` that only runs with a secure sum have."""
 MEASURE = {
     "run": str,
     "metrics": [str],
@@ -113,6 +118,15 @@ REPLY = {
     "observations": [dict],
     "outline": {"trees": Each([str]), "changed": [str]},
 }
+SUM = {"run": str, "lane": str, "to": str, "sum": str, "group": [str]}
+KEYS = Each({"mask": str, "share": str, "signature": str})
+SUM_FORMS = {"sum_keys": SUM, "sum_shares": {**SUM, "keys": KEYS}, "sum_reveal": {**SUM, "survivors": [str]}}
+PARTS = {"sum_keys": KEYS.form, "sum_shares": Each(str), "sum_reveal": {"seeds": Each(str), "masks": Each(str)}}
+"""What a reply ``summed`` has as its parts, by the kind of the request."""
+IN_SUM = {"sum": str, "group": [str], "shares": Each(str)}
+"""What a request ``train`` says of the secure sum that takes the update."""
+MASKED = "masked"
+"""The tree of a reply with a masked update, as one tensor of whole numbers."""
 MESSAGE, SERVER, SENT = "message/", "server/", "sent/"
 
 

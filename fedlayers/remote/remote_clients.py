@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
 """The schema of a checkpoint's entry for a client whose state is at its site."""
-GRANTED = ("hello", "told", "counted", "joined", "done", "measured")
+GRANTED = ("hello", "told", "counted", "joined", "done", "measured", "summed")
 BEGINNING = ""  # the version of a state before the client's first round
 ASK_AGAIN = 10.0
 """Seconds until a site is asked again whose owner has to allow the request."""
@@ -191,7 +191,7 @@ class RpcClient:
             if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
                 continue  # an answer to an earlier request
             del stamps[site]
-            if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK):
+            if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK, *protocol.SUM_FORMS):
                 raise PacketError(f"the reply of site {site!r} to {kinds[site]} must be an answer; got 'waiting'.")
             check_granted(site, packet)
             yield site, packet

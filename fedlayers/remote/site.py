@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlayers.remote import protocol, state_store
 from fedlayers.remote.audit import Audit
@@ -37,6 +37,11 @@ from fl_core.plan import LayerPlan
 from fl_core.storage.files import Folder
 from fl_core.task import Task, assemble
 
+if TYPE_CHECKING:
+    from fedlayers.remote.secure_sum.at_site import SiteSums
+    from fedlayers.remote.secure_sum.keys import Identity
+    from fedlayers.remote.secure_sum.members import Member
+
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Configuration keys that a site does not take from the server."""
 EXTRA_TREES = 64
@@ -54,6 +59,7 @@ class Site:
         policy: what it allows; by default all that runs no code of the server's choice.
         device: where it trains.
         privacy: how it hides its data in replies; by default not at all.
+        identity: its key, and the other sites' public ones, for runs with a secure sum.
     """
 
     def __init__(
@@ -63,10 +69,11 @@ class Site:
         policy: Policy | None = None,
         device: str = "cpu",
         privacy: Privacy | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.name, self.holding, self.folder = holding.name, holding, Path(folder)
         self.policy, self.device = policy or Policy(), device
-        self.privacy = privacy or Privacy()
+        self.privacy, self.identity = privacy or Privacy(), identity
         self.account = Account(self.privacy, self.folder)
         self.audit = Audit(self.folder, self.policy, holding)
         self.sent, self.approval = SentLog(self.folder), Approval(self.folder)
@@ -138,14 +145,18 @@ class Site:
         elif kind == "join":
             reply = self._join(packet, request, stamp["session"])
         else:
-            check_known("request", kind, ("hello", "moments", "race", "join", "measure", *protocol.WORK))
+            known = ("hello", "moments", "race", "join", "measure", *protocol.WORK)
+            check_known("request", kind, (*known, *protocol.SUM_FORMS))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             if asks and not self.approval.allows(joined.asked):
                 raise UsageError("the site's owner has not allowed this run, or no longer. Resume it to ask again.")
             if asks and kind == "measure":
                 self.approval.check(Packet({**packet.head, "of": name_of(joined.asked)}))
-            reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
+            if kind in protocol.SUM_FORMS:
+                reply = joined.sum_step(packet, **stamp)
+            else:
+                reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
         return Packet({**reply.head, **stamp}, reply.trees)
 
     def _hello(self, packet: Packet) -> Packet:
@@ -177,7 +188,7 @@ class Site:
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
-        asked = fields(packet.head, protocol.JOIN)
+        asked = fields(packet.head, protocol.JOIN, protocol.OF_SUM)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
         joined = _Joined(self, packet, session)
@@ -210,7 +221,7 @@ class _Joined:
 
     def __init__(self, site: Site, packet: Packet, session: str) -> None:
         self.site, self.session, self.seq = site, session, 0
-        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN)
+        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN, protocol.OF_SUM)
         others = {each["name"]: each for each in asked["sites"]}
         self.number = asked["number"]
         if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
@@ -218,6 +229,7 @@ class _Joined:
         config = _config(asked["config"], asked["dataset"], site.device)
         site.policy.check_code(config)
         site.check_algorithm(config.algorithm, config.options)
+        site.policy.check_summed(config.algorithm, asked.get("secure_sum", False))
         site.check_samples()
         site.audit.check(self.number, config.seed)
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
@@ -244,6 +256,11 @@ class _Joined:
         self.initial = tree.state_dict(self.task.model)
         self.home = LocalClients(Serial(runner_of), data, self.initial)
         self.root = site.folder / asked["run"]
+        self.sums: SiteSums | None = None
+        if asked.get("secure_sum"):
+            from fedlayers.remote.secure_sum.at_site import SiteSums  # here alone: it needs cryptography
+
+            self.sums = SiteSums(Folder(self.root), site.identity, list(others))
         self._algorithms: dict[str, Algorithm] = {}
         self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
         self.write_answer("join")
@@ -267,17 +284,18 @@ class _Joined:
     def work(self, packet: Packet, request: bytes, session: str, seq: int) -> Packet:
         """Answer one request for work."""
         head, form = packet.head, protocol.FORMS[packet.head["kind"]]
+        key = state_store.key(head, request)
+        in_sum = None if self.sums is None else head.pop("secure_sum", None)
         values = fields(head, form)
         if len(request) > (most := most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES)):
             raise PacketError(f"a request must have at most {most:,} bytes for this model; got {len(request):,}.")
         if not _LANE.fullmatch(values["lane"]):
             raise PacketError(f"lane must match {_LANE.pattern}; got {values['lane'][:80]!r}.")
         lane = StateStore(self.root / values["lane"])
-        key, trains = state_store.key(head, request), head["kind"] == "train"
+        trains = head["kind"] == "train"
         if trains and (known := lane.reply(values["to"], key)) is not None:
             return decode(known)  # asked twice, or again after the reply was lost: trained once
-        if session == self.session and seq < self.seq:
-            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
+        self._check_turn(session, seq)
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
         if isinstance(asked, TrainRequest):
@@ -285,9 +303,11 @@ class _Joined:
             self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
         if isinstance(asked, FinetuneRequest):
             self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
+        sums = self.sums if isinstance(asked, TrainRequest) and not asked.lost else None
+        member = None if sums is None else sums.enter(values, in_sum, key)
         self._enter(lane, values, algorithm, asked)
         (reply,) = self.home.run([asked])
-        answer = self._reply(asked, reply)
+        answer = self._reply(asked, reply, member)
         self.write_answer(head["kind"])
         if isinstance(asked, TrainRequest) and not asked.lost:
             state = self.home.states[self.site.name]
@@ -301,6 +321,20 @@ class _Joined:
         if session == self.session:
             self.seq = seq
         return answer
+
+    def sum_step(self, packet: Packet, session: str, seq: int) -> Packet:
+        """Answer a step of a secure sum other than the masked update."""
+        if self.sums is None:
+            raise PacketError("this run has joined without a secure sum")
+        self._check_turn(session, seq)
+        reply = self.sums.answer(packet)
+        if session == self.session:
+            self.seq = seq
+        return reply
+
+    def _check_turn(self, session: str, seq: int) -> None:
+        if session == self.session and seq < self.seq:
+            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
 
     def measure(self, packet: Packet, request: bytes) -> Packet:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.
@@ -383,7 +417,7 @@ class _Joined:
                 self.home.keep(TUNED, self.site.name, tuned)
             self._tuned = wanted
 
-    def _reply(self, asked: ClientRequest, reply: ClientReply) -> Packet:
+    def _reply(self, asked: ClientRequest, reply: ClientReply, member: Member | None) -> Packet:
         if isinstance(asked, TrainRequest) and asked.lost:
             reply.message = Message()
         names = [name for each in reply.message.trees.values() for name in each]
@@ -396,7 +430,11 @@ class _Joined:
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
         outline = StateSchema.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
-        return protocol.reply_packet(reply, outline)
+        if member is None or self.sums is None:
+            return protocol.reply_packet(reply, outline)
+        masked = self.sums.masked(member, reply.message, self.home.algorithm.task_info, self.number)
+        reply.message = Message()
+        return Packet(protocol.reply_packet(reply, outline).head, masked)
 
 
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Privacy
@@ -18,6 +18,9 @@ from fl_core.data.registry import DATASETS
 from fl_core.data.text import HASHED
 from fl_core.errors import UsageError, check_known
 from fl_core.names import in_file_name
+
+if TYPE_CHECKING:
+    from fedlayers.remote.secure_sum.keys import Identity
 
 TABLES = ("name", "folder", "device", "data", "policy", "privacy", "connection")
 DATA = ("dataset", "client", "classes", "data_root", "vocabulary", "categories", *READING)
@@ -108,14 +111,15 @@ class SiteFile:
         folder = here / found.get("folder", f"{in_file_name(name)}-state")
         return cls(path, name, folder, data, policy, privacy, found.get("device", "cpu"), connection)
 
-    def site(self) -> Site:
-        """Return the site, with its data read.
+    def site(self, identity: Identity | None = None) -> Site:
+        """Return the site, with its data read. A secure sum needs an identity.
 
         Raises:
             UsageError: its data cannot be read, or its policy requires more samples.
         """
         try:
-            made = Site(SiteDataset(self.name, **self.data), self.folder, self.policy, self.device, self.privacy)
+            held = SiteDataset(self.name, **self.data)
+            made = Site(held, self.folder, self.policy, self.device, self.privacy, identity)
             made.check_samples()
         except UsageError as error:
             raise UsageError(f"{self.path}: {error}") from error

@@ -31,6 +31,7 @@ class FedAvg(Algorithm):
     """The average of locally trained copies, weighted by training samples (McMahan et al. 2017)."""
 
     name = "fedavg"
+    needs = "sum"
     paper = "McMahan et al. 2017"
 
 
@@ -42,6 +43,7 @@ class FedProx(Algorithm):
     """
 
     name = "fedprox"
+    needs = "sum"
     paper = "Li et al. 2020"
     trains = "all, with a pull to the received model"
 
@@ -83,6 +85,7 @@ class LocalAdaptation(FineTuned):
     """FedAvg after which every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
 
     name = "local_adaptation"
+    needs = "sum"
     paper = "Yu et al. 2020"
     trains, cost = "all; at the end a copy", "2P; P at the end"
 

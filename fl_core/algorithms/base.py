@@ -87,6 +87,10 @@ class Algorithm:
         needs_logits: whether it compares the logits of classes, so that a model with a single output does not do.
         keeps_server_pair: whether a client keeps what must equal what it sent, such as a variate, so that noise on
             what leaves would take the two apart.
+        needs: ``sum`` if :meth:`aggregate` uses nothing of the updates but the weighted mean of their ``model`` trees,
+            which have the same tensors for all clients; otherwise ``each``. It is not inherited: a subclass may need
+            more than its base. A secure sum (:mod:`fedlayers.remote.secure_sum`) hands such an algorithm the mean in
+            place of each update.
         static_traffic: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
             ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is
@@ -135,6 +139,7 @@ class Algorithm:
     needs_blocks: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = False
     keeps_server_pair: ClassVar[bool] = False
+    needs: ClassVar[str] = "each"
     static_traffic: bool = True
     added_modules: ClassVar[Mapping[str, str]] = {}
 
@@ -150,6 +155,7 @@ class Algorithm:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls.needs = check_known("value of needs", vars(cls).get("needs", "each"), ("sum", "each"))
         contract.check_hooks(cls, Algorithm)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -52,6 +52,7 @@ class FedPer(Partial):
     """Joint training of body and head, of which only the body is averaged (Arivazhagan et al. 2019)."""
 
     name = "fedper"
+    needs = "sum"
     paper = "Arivazhagan et al. 2019"
 
 
@@ -63,6 +64,7 @@ class LGFedAvg(Partial):
     """
 
     name = "lg_fedavg"
+    needs = "sum"
     paper = "Liang et al. 2020"
     travels, keeps, cost = "the plan's shared layers: the last", "the other layers", "2 shared"
 
@@ -78,6 +80,7 @@ class FedBN(Algorithm):
     """
 
     name = "fedbn"
+    needs = "sum"
     paper = "Li et al. 2021 (FedBN)"
     travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
     evaluates = "personal"
@@ -124,6 +127,7 @@ class FedRep(Partial):
     """
 
     name = "fedrep"
+    needs = "sum"
     paper = "Collins et al. 2021"
     trains = "the head, then the body"
 
@@ -148,6 +152,7 @@ class FedBABU(FineTuned, Partial):
     """
 
     name = "fedbabu"
+    needs = "sum"
     paper = "Oh et al. 2022"
     trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
     evaluates = "global"

@@ -25,6 +25,7 @@ class Ditto(Algorithm):
     """
 
     name = "ditto"
+    needs = "sum"
     paper = "Li et al. 2021"
     trains, travels, keeps = "a global and a personal copy", "the global copy", "its personal copy"
 

@@ -53,7 +53,7 @@ CONFIG = {
     "command": str,
     "words?": [str],
     "lost_replies?": [[(COUNT, str)]],
-    "federation?": {"run": str, "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}]},
+    "federation?": {"secure_sum?": bool, "run": str, "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}]},
 }
 
 

@@ -2,7 +2,7 @@
 
 ``KEYS/server`` stays at the server. ``KEYS/sites/NAME`` is given to that site, in a way that nobody else reads. A site
 that makes its own key sends only ``NAME.pub``, which belongs into ``KEYS/server/sites``. The files there list who may
-join, and under which name.
+join, and under which name. For a secure sum each site has the public keys of all sites, in ``sites`` next to its key.
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ def make(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]
         written += [file for file in make_site(folder / "sites" / name, name, authority) if file.suffix != ".pub"]
         written.append(public_file(server, name))
         os.replace(folder / "sites" / name / f"{name}.pub", public_file(server, name))
+    for site in (folder / "sites").glob("*/key"):
+        (site.parent / "sites").mkdir(exist_ok=True)
+        written += [
+            _public(site.parent / "sites" / file.name, file.read_bytes())
+            for file in sorted((server / "sites").glob("*.pub"))
+            if not (site.parent / "sites" / file.name).exists()
+        ]
     return written
 
 

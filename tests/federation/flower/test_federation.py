@@ -83,6 +83,19 @@ def test_four_hospitals_get_the_bits_of_a_run(hospitals, tmp_path, algorithm):
 
 
 @pytest.mark.federation
+def test_four_hospitals_get_the_model_of_a_run_in_a_secure_sum(hospitals, tmp_path):
+    out = tmp_path / "run"
+    flags = ["--algorithm", "fedavg", "--rounds", "1", "--out", str(out), "--secure-sum"]
+    hospitals.start("server", heart.server(hospitals, *flags))
+    said = ended(hospitals, "server")
+    assert "1 rounds" in said or "1 round" in said, said
+    rows, home = Run(out).rows()[1], Run(heart.at_home(tmp_path / "home", heart.HOSPITALS, "fedavg", rounds=1))
+    assert rows.query("metric == 'secure_sum'")["value"].tolist() == [4.0] * 4
+    models = [run.checkpoint().server.trees["model"] for run in (Run(out), home)]
+    assert all(tensor.allclose(models[1][name], rtol=0, atol=1e-7) for name, tensor in models[0].items())
+
+
+@pytest.mark.federation
 def test_three_servers_at_once_use_the_same_sites(hospitals, tmp_path):
     for algorithm in ("local", "fedavg", "playerfl"):
         flags = ["--algorithm", algorithm, "--rounds", "2", "--out", str(tmp_path / algorithm)]

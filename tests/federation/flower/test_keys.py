@@ -22,7 +22,7 @@ def test_a_federation_has_one_authority_and_a_key_for_each_site(tmp_path):
     assert set(files) == {
         *(f"server/{name}" for name in ("ca.key", "ca.crt", "server.key", "server.crt", "secret")),
         *(f"server/sites/{site}.pub" for site in "ab"),
-        *(f"sites/{site}/{name}" for site in "ab" for name in ("key", "ca.crt")),
+        *(f"sites/{site}/{name}" for site in "ab" for name in ("key", "ca.crt", "sites/a.pub", "sites/b.pub")),
     }
     assert files["sites/a/ca.crt"] == files["server/ca.crt"]
     assert files["sites/a/key"] != files["sites/b/key"]
@@ -46,6 +46,7 @@ def test_sites_are_added_and_keys_stay(tmp_path):
     keys.make(tmp_path, [], ["b"])
     after = everything(tmp_path)
     assert {name: after[name] for name in before} == before
+    assert after["sites/a/sites/b.pub"] == after["sites/b/sites/b.pub"] == after["server/sites/b.pub"]
     assert list(keys.registered(tmp_path / "server")) == ["a", "b"]
 
 

@@ -1,0 +1,23 @@
+"""A secure sum: the server receives the weighted sum of the clients' updates, and no single one.
+
+The protocol is that of Bonawitz et al. ("Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017)
+with signed keys. Each exchange has four steps: keys, shares of secrets, masked updates, and shares that remove masks.
+
+The modules :mod:`.fixed_point`, :mod:`.shamir`, :mod:`.keys` and :mod:`.members` have no transport. :mod:`.at_site` and
+:mod:`.at_server` connect them to the messages of a federation. They need the package ``cryptography``, which comes with
+the extra ``flower``, and are imported only for runs with a secure sum.
+"""
+
+from importlib.util import find_spec
+
+from fl_core.errors import UsageError
+
+
+def require() -> None:
+    """Check that ``cryptography`` is installed, before modules that need it are imported.
+
+    Raises:
+        UsageError: it is not; gives the command that installs it.
+    """
+    if find_spec("cryptography") is None:
+        raise UsageError("a secure sum needs cryptography: pip install 'fedlayers[flower]'")
