@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedlayers.remote import protocol, state_store
+from fedlayers.remote import metrics, protocol, state_store
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
 from fedlayers.remote.log import LOG
@@ -94,6 +94,8 @@ class Site:
             LOG.info(f"answered {asked['kind']} {asked['run']} with {len(data)} bytes")
         try:
             self.sent.write(asked["kind"], asked["run"], reply, data)
+            metrics.add("received_bytes_total", len(request), self.name)
+            metrics.add("sent_bytes_total", len(data), self.name)
         except (OSError, RunError) as error:  # what cannot be written down does not leave
             LOG.error(str(error))
             return encode(Packet({"kind": "failed", "reason": "the site cannot write down what leaves it"}))
@@ -296,6 +298,7 @@ class _Joined:
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
             lane.commit(values["to"], state, kept, key, encode(answer))
             self._present = (values["lane"], values["to"])
+            metrics.put("rounds_done", asked.rnd.index + 1)
             lane.keep({values["saved"], values["from"], values["to"]})
         if isinstance(asked, FinetuneRequest):
             lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
