@@ -17,7 +17,7 @@ from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
 from fedlayers.cli.base import Command, Configured
 from fedlayers.cli.runs import Log, finished
-from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, LogJson, OfSites
+from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, Reports
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
@@ -75,7 +75,7 @@ class Keys(Command):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Superlink(Command):
+class Superlink(Reports, Command):
     """Run the meeting point of a federation, to which server and sites connect.
 
     It has no data and no model. It uses the certificate of `fedlayers federation keys`, and accepts sites with
@@ -93,13 +93,12 @@ class Superlink(Command):
     port: Annotated[int, option("Port to listen at; 0: any free one.", "PORT")] = 8000
     database: Annotated[Path | None, option("File of messages; default DIR/superlink.db.", "FILE")] = None
     memory: Annotated[bool, option("Keep messages in memory: faster, but a restart loses them.")] = False
-    log_json: LogJson = False
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower, log
+        from fedlayers.remote import flower
 
         flower.require()
-        log.start(self.log_json)
+        self.start_reports()
         from fedlayers.remote.flower import superlink
 
         database = None if self.memory else self.database or self.dir / "superlink.db"
@@ -209,7 +208,7 @@ def _noted(out: Path) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Site(Command):
+class Site(Reports, Command):
     """Run a site: a process that keeps its data and answers the server of a federation.
 
     SITE.toml has its data, its rules and, in [connection], its superlink (docs/federation.md). The site opens the only
@@ -222,13 +221,12 @@ class Site(Command):
     """
 
     file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
-    log_json: LogJson = False
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower, log
+        from fedlayers.remote import flower
 
         flower.require()
-        log.start(self.log_json)
+        self.start_reports()
         from fedlayers.remote.flower.keys import registered
         from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
         from fedlayers.remote.secure_sum.keys import Identity

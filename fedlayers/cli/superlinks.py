@@ -18,13 +18,38 @@ if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
     from fedlayers.remote.remote_clients import TimeoutPolicy
 
-LogJson = Annotated[bool, option("Write the log as JSON, one object a line.")]
 AT_SITES = (*READING, *DEALING, "leave_out_client", "data_root", "download", "workers", "stack", "device")
 """Keys that sites decide themselves, or that have no meaning if each client is alone."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reports:
+    """What a process of a federation reports while it runs."""
+
+    log_json: Annotated[bool, option("Write the log as JSON, one object a line.")] = False
+    metrics_port: Annotated[int | None, option("Serve numbers for Prometheus at this port; default off.", "PORT")] = (
+        None
+    )
+    metrics_host: Annotated[str, option("Address at which these are served.", "HOST")] = "127.0.0.1"
+
+    def start_reports(self) -> None:
+        """Start the log, and the metrics if they are asked for.
+
+        Raises:
+            UsageError: the port cannot be listened at.
+        """
+        from fedlayers.remote import log
+
+        log.start(self.log_json)
+        if self.metrics_port is not None:
+            from fedlayers.remote import metrics
+
+            port = metrics.serve(self.metrics_port, self.metrics_host)
+            log.LOG.info(f"metrics on http://{self.metrics_host}:{port}/metrics")
+
+
 @dataclasses.dataclass(frozen=True)
-class Sites:
+class Sites(Reports):
     """Train over a federation's sites, which keep their samples: docs/federation.md."""
 
     superlink: Annotated[str, option("Address of the superlink.", "HOST:PORT")] = ""
@@ -38,7 +63,6 @@ class Sites:
         None
     )
     start_timeout: Annotated[float | None, option("Limit of the start in seconds; default --timeout.", "S")] = None
-    log_json: LogJson = False
 
     @property
     def timeouts(self) -> TimeoutPolicy:
@@ -87,11 +111,10 @@ class Sites:
         from fedlayers.remote import flower
 
         flower.require()
-        from fedlayers.remote import log
         from fedlayers.remote.flower.server import FlowerLink
 
         start = self.timeout if self.start_timeout is None else self.start_timeout
-        log.start(self.log_json)
+        self.start_reports()
         link = FlowerLink(self.superlink, self.keys, names or self.sites, self.min_sites, start)
         try:
             yield link

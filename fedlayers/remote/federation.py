@@ -229,9 +229,10 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
             raise UsageError(
                 f"the name in the file of site {name!r} must be that of its key; got {each['name']!r}. Correct it."
             )
-        if each["version"] != fl_core.__version__:
-            note = f"site {name!r} has fedlayers {each['version']}, the server {fl_core.__version__}: bits may differ"
-            warnings.warn(note, stacklevel=3)
+        for package, key, own in (("fedlayers", "version", fl_core.__version__), ("torch", "torch", protocol.TORCH)):
+            if each[key] != own:
+                note = f"site {name!r} has {package} {each[key]}, the server {own}: bits may differ"
+                warnings.warn(note, stacklevel=3)
         for what in ALIKE:
             if each[what] != first[what]:
                 way = WAYS.get(what, f"Let all sites have the same {what}.")
@@ -314,7 +315,6 @@ def join(
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
     initial = tree.state_dict(task.model)
-    trees = {} if task.start is None else {"start": task.start}
     prepares = (facts[0]["scale"], facts[0]["impute"]) != ("none", "none")
     common = {
         "kind": "join",
@@ -330,7 +330,7 @@ def join(
     }
     if secure_sum:
         common["secure_sum"] = True
-    packets = {name: Packet({**common, "number": number}, trees) for number, name in enumerate(line.names)}
+    packets = {name: Packet({**common, "number": number}, {"start": initial}) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         fields(answered(site, packet).head, protocol.JOINED)
     if secure_sum:

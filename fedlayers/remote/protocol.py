@@ -3,7 +3,7 @@
 ``hello``     a site's facts: version, shape, classes, sizes, digests
 ``moments``   of tables that are scaled or filled: numbers of training samples and of values, means, sums of squares
 ``race``      the runs that follow: whether the site allows them, and the classes in its validation samples
-``join``      a run: its configuration, the site's number in the federation, all sites' sizes, the model's digest
+``join``      a run: its configuration, the site's number in the federation, all sites' sizes, the initial model
 ``train``     one exchange, from one version of the client's state to another
 ``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
               which the client merges with its own
@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import fl_core
@@ -38,6 +39,8 @@ from fl_core.storage.schema import COUNT, Each, validate
 
 PROTOCOL, OLDEST = 2, 2
 """The newest and the oldest protocol that this version speaks."""
+TORCH = torch.__version__.partition("+")[0]
+"""The version of PyTorch without its build."""
 STAMP = {"session": str, "seq": COUNT}
 WORK = ("train", "finetune", "score")
 NUMBER = (float, int)
@@ -98,6 +101,7 @@ FACTS = {
     "columns": [str],
     "name": str,
     "version": str,
+    "torch": str,
     "protocol": COUNT,
     "oldest": COUNT,
     "shape": [COUNT],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from fedlayers.remote import log, protocol
+from fedlayers.remote import log, metrics, protocol
 from fedlayers.remote.codec import Packet, PacketError, decode, encode, most_bytes
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.log import LOG
@@ -179,6 +179,7 @@ class RpcClient:
             self._seq += 1
             stamps[site] = {"session": self.session, "seq": self._seq}
             asked[site] = encode(Packet({**packet.head, **stamps[site]}, packet.trees))
+            metrics.add("sent_bytes_total", len(asked[site]), site)
         for site, data in self.link.ask(asked, timeout, grace):
             if site not in stamps:  # not asked, or answered already
                 continue
@@ -187,6 +188,7 @@ class RpcClient:
                 yield site, None
                 continue
             self.tally.add(site, kinds[site], len(data))
+            metrics.add("received_bytes_total", len(data), site)
             packet = self._read(site, data, most)
             if packet.head["kind"] in GRANTED and protocol.stamp_of(packet) != stamps[site]:
                 continue  # an answer to an earlier request
@@ -340,6 +342,7 @@ class RemoteClients:
         writer.checkpoint(Checkpoint(done, server, states, {}))
         self.saved = dict(self.versions)
         self.line.tally.write(writer, done)
+        metrics.put("rounds_done", done)
         log.note(writer.path, round=done, missing=sorted(self._missing), error="")
         self._missing.clear()
 

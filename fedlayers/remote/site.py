@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.remote import protocol, state_store
+from fedlayers.remote import metrics, protocol, state_store
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
 from fedlayers.remote.log import LOG
@@ -101,6 +101,8 @@ class Site:
             LOG.info(f"answered {asked['kind']} {asked['run']} with {len(data)} bytes")
         try:
             self.sent.write(asked["kind"], asked["run"], reply, data)
+            metrics.add("received_bytes_total", len(request), self.name)
+            metrics.add("sent_bytes_total", len(data), self.name)
         except (OSError, RunError) as error:  # what cannot be written down does not leave
             LOG.error(str(error))
             return encode(Packet({"kind": "failed", "reason": "the site cannot write down what leaves it"}))
@@ -164,7 +166,7 @@ class Site:
         fields(packet.head, protocol.HELLO)
         self.check_samples()
         self.audit.write("hello")
-        return Packet({"kind": "hello", **self.holding.facts(), **protocol.versions()})
+        return Packet({"kind": "hello", **self.holding.facts(), **protocol.versions(), "torch": protocol.TORCH})
 
     def _moments(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.MOMENTS)
@@ -239,17 +241,16 @@ class _Joined:
         told = others[site.name]
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
             raise PacketError("the server's digest and sizes must be those of this site's data; got others.")
-        start = dict(packet.trees["start"]) if "start" in packet.trees else None
         try:
             with counted(site.policy.check_size):
                 data = federation_of(asked["dataset"], facts, others, {site.name: own})
-                self.task = assemble(config, data=data, start=start)
+                self.task = assemble(config, data=data)
         except Exception as error:  # of torch or of the model, on values that no check foresees
             if isinstance(error, (UsageError, RunError)) or lacks_memory(error):
                 raise
             raise UsageError(f"the model cannot be made at this site: {type(error).__name__}: {error}") from error
         site.policy.check_epochs(int(self.task.config.epochs or 0))
-        self._check_model(asked)
+        self._take_model(packet)
         from diagnostics.measure import instruments
 
         runner_of = self.task.client_runner(instruments().observers)
@@ -266,16 +267,19 @@ class _Joined:
         self.write_answer("join")
         self._tuned: tuple[str, str, int] | None = None  # the version and round of its tuned model
 
-    def _check_model(self, asked: Mapping[str, Any]) -> None:
+    def _take_model(self, packet: Packet) -> None:
+        """Load the server's initial model. Another version of torch may draw another one from the same seed."""
         layers = [layer.name for layer in self.task.layers]
-        if asked["layers"] != layers:
-            raise UsageError(f"layers must be the site's, {layers[:20]}; got {asked['layers'][:20]}. Use one model.")
-        digest = tree.digest(tree.state_dict(self.task.model))
-        if asked["model"] != digest:
+        if packet.head["layers"] != layers:
             raise UsageError(
-                f"the initial model's digest must be the site's, {digest[:12]}…; got {asked['model'][:12]}…. "
-                "Use the same version of torch, and the same model, everywhere."
+                f"layers must be the site's, {layers[:20]}; got {packet.head['layers'][:20]}. Use one model."
             )
+        if list(packet.trees) != ["start"]:
+            raise PacketError(f"a packet 'join' must have the tree start alone; got {list(packet.trees)[:9]}.")
+        tree.load(self.task.model, packet.trees["start"])
+        digest = tree.digest(tree.state_dict(self.task.model))
+        if packet.head["model"] != digest:
+            raise PacketError(f"the server's initial model must have the digest that is sent; got {digest[:12]}….")
 
     def write_answer(self, kind: str) -> None:
         """Record an answer of this run's split."""
@@ -314,6 +318,7 @@ class _Joined:
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
             lane.commit(values["to"], state, kept, key, encode(answer))
             self._present = (values["lane"], values["to"])
+            metrics.put("rounds_done", asked.rnd.index + 1)
             lane.keep({values["saved"], values["from"], values["to"]})
         if isinstance(asked, FinetuneRequest):
             lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))

@@ -51,9 +51,9 @@ def refused(link: Any, config: Any, metric: str) -> str:
 def main() -> None:
     """Run the federations in the current folder."""
     sys.path[:0] = sys.argv[1:]
-    import fedlayers.cli.federation
-    import fedlayers.remote.flower.site_process  # noqa: F401  (that it can be imported is what is tested)
+    from fedlayers.cli.federation import Site  # noqa: F401
     from fedlayers.remote import federation, site_diagnosis
+    from fedlayers.remote.flower.site_process import serve  # noqa: F401
     from fedlayers.remote.in_memory import InMemoryTransport
     from fl_core.config import RunConfig
 

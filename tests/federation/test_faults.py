@@ -164,10 +164,10 @@ def test_another_version_that_speaks_the_same_protocol_takes_part(tmp_path: Path
             for site, reply in super().ask(requests, timeout):
                 packet = decode(reply)
                 if packet.head["kind"] == "hello":
-                    packet.head |= {"version": "0.1", "protocol": protocol.PROTOCOL + 1, **more}
+                    packet.head |= {"version": "0.1", "torch": "2.0", "protocol": protocol.PROTOCOL + 1, **more}
                 yield site, encode(packet)
 
-    with pytest.warns(UserWarning, match=r"'a'.*0\.1"):
+    with pytest.warns(UserWarning, match=r"'a'.*torch 2\.0"), pytest.warns(UserWarning, match=r"'a'.*fedlayers 0\.1"):
         found = federation.federate(config_for("fedavg"), Other(sites_of(tmp_path)), progress=False)
     assert server(found) == server(federation.federate(config_for("fedavg"), link(tmp_path / "b"), progress=False))
     more |= {"oldest": protocol.PROTOCOL + 1, "later": 1}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from diagnostics.measure import instruments
 from fedlayers.remote import federation
@@ -20,7 +21,7 @@ from fl_core.data import FederatedData
 from fl_core.engine import Engine
 from fl_core.plan import LayerPlan
 from fl_core.rows import Row
-from fl_core.task import assemble
+from fl_core.task import Task, assemble
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other
 
 NAMES = [client.name for client in TOY.clients]
@@ -54,6 +55,30 @@ def server(engine: Engine) -> dict[str, str]:
 def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tmp_path: Path) -> None:
     config = config_for(name)
     wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
+    assert comparable(found.rows) == comparable(wanted.rows)
+    assert server(found) == server(wanted)
+
+
+def test_a_site_whose_torch_draws_other_weights_starts_from_the_server_s_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that an algorithm adds come from the server, too."""
+    drawn: list[str] = []
+
+    def assembled(config: RunConfig, **rest: Any) -> Task:
+        task = assemble(config, **rest)
+        with torch.no_grad():
+            for parameter in task.model.parameters():
+                parameter.add_(1.0)
+        drawn.append(tree.digest(tree.state_dict(task.model)))
+        return task
+
+    config = config_for("fedrod", participation=1.0)
+    wanted = here(config)
+    monkeypatch.setattr("fedlayers.remote.site.assemble", assembled)
+    found = federation.federate(config, link(tmp_path), progress=False)
+    assert len(drawn) == len(NAMES)
+    assert tree.digest(wanted.initial) not in drawn
     assert comparable(found.rows) == comparable(wanted.rows)
     assert server(found) == server(wanted)
 

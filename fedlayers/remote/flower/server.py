@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from fedlayers.remote import metrics
 from fedlayers.remote.flower import wire
 from fedlayers.remote.flower.internals import ListNodesRequest, StartRunRequest, build_fab_from_files
 from fedlayers.remote.flower.site_process import check_reachable, checked_address, clock_error
@@ -75,6 +76,7 @@ class Superlink:
     def _nodes(self) -> dict[str, Any]:
         """Return the sites that the superlink knows, by name."""
         found = self._control.ListNodes(ListNodesRequest()).nodes_info
+        metrics.put("sites_connected", sum(node.status == wire.ONLINE for node in found))
         return {node.name: node for node in found if node.status != wire.UNREGISTERED}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from fedlayers.remote import metrics
 from fedlayers.remote.flower import environment, keys, wire
 from fedlayers.remote.flower.internals import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, now
 from fedlayers.remote.flower.supernode import ONLINE
@@ -219,12 +220,14 @@ def serve(answers: RequestHandler, connection: Connection, home: Path) -> None:
             nonlocal patience
             patience = float("inf")
             mark.touch()
+            metrics.put("sites_connected", 1)
             LOG.info(f"site {answers.name} is connected to {connection.superlink} (Ctrl-C ends it)")
 
         try:
             reason = _attend(answers, node, connected)
         finally:
             node.close()
+            metrics.put("sites_connected", 0)
             if node.process.returncode >= 0:
                 mark.unlink(missing_ok=True)
         clock = _clock(connection)

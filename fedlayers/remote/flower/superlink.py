@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from fedlayers.remote import metrics
 from fedlayers.remote.flower import keys, wire
 from fedlayers.remote.flower.internals import (
     FLWR_IN_MEMORY_DB_NAME,
@@ -172,6 +173,7 @@ def register(control: Any, sites: dict[str, bytes]) -> list[str]:
         UsageError: a withdrawn key is back.
     """
     nodes = [node for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != wire.UNREGISTERED]
+    metrics.put("sites_connected", sum(node.status == wire.ONLINE for node in nodes))
     known = {node.name for node in nodes if sites.get(node.name) == node.public_key}
     gone = [node for node in nodes if node.name not in known or sites[node.name] != node.public_key]
     for node in gone:
