@@ -164,10 +164,10 @@ def test_what_is_missing_or_does_not_fit_is_refused_before_training(
 
 def test_runs_without_a_global_model_or_a_checkpoint_are_refused(tmp_path: Path, trained: Path, threes: Path) -> None:
     runner.run(
-        RunConfig(dataset="digits", algorithm="fedper", partition="iid", **SHORT), tmp_path / "per", progress=False
+        RunConfig(dataset="digits", algorithm="fedamp", partition="iid", **SHORT), tmp_path / "amp", progress=False
     )
-    with pytest.raises(UsageError, match="fedper"):
-        assemble(three_config(threes, tmp_path / "per"))
+    with pytest.raises(UsageError, match="fedamp"):
+        assemble(three_config(threes, tmp_path / "amp"))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match=r"run.*nothing"):
         assemble(three_config(threes, tmp_path / "nothing"))
