@@ -1,18 +1,23 @@
 """python -m docs.outputs [PAGE ...]: runs the commands of the pages, and writes their output below them.
 
 A block ``console`` has lines ``$ command``, each followed by what it prints. A comment ``<!-- short: FLAGS -->`` after
-a block gives flags with which a test runs the block's commands faster.
+a block gives flags with which a test runs the block's commands faster. After ``<!-- refused -->`` the commands must end
+in an error, which is shown. A block ``python`` that begins with ``# NAME.py`` is a file that the commands find.
+
+Between ``<!-- seconds -->`` and ``<!-- end -->`` is a table of how long each command took.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +25,13 @@ import pandas as pd
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCK = re.compile(r"```console\n(?P<text>.*?)```(?:\n<!-- short: (?P<short>.*?) -->)?", re.DOTALL)
+BLOCK = re.compile(
+    r"```console\n(?P<text>.*?)```(?:\n<!-- short: (?P<short>.*?) -->)?(?P<refused>\n<!-- refused -->)?", re.DOTALL
+)
+FILE = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<text>.*?)```", re.DOTALL)
+TIMES = re.compile(r"<!-- seconds -->\n.*?<!-- end -->", re.DOTALL)
+HOME = "/home/me"
+"""How pages show the folder in which the commands run."""
 FILES = ("fl_core/data/named/heart.csv",)
 """What lies in the folder in which the commands run."""
 
@@ -43,8 +54,10 @@ def steps(text: str) -> list[Step]:
     return [Step(command, output) for command, output in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def folder(path: Path) -> Path:
-    """Put the files that pages name into a folder."""
+def folder(path: Path, text: str = "") -> Path:
+    """Put the files that pages name, and those that this page writes, into a folder."""
+    for file in FILE.finditer(text):
+        (path / file["name"]).write_text(file["text"], encoding="utf-8")
     for name in FILES:
         shutil.copyfile(ROOT / name, path / Path(name).name)
     (path / "hospitals").mkdir(exist_ok=True)
@@ -53,23 +66,24 @@ def folder(path: Path) -> Path:
     return path
 
 
-def run(command: str, cwd: Path, short: str = "") -> str:
+def run(command: str, cwd: Path, short: str = "", refused: bool = False) -> str:
     """Run one command and return what it prints.
 
     Args:
         short: flags that replace those of the command, or are added to it.
+        refused: whether the command must refuse its input. Then its message is returned.
 
     Raises:
-        RuntimeError: the command fails; has its messages.
+        RuntimeError: the command fails, or does not though it must; has its messages.
     """
     program, *words = shlex.split(command)
     words = replaced(words, shlex.split(short))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "110", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    call = [sys.executable, "-m", program, *words]
+    call = [sys.executable, *words] if program == "python" else [sys.executable, "-m", program, *words]
     done = subprocess.run(call, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode != (2 if refused else 0):
         raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return (done.stderr if refused else done.stdout).replace(str(cwd), HOME)
 
 
 def replaced(words: list[str], short: list[str]) -> list[str]:
@@ -87,16 +101,42 @@ def replaced(words: list[str], short: list[str]) -> list[str]:
 
 
 def updated(text: str) -> str:
-    """Return a page's text with the output of its commands."""
+    """Return a page's text with the output of its commands, and with how long they took."""
+    took: list[str] = []
     with tempfile.TemporaryDirectory() as name:
-        cwd = folder(Path(name))
+        cwd = folder(Path(name), text)
+
+        def shown(command: str, refused: bool) -> str:
+            began, used = time.perf_counter(), _processor_seconds()
+            printed = run(command, cwd, refused=refused)
+            wall, busy = time.perf_counter() - began, _processor_seconds() - used
+            took.append(f"| {len(took) + 1} | `{_called(command)}` | {wall:.0f} | {busy:.0f} |")
+            return f"$ {command}\n{printed}"
 
         def rewritten(found: re.Match[str]) -> str:
-            shown = "".join(f"$ {step.command}\n{run(step.command, cwd)}" for step in steps(found["text"]))
+            printed = "".join(shown(step.command, bool(found["refused"])) for step in steps(found["text"]))
             rest = f"\n<!-- short: {found['short']} -->" if found["short"] else ""
-            return f"```console\n{shown.rstrip()}\n```{rest}"
+            return f"```console\n{printed.rstrip()}\n```{rest}{found['refused'] or ''}"
 
-        return BLOCK.sub(rewritten, text)
+        text = BLOCK.sub(rewritten, text)
+    table = "\n".join(["| step | command | seconds | of processor |", "|---|---|---|---|", *took])
+    return TIMES.sub(f"<!-- seconds -->\n{table}\n<!-- end -->", text)
+
+
+def _processor_seconds() -> float:
+    """Return the seconds of processor that all ended child processes have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _called(command: str) -> str:
+    """Return the program, and its command or script.
+
+    >>> _called("fedlayers run --dataset heart"), _called("python -m examples.handwriting writers")
+    ('fedlayers run', 'python -m examples.handwriting')
+    """
+    words = command.split()
+    return " ".join(words[: 3 if words[1] == "-m" else 2])
 
 
 def main(*names: str) -> None:

@@ -1,4 +1,4 @@
-"""Initial weights from a file, or from the global model of another run."""
+"""Initial weights from a file, or from the global model or the shared layers of another run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.algorithms.base import find
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.models import weights
 from fl_core.models.heads import head_path
+from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.tokens import SPECIAL
@@ -28,7 +29,8 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
 
     Args:
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
-            rule; or a file of weights (see :func:`fl_core.models.weights.read`).
+            rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
+            file of weights (see :func:`fl_core.models.weights.read`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts.
 
@@ -36,33 +38,41 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
         Notes, one sentence each.
 
     Raises:
-        UsageError: there is nothing or no global model at the path, or tensors are missing, unexpected or of another
+        UsageError: there is nothing or no common model at the path, or tensors are missing, unexpected or of another
             shape. The message names the first of them.
         CorruptError: the run's bytes are damaged.
     """
     path = Path(path)
-    stored, known, kept = _of_run(path) if path.is_dir() else (weights.read(path), None, False)
+    stored, known, kept, local = _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
     own = {name: tensor.detach() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     notes = _match_words(model, stored, own, words, known, path)
     notes += _keep_classifier(model, stored, own, example, path)
     weights.put(model, stored, str(path))
+    if local:
+        notes.append(f"{listing(local)} start as {path} began: its clients kept their own")
     if kept and _keeps_statistics(model):
         notes.append(f"running statistics are those that {path} started with: its clients kept their own (bn=local)")
     return notes
 
 
-def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool]:
-    """Return a run's last global model, its vocabulary, and whether clients kept running statistics."""
+def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
+    """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
     run = store.Run(path)
-    config = run.task_config()
-    if not _has_global_model(run):
+    config, whole, plan = run.task_config(), _has_global_model(run), run.plan()
+    planned = find(config["algorithm"]).base_algorithm(config["options"]).uses_plan and plan is not None
+    which = "last" if run.stopping() is None else run.best_round("global" if whole else None)
+    server = run.checkpoint(which, lazy=True).server.trees
+    if not (whole or planned) or "model" not in server:
         raise UsageError(
-            "init must be a run with a global model, such as one of fedavg; "
+            "init must be a run with a global model or with shared layers, such as one of fedavg or fedper; "
             f"got {path}, a run of {config['algorithm']}."
         )
-    which = "last" if run.stopping() is None else run.best_round("global")
-    found = dict(run.checkpoint(which, lazy=True).server.trees["model"])
-    return found, config.get("words"), config["batchnorm"] == "local"
+    kept = config["batchnorm"] == "local"
+    if whole or plan is None:
+        return dict(server["model"]), config.get("words"), kept, []
+    shared = LayerPlan.from_json(plan)
+    local = [layer.name for layer in shared.layers if layer.name not in shared.shared]
+    return dict(server["model"]), config.get("words"), kept, local
 
 
 def _has_global_model(run: store.Run) -> bool:

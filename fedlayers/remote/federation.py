@@ -95,7 +95,7 @@ def federate(
         task.lost_replies = read_trace(task.config.dropout_trace, line.names)
     if out is not None:
         writing.check_free(Path(out))
-    for note in task.algorithm_notes():  # on their data the sites are silent
+    for note in (*task.said, *task.algorithm_notes()):  # on their data the sites are silent
         warnings.warn(note, stacklevel=2)
     run = uuid4().hex
     home = join(line, task, facts, run, secure_sum)

@@ -18,13 +18,14 @@ LEAST = 20
 """Samples needed to recognise a column of record numbers."""
 DISTINCT = 0.95
 """Share of distinct values from which a column counts as one without repeats."""
-
+USUAL = 2 / 3
+"""Share of samples above which one of two classes is the usual one."""
 REPEATED = 0.01
 """Share of validation or test samples equal to training samples from which they are reported."""
 
 
 def notes(data: FederatedData) -> list[str]:
-    """Return warnings about a federation: scale, record numbers, labels, names, repeated samples, a single client.
+    """Return warnings about a federation's clients, names, classes, scale, record numbers and repeated samples.
 
     >>> from fl_core.data import load
     >>> notes(load("heart"))
@@ -34,7 +35,8 @@ def notes(data: FederatedData) -> list[str]:
     """
     names = [client.name for client in data.clients]
     alike = [*_alike("clients", names), *_alike("classes", data.classes)]
-    return [*_one_client(data), *alike, *_single(data), *_large(data), *_numbers(data), *_repeated(data)]
+    found = [*_one_client(data), *alike, *_single(data), *_positive(data), *_large(data)]
+    return [*found, *_numbers(data), *_repeated(data)]
 
 
 def _one_client(data: FederatedData) -> Iterator[str]:
@@ -63,6 +65,16 @@ def _single(data: FederatedData) -> Iterator[str]:
             f"{single} of {data.n_classes} classes have a single sample: is the label column an identifier, or a "
             "number to be predicted?"
         )
+
+
+def _positive(data: FederatedData) -> Iterator[str]:
+    """Yield the class that AUROC and AUPRC describe, if nobody chose it and it is the usual one of two."""
+    if data.n_classes != 2 or data.chosen:
+        return
+    share = float(torch.cat([client.train.y for client in data.clients]).double().mean())
+    if share > USUAL:
+        rare = data.classes[0]
+        yield f"AUROC and AUPRC describe {data.positive!r}, the class of {share:.0%} of samples; --positive {rare}?"
 
 
 def _large(data: FederatedData) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_core.data.arrays import Cells, is_number
+from fl_core.data.arrays import Cells, Integers, is_number
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDENTIFIERS = ("ids", "identifier", "mrn")
@@ -49,30 +49,39 @@ def by_name(role: str, header: Sequence[str]) -> list[str]:
     return [name for word in _LIKELY[role].split() for name in header if word in words[name]]
 
 
-def is_identifier(name: str, cells: Cells) -> bool:
+FEW = 10
+"""Samples per client up to which a column that counts within each client may be a feature, such as a visit's number."""
+
+
+def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> bool:
     """Return whether a column numbers the records: it is named so, and no value is there twice.
 
-    Values are whole numbers or words.
+    Values are whole numbers or words. Hospitals number their records each for itself, so a value may be at two clients.
 
     >>> is_identifier("record_id", ["7", "8", "9"]), is_identifier("record_id", ["7", "7"])
     (True, False)
+
+    Args:
+        owner: the client of each sample, if there are natural ones.
     """
-    return is_named_as_identifier(name) and len(cells) > 1 and _counts(cells)
+    if not is_named_as_identifier(name) or len(cells) < 2:
+        return False
+    if not isinstance(cells, np.ndarray):
+        words = [cell.strip() for cell in cells]
+        numeric = [is_number(word) for word in words]
+        if any(numeric) and not all(numeric):
+            return False
+        cells = np.array(words, dtype=np.float64 if all(numeric) else str)
+    if cells.dtype.kind == "f" and not (np.isfinite(cells) & (cells == np.round(cells))).all():
+        return False
+    values, code = np.unique(cells, return_inverse=True)
+    if len(values) == len(cells):
+        return True
+    clients = 0 if owner is None else len(np.unique(owner))
+    return 0 < clients * FEW <= len(cells) == len(np.unique(owner * len(values) + code))
 
 
 def is_named_as_identifier(name: str) -> bool:
     """Return whether a word of the name is ``id``, or ends in it as in ``patientid``."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return any(word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER) for word in words)
-
-
-def _counts(cells: Cells) -> bool:
-    """Return whether all values differ and are whole numbers or words."""
-    if not isinstance(cells, np.ndarray):
-        words = [cell.strip() for cell in cells]
-        if len(set(words)) < len(words):
-            return False
-        if not all(map(is_number, words)):
-            return not any(map(is_number, words))
-        cells = np.array(words, dtype=np.float64)
-    return len(np.unique(cells)) == len(cells) and bool((np.isfinite(cells) & (cells == np.round(cells))).all())

@@ -70,12 +70,12 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
     y, classes = arrays.answers(
         np.array(texts[label], dtype=str), where, reading.task, declared, place, whole=declared is None
     )
-    ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name])]
+    ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name], owner)]
     if ids:
         out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
         raise UsageError(
-            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another "
-            f"value in each row. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
+            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, which differ in "
+            f"each record. Leave out: --exclude-columns {out} (or allow: --keep-ids)."
         )
     found = {name: columns[name] for name in names}
     words = categories.found(str(path), found, reading.categories)

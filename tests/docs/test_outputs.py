@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from docs import outputs
@@ -23,8 +24,26 @@ def test_first_commands(page: str, tmp_path: Path) -> None:
     block = FIRST[page]
     assert block is not None
     for step in outputs.steps(block["text"]):
-        printed = outputs.run(step.command, outputs.folder(tmp_path), block["short"] or "")
+        printed = outputs.run(step.command, outputs.folder(tmp_path), block["short"] or "", bool(block["refused"]))
         shown = words(step.output)
         assert shown, f"python -m docs.outputs {page}"
         if not block["short"]:  # numbers, and so some verdicts, differ between processors
             assert len(words(printed) & shown) >= 0.8 * len(shown)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_first_ten_minutes(tmp_path: Path) -> None:
+    text = (outputs.ROOT / "docs/first_ten_minutes.md").read_text("utf-8")
+    outputs.folder(tmp_path, text)
+    count = 0
+    for block in outputs.BLOCK.finditer(text):
+        for step in outputs.steps(block["text"]):
+            printed = words(outputs.run(step.command, tmp_path, block["short"] or "", bool(block["refused"])))
+            shown = words(step.output)
+            assert shown
+            assert block["short"] or len(printed & shown) >= 0.8 * len(shown), step.command
+            count += 1
+    assert text.count("| `") == count  # the table has each step's seconds
+    predicted = pd.read_csv(tmp_path / "predictions.csv")
+    assert predicted["record_id"].is_unique
+    assert set(predicted["prediction"]) <= {"died", "survived"}

@@ -96,3 +96,17 @@ def test_a_plan_that_shares_nothing_is_noted_over_sites_too(tmp_path: Path) -> N
     plan = LayerPlan(assemble(SHORT, data=TOY).layers, ())
     with pytest.warns(UserWarning, match=r"manual.*alone"):
         federation.federate(config_for("fedper", rounds=1), link(tmp_path), plan=plan, progress=False)
+
+
+def test_a_new_site_joins_with_the_shared_layers_of_a_stopped_run(tmp_path: Path) -> None:
+    """Three sites train. Then the run that begins with its shared layers has four, and sends them to all."""
+    config = config_for("fedper", participation=1.0)
+    three = InMemoryTransport({name: Site(PresplitData(TOY, name), tmp_path / name) for name in NAMES[:3]})
+    before = federation.federate(config, three, tmp_path / "run", until=1, progress=False)
+    with pytest.warns(UserWarning, match="kept their own"):
+        after = federation.federate(replace(config, init=str(tmp_path / "run")), link(tmp_path), progress=False)
+    plan = before.algorithm.plan
+    assert plan is not None
+    for name in plan.body_tensors:
+        assert torch.equal(after.initial[name], before.server.trees["model"][name])
+    assert {row["client"] for row in after.rows if row["metric"] == "macro_f1"} == set(NAMES)

@@ -69,6 +69,19 @@ def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
     assert not task.said
 
 
+def test_a_run_starts_with_the_shared_layers_of_another(tmp_path: Path) -> None:
+    """The layers that clients kept are those with which the other run began."""
+    path = tmp_path / "fedper"
+    runner.run(replace(DIGITS, algorithm="fedper"), path, progress=False)
+    begun = tree.state_dict(assemble(DIGITS).model)
+    task = assemble(replace(DIGITS, algorithm="fedrep", clients=2, init=str(path)))
+    wanted, found = global_model(path), tree.state_dict(task.model)
+    for name in found:
+        assert torch.equal(found[name], wanted[name])
+        assert torch.equal(found[name], begun[name]) == name.startswith("fc3."), name
+    assert len([note for note in task.said if note.startswith("fc3 start")]) == 1
+
+
 def test_running_statistics_that_clients_kept_are_told(tmp_path: Path) -> None:
     options = {"model_options": {"norm": True}, **SHORT, "batch_size": 32}
     for bn in ("local", "global"):
@@ -151,10 +164,10 @@ def test_what_is_missing_or_does_not_fit_is_refused_before_training(
 
 def test_runs_without_a_global_model_or_a_checkpoint_are_refused(tmp_path: Path, trained: Path, threes: Path) -> None:
     runner.run(
-        RunConfig(dataset="digits", algorithm="fedper", partition="iid", **SHORT), tmp_path / "per", progress=False
+        RunConfig(dataset="digits", algorithm="fedamp", partition="iid", **SHORT), tmp_path / "amp", progress=False
     )
-    with pytest.raises(UsageError, match="fedper"):
-        assemble(three_config(threes, tmp_path / "per"))
+    with pytest.raises(UsageError, match="fedamp"):
+        assemble(three_config(threes, tmp_path / "amp"))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match=r"run.*nothing"):
         assemble(three_config(threes, tmp_path / "nothing"))

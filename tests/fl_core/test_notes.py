@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Mapping[str, Any], str]] = {
         "'north', 'north '",
     ),
     "one client": ({"clients": ("north",)}, "one client"),
+    "the usual class": ({"y": (NUMBERS % 4 > 0).astype(int)}, "AUROC.*'1'.*--positive 0"),
 }
 
 

@@ -64,6 +64,16 @@ def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
     assert is_identifier(name, [f"P{k}" for k in range(30)])
     assert not is_identifier(name, ["1", "2", "2"])
     assert not is_identifier(name, np.arange(30.0) + 0.5)
+    assert not is_identifier(name, ["1", "2", "P3"])
+
+
+def test_clients_number_their_records_each_for_itself() -> None:
+    numbers, owner = [str(k % 20) for k in range(60)], np.arange(60) // 20
+    assert is_identifier("record_id", numbers, owner)
+    assert is_identifier("record_id", np.array(numbers, dtype=float), owner)
+    assert not is_identifier("record_id", numbers)
+    assert not is_identifier("record_id", [*numbers[:-1], "0"], owner)
+    assert not is_identifier("visit_id", [str(k % 5) for k in range(60)], np.arange(60) // 5)
 
 
 @pytest.mark.parametrize("name", ["humidity", "age", "residence", "width", "idle", "identical_twin"])
