@@ -217,7 +217,7 @@ def test_what_is_asked_and_answered_twice_is_trained_once(tmp_path):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("version", "refuses: the server has fedlayers"),
+        ("version", "refuses: protocols of the server"),
         ("model", "refuses: layers"),
     ],
 )
