@@ -284,6 +284,10 @@ class Federate(Configured):
         from fl_core.restore import FEDERATION, check_at_home
 
         known: Sequence[str] = ()
+        if self.secure_sum and self.resume is None:
+            from fedlayers.remote.policy import check_needs_sum
+
+            check_needs_sum(config.algorithm)
         if self.resume is None:
             writing.check_free(self.out)
         else:
