@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
@@ -284,6 +284,10 @@ class Federate(Configured):
         from fl_core.restore import FEDERATION, check_at_home
 
         known: Sequence[str] = ()
+        if self.secure_sum and self.resume is None:
+            from fedlayers.remote.policy import check_needs_sum
+
+            check_needs_sum(config.algorithm)
         if self.resume is None:
             writing.check_free(self.out)
         else:
@@ -303,7 +307,12 @@ class Federate(Configured):
             if self.resume is not None:
                 engine = federation.resume(self.resume, link, init=config.init, timeouts=timeouts, log=self.logger)
             else:
-                options = {"timeouts": timeouts, "command": line, "log": self.logger, "secure_sum": self.secure_sum}
+                options: dict[str, Any] = {
+                    "timeouts": timeouts,
+                    "command": line,
+                    "log": self.logger,
+                    "secure_sum": self.secure_sum,
+                }
                 engine = federation.federate(config, link, self.out, **options)
             finished(engine, out)
             print(f"\nbytes that left the sites:\n{left(out).to_string()}")
