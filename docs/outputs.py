@@ -102,7 +102,7 @@ def replaced(words: list[str], short: list[str]) -> list[str]:
 
 def updated(text: str) -> str:
     """Return a page's text with the output of its commands, and with how long they took."""
-    took: list[str] = []
+    took: list[tuple[str, float, float]] = []
     with tempfile.TemporaryDirectory() as name:
         cwd = folder(Path(name), text)
 
@@ -110,7 +110,7 @@ def updated(text: str) -> str:
             began, used = time.perf_counter(), _processor_seconds()
             printed = run(command, cwd, refused=refused)
             wall, busy = time.perf_counter() - began, _processor_seconds() - used
-            took.append(f"| {len(took) + 1} | `{_called(command)}` | {wall:.0f} | {busy:.0f} |")
+            took.append((_called(command), wall, busy))
             return f"$ {command}\n{printed}"
 
         def rewritten(found: re.Match[str]) -> str:
@@ -119,7 +119,9 @@ def updated(text: str) -> str:
             return f"```console\n{printed.rstrip()}\n```{rest}{found['refused'] or ''}"
 
         text = BLOCK.sub(rewritten, text)
-    table = "\n".join(["| step | command | seconds | of processor |", "|---|---|---|---|", *took])
+    lines = [f"| {k} | `{called}` | {wall:.0f} | {busy:.0f} |" for k, (called, wall, busy) in enumerate(took, 1)]
+    lines.append(f"| | in all | {sum(each[1] for each in took):.0f} | {sum(each[2] for each in took):.0f} |")
+    table = "\n".join(["| step | command | seconds | of processor |", "|---|---|---|---|", *lines])
     return TIMES.sub(f"<!-- seconds -->\n{table}\n<!-- end -->", text)
 
 

@@ -158,7 +158,8 @@ def finished(engine: Any, out: Path) -> None:
     stored, rule = StoredRun(out), engine.stopping
     best = {} if rule is None else rule.best
     times = out / "timing.jsonl"
-    notes = [] if engine.algorithm.plan is None else [f"{engine.algorithm.plan}\n"]
+    plan, given = engine.algorithm.plan, stored.config.get("given") is not None  # who gave a plan knows its evidence
+    notes = [] if plan is None else [f"{plan!r}\n" if given else f"{plan}\n"]
     notes.append(f"local training: {restore.stored_config(stored.config)[0].training.description}\n")
     notes += [timing.read(times).line()] if times.is_file() else []
     notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]

@@ -77,8 +77,10 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     values, code = np.unique(cells, return_inverse=True)
     if len(values) == len(cells):
         return True
-    clients = 0 if owner is None else len(np.unique(owner))
-    return 0 < clients * FEW <= len(cells) == len(np.unique(owner * len(values) + code))
+    if owner is None:
+        return False
+    many = len(cells) >= FEW * len(np.unique(owner))
+    return many and len(np.unique(owner * len(values) + code)) == len(cells)
 
 
 def is_named_as_identifier(name: str) -> bool:

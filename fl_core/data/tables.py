@@ -74,8 +74,8 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
     if ids:
         out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
         raise UsageError(
-            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, which differ in "
-            f"each record. Leave out: --exclude-columns {out} (or allow: --keep-ids)."
+            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another "
+            f"value in each of a client's rows. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
         )
     found = {name: columns[name] for name in names}
     words = categories.found(str(path), found, reading.categories)
