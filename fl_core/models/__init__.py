@@ -3,8 +3,6 @@
 To add one, put a file with a function under :func:`model` here.
 """
 
-# ruff: noqa: F401 - the names below are imported on first use, by `attach`
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -12,8 +10,25 @@ from typing import TYPE_CHECKING
 from fl_core.lazy import attach
 
 if TYPE_CHECKING:
-    from fl_core.models.building import build, check_fit, copied, example
-    from fl_core.models.layered import Layered
-    from fl_core.models.registry import MODELS, describe, is_code, model, register
+    from fl_core.models.building import build as build
+    from fl_core.models.building import check_fit as check_fit
+    from fl_core.models.building import copied as copied
+    from fl_core.models.building import example as example
+    from fl_core.models.layered import Layered as Layered
+    from fl_core.models.registry import (
+        MODELS as MODELS,
+    )
+    from fl_core.models.registry import (
+        describe as describe,
+    )
+    from fl_core.models.registry import (
+        is_code as is_code,
+    )
+    from fl_core.models.registry import (
+        model as model,
+    )
+    from fl_core.models.registry import (
+        register as register,
+    )
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
