@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+import fl_core
 from fl_core import rows, tree
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
@@ -167,7 +167,7 @@ def diagnose(
     columns = {"seed": seed, **(context or {})}
     header = {
         "schema": rows.SCHEMA,
-        "version": version("fedlayers"),
+        "version": fl_core.__version__,
         "command": "diagnose",
         "seed": seed,
         "model": type(subjects[0].model).__name__,

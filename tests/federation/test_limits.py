@@ -90,7 +90,7 @@ def of_algorithm(
     requests: dict[str, Packet], site: Site, name: str, options: dict[str, Any], plan: Any = None
 ) -> dict[str, Any]:
     """The answer to a request to train for an algorithm, after the run has joined with it."""
-    asked = {**requests, "join": Packet({**requests["join"].head, "plan": plan})}
+    asked = {**requests, "join": Packet({**requests["join"].head, "plan": plan}, requests["join"].trees)}
     assert joined(asked, {"algorithm": name, "options": options}, site)["kind"] == "joined"
     train = requests["train"]
     return answered(site, Packet({**train.head, "algorithm": name, "options": options, "plan": plan}, train.trees))
@@ -295,7 +295,7 @@ def honest(name: str, join: Packet) -> tuple[Packet, Packet]:
     request = TrainRequest(0, rnd, algorithm.server_message(server, 0, rnd), ())
     stamp = {"session": join.head["session"], "seq": 10**6}
     train = protocol.request_packet(request, protocol.place(algorithm, **at))
-    return Packet(head, {}), Packet({**train.head, **stamp}, train.trees)
+    return Packet(head, {"start": initial}), Packet({**train.head, **stamp}, train.trees)
 
 
 def with_options(name: str, packets: tuple[Packet, Packet], each: int) -> Iterator[tuple[Packet, Packet]]:
@@ -306,7 +306,10 @@ def with_options(name: str, packets: tuple[Packet, Packet], each: int) -> Iterat
         for value in draw.sample(VALUES, each):
             options = {key: value}
             config = {**join.head["config"], "options": options}
-            yield Packet({**join.head, "config": config}, {}), Packet({**train.head, "options": options}, train.trees)
+            yield (
+                Packet({**join.head, "config": config}, join.trees),
+                Packet({**train.head, "options": options}, train.trees),
+            )
 
 
 def check_options(
@@ -315,7 +318,7 @@ def check_options(
     site, packets = Site(PresplitData(TOY, "a"), folder / "patient"), honest(name, requests["join"])
     assert [answered(site, packet)["kind"] for packet in packets] == ["joined", "done"]
     site = Site(PresplitData(TOY, "a"), folder / "hasty", Policy(seconds=1.0, memory=MEGABYTES))
-    monkeypatch.setattr(_Joined, "_check_model", lambda *given: None)  # a server that knows what digest to send
+    monkeypatch.setattr(_Joined, "_take_model", lambda *given: None)  # a server that knows what to send
     for join, train in with_options(name, packets, each):
         wrong = faults(site, [join, train])
         assert not wrong, "\n".join(wrong)

@@ -137,7 +137,7 @@ def test_bytes_come_out_as_they_went_in(size):
 
 
 def test_what_somebody_else_sent_is_no_payload():
-    with pytest.raises(ValueError, match="not make"):
+    with pytest.raises(ValueError, match="fedlayers"):
         wire.unpacked(RecordDict())
 
 
