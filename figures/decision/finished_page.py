@@ -225,7 +225,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         markdown(_patience(ours)),
         "A shorter patience on the stored curves of validation. The study waited for 15 evaluations.",
         "## Checks",
-        markdown(_checks(parts, ours)),
+        markdown(_checks(parts)),
     ]
     return Drawing(_cost_and_regret(parts), table, caption, findings(parts), "\n\n".join(text), _lead(parts))
 
@@ -309,14 +309,13 @@ def _patience(frame: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def _checks(parts: Sequence[Part], frame: pd.DataFrame) -> dict[str, list[str]]:
+def _checks(parts: Sequence[Part]) -> dict[str, list[str]]:
     against = regret.table(parts, reference=regret.highest).set_index("way")["regret"]
     found = {
         "tuned rates at an end of the grid": f"{100 * regret.at_edge(parts):.0f} %",
         "runs that trained all rounds, without a stop": f"{100 * regret.unstopped(parts):.0f} %",
         f"{MAIN_CUT} against the cut with the highest mean": f"{100 * against[MAIN_CUT]:.1f} points",
         "a random cut against the cut with the highest mean": f"{100 * against[RANDOM]:.1f} points",
-        "seconds of training": f"{frame.attrs.get('seconds', float('nan')):,.0f}",
     }
     return {"check": list(found), "value": list(found.values())}
 

@@ -54,6 +54,7 @@ def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
 
     test_kind.REGISTRY = Registry("thing", "things_of_a_test", "thing", lambda made, name: made)
     yield test_kind.REGISTRY
+    Registry.of_kind.pop("thing")
     for name in ("test_kind", "things_of_a_test", "things_of_a_test.members"):
         sys.modules.pop(name, None)
 
