@@ -51,7 +51,7 @@ class Packet:
     >>> decode(b"anything else")
     Traceback (most recent call last):
         ...
-    fedlayers.remote.codec.PacketError: no packet of fedlayers: it does not begin with its mark
+    fedlayers.remote.codec.PacketError: a packet must begin with the mark of fedlayers; got other bytes.
     """
 
     head: dict[str, Any]

@@ -94,11 +94,11 @@ class Policy:
     >>> Policy(algorithms=("fedper",)).check_algorithm("fedavg")
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: the site's policy does not allow the algorithm 'fedavg'; it allows: fedper
+    fl_core.errors.UsageError: the site's policy does not allow the algorithm 'fedavg'. It allows: fedper.
     >>> Policy().check_algorithm("os:system")
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: the site's policy does not allow the code 'os:system'; it allows: none
+    fl_core.errors.UsageError: the site's policy does not allow the code 'os:system'. It allows: none.
 
     Memory is limited on Linux only, and only that of the processor, not of a GPU.
 
