@@ -178,7 +178,7 @@ def within_seconds(most: float, rule: str) -> Iterator[None]:
         def __init__(self) -> None:
             super().__init__(f"the time of this request must be at most {rule}; got more. Ask for less.")
 
-    thread, ended = ctypes.c_ulong(threading.get_ident()), queue.SimpleQueue[None]()
+    thread, ended, sent = ctypes.c_ulong(threading.get_ident()), queue.SimpleQueue[None](), queue.SimpleQueue[None]()
     interrupt, lock = ctypes.pythonapi.PyThreadState_SetAsyncExc, threading.Lock()
 
     def watch() -> None:
@@ -188,13 +188,19 @@ def within_seconds(most: float, rule: str) -> Iterator[None]:
                 return ended.get(timeout=min(seconds, threading.TIMEOUT_MAX))
             with lock:
                 if ended.empty():
+                    sent.put(None)
                     interrupt(thread, ctypes.py_object(Interrupt))
             seconds = AGAIN
 
-    def end() -> None:  # one step that no interrupt can divide, then clear an interrupt that has not come yet
+    def end() -> None:
         ended.put(None)
         with lock:
-            interrupt(thread, None)
+            late = not sent.empty()
+        if late:  # one may be on its way: replace it, and wait until it has come
+            with suppress(Interrupt):  # clearing it would keep Python 3.11 looking for it, in an endless loop if traced
+                interrupt(thread, ctypes.py_object(Interrupt))
+                while True:
+                    pass
 
     try:
         try:

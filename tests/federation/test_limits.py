@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -187,6 +188,24 @@ def test_an_interrupt_comes_once_and_never_late() -> None:
     for watch in [each for each in threading.enumerate() if "watch" in each.name]:
         watch.join(timeout=3)  # one that lives on would wait for its next interrupt, 5 s later
         assert not watch.is_alive()
+
+
+def test_a_limit_leaves_nothing_to_look_for() -> None:
+    def trace(*_: Any) -> Any:
+        return trace
+
+    def traced() -> None:  # Python 3.11 starts a traced call again and again while an interrupt is announced
+        sys.settrace(trace)
+        str(trace())
+
+    for seconds in (60, 0.05):
+        with suppress(LimitError), within_seconds(seconds, "a blink"):
+            if seconds < 1:
+                forever()
+        thread = threading.Thread(target=traced, daemon=True)
+        thread.start()
+        thread.join(timeout=5)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("name", ["splits", "parameters", "layers", "memory", "epochs", "seconds"])
