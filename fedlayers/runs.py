@@ -127,7 +127,7 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
 
 
 def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
-    """Return the configuration without ``plan=choose``, and the plan that a race chose.
+    """Return the configuration without ``plan=choose``, at the rate that was tuned, and the plan that a race chose.
 
     The race is stored in ``out`` plus :data:`RACE`. A stopped race resumes from there.
     """
@@ -147,7 +147,7 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
         folder = Path(temporary) if out is None else Path(out).with_name(Path(out).name + RACE)
         choice = choose(config, folder, seeds=(config.seed,), complete=False, tell=tell)
     tell(choice.lead())
-    return config, choice.plan
+    return (config if choice.rates is None else replace(config, lr=choice.rates.lr)), choice.plan
 
 
 def _say(line: str) -> None:

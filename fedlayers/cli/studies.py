@@ -20,6 +20,13 @@ from fl_core.scores import MAIN
 Seeds = Annotated[int, option("Number of seeds, from --seed on.")]
 Score = Annotated[str, option(f"Score that decides, such as auroc; default {', for numbers '.join(MAIN.values())}.")]
 On = Annotated[str, option("Train runs in N processes (local:N) or on a cluster (ray, ray:HOST:PORT).", "PLACE")]
+TuneRates = Annotated[
+    int | None,
+    option(
+        "Learning rates to try first, 2 to 5, sharing all but the last layer; 0: none. Default 4 for your own data, "
+        "else 0. --lr is kept."
+    ),
+]
 Arms = Annotated[
     tuple[str, ...],
     option(
@@ -222,9 +229,7 @@ class Choose(OneAlgorithm):
         1.0
     )
     with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
-    tune_rates: Annotated[
-        int, option("Learning rates to try first, 2 to 5, sharing all but the last layer. 0: none. --lr is kept.")
-    ] = 0
+    tune_rates: TuneRates = None
     no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     backend: On = ""
@@ -339,6 +344,7 @@ class Study(SeveralAlgorithms):
     rule: Annotated[str | None, option("Decide by this rule from one local epoch, without a race.")] = None
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 5
+    tune_rates: TuneRates = None
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
@@ -363,6 +369,7 @@ class Study(SeveralAlgorithms):
             self.out,
             rule=self.rule,
             arms=self.arms,
+            tune_rates=self.tune_rates,
             options=options,
             backend=self.backend,
             command=line,

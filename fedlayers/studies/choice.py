@@ -21,6 +21,9 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.scores import column_of, in_column, label_of, main_score
 
+PROMISES = "The winner's model was judged itself. Its plan may gain less in another run, which starts elsewhere."
+"""What a race promises of the model that won, and of the plan for another run."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -90,7 +93,8 @@ class Choice:
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
-        return "\n\n".join([self.lead(), shown.to_string(index=False), *notes, legend, *rates, cost, *beside])
+        found = [self.lead(), shown.to_string(index=False), *notes, legend, *rates, PROMISES, cost, *beside]
+        return "\n\n".join(found)
 
     def side_by_side(self) -> str:
         """Compare the winner with the cheap alternative: validation scores and costs.

@@ -26,15 +26,15 @@ from fedlayers.studies.race import (
     Tell,
     check_end,
     entries_of,
+    obeying,
     race_end,
     run_entries,
     standing,
     watched,
 )
-from fedlayers.studies.rates import Rates, RateSearch, rates_of
+from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
 from fedlayers.studies.runtime_estimate import bytes_a_round, foreseen, measured
 from fl_core import __version__, runner, tree
-from fl_core.algorithms.base import find
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.names import csv_bytes
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
     from fedlayers.remote.remote_clients import TimeoutPolicy
     from fedlayers.studies.site_backend import Federations
-
-OBEYS = "fedper"
-"""The algorithm that obeys the cuts if the configuration's takes no plan."""
 
 
 @checked_call
@@ -65,7 +62,7 @@ def choose(
     complete: bool = True,
     each_seed: bool = False,
     with_finetuning: bool = False,
-    tune_rates: int = 0,
+    tune_rates: int | None = None,
     backend: Backend | str = "",
     link: SiteLink | None = None,
     timeouts: TimeoutPolicy | None = None,
@@ -99,9 +96,9 @@ def choose(
             scored on the seed's test samples, which other seeds use for validation.
         with_finetuning: also run the cheap alternative with the first seed: one run of FedAvg, then a few epochs of
             each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
-        tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`). The first seed tries them
-            with all but the last layer shared. Then every arm runs at the two best. A rate in the configuration is
-            kept, and none is tried.
+        tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
+            them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
+            here, else 0. A rate in the configuration is kept, and none is tried.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
         link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
@@ -139,22 +136,24 @@ def choose(
         raise UsageError(
             f"tune_rates must be 0 with each_seed; got {tune_rates}. Rates are tuned on all seeds together."
         )
+    if tune_rates is None and (each_seed or link is not None):
+        tune_rates = 0
     over = None if link is None else _over(link, timeouts, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
-    search = _rate_search(race, config, seeds, out, tune_rates, _maker(over), tell)
-    trained = entries if search is None else search.at_most()
+    search = _rate_search(race, out, rates_of(config, float(task.config.lr or 0), tune_rates, tell), _maker(over))
+    trained = race.at_rates(search)
     finished = (len(seeds) if each_seed else 1) * complete
     whole = until >= int(task.config.rounds or 1)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
         cost = foreseen(race.tasks, trained, until, finished, place.side_by_side, apart=over is not None)
-        tell(cost.text() if config.patience is None and search is None else f"at most {cost.text()}")
+        tell(cost.text() if config.patience is None else f"at most {cost.text()}")
         began = time.monotonic()
         rates = None
         if search is not None:
-            entries, rates = search.run(until, place, tell)
-            trained = list(rates.entries)
-            tell("race: " + ", ".join(f"{arm} at {lr:g}" for arm, lr in rates.chosen.items()))
+            rates = search.run(until, place, tell)
+            entries = at_rate(race.arms, race.config, seeds, out, rates.lr)
+            trained = distinct([*rates.entries, *entries])
         failed = run_entries(entries, until, place, tell)
         if len(failed) == len(entries):
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
@@ -213,6 +212,13 @@ class _Race:
     until: int
     guesses: dict[int, dict[str, float]]
 
+    def at_rates(self, search: RateSearch | None) -> list[Entry]:
+        """Return all runs, those that try rates too. At which rate the arms race does not change what they cost."""
+        if search is None:
+            return self.entries
+        seeds = tuple(dict.fromkeys(entry.config.seed for entry in self.entries))
+        return distinct([*search.entries(), *at_rate(self.arms, self.config, seeds, search.out, search.rates[0])])
+
 
 def _planned(
     config: RunConfig,
@@ -224,7 +230,7 @@ def _planned(
     over: Federations | None,
 ) -> _Race:
     """Make every run's task, so that errors are found before any training."""
-    config = _obeying(config)
+    config = obeying(config)
     if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
         config = replace(config, rounds=over.task(config).config.rounds)
     config = watched(config)
@@ -251,32 +257,18 @@ def _planned(
     return _Race(config, task, racing, entries, tasks, until, guesses)
 
 
-def _rate_search(
-    race: _Race,
-    config: RunConfig,
-    seeds: Sequence[int],
-    out: Path,
-    count: int,
-    made: Callable[..., Task],
-    tell: Tell,
-) -> RateSearch | None:
-    """Return the search over rates that is asked for, its runs checked; None where the rate is given."""
-    if not count:
+def _rate_search(race: _Race, out: Path, rates: tuple[float, ...], made: Callable[..., Task]) -> RateSearch | None:
+    """Return the search over rates, its stored runs checked; None where there are none to try."""
+    if not rates:
         return None
-    rates = rates_of(float(race.task.config.lr or 0), count)
-    if config.lr is not None:
-        tell(f"lr {config.lr:g} is given and kept: no rates are tuned")
-        return None
-    search = RateSearch(race.config, race.arms, tuple(seeds), rates, race.task.layers, out)
-    for entry in (*search.first(), *search.second(rates)):
+    search = RateSearch(replace(race.config, seed=race.entries[0].config.seed), rates, race.task.layers, out)
+    seeds = tuple(dict.fromkeys(entry.config.seed for entry in race.entries))
+    probes = search.entries()
+    race.tasks.setdefault(probes[0].arm.name, made(probes[0].config, plan=probes[0].arm.plan, loaded=race.task.data))
+    for entry in (*probes, *(each for lr in rates for each in at_rate(race.arms, race.config, seeds, out, lr))):
         if entry.path.exists():
             check_stored(entry.path, made(entry.config, plan=entry.arm.plan))
     return search
-
-
-def _obeying(config: RunConfig) -> RunConfig:
-    """Return the configuration with an algorithm that obeys cuts: its own, or FedPer."""
-    return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
 
 
 def _maker(over: Federations | None) -> Callable[..., Task]:

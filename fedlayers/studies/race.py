@@ -16,6 +16,7 @@ from fedlayers.studies import above_chance
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import statistics
+from fl_core.algorithms.base import find
 from fl_core.config import RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import DivergedError, UsageError
@@ -31,6 +32,8 @@ EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
 WINDOW = 3
 """Number of evaluated rounds by which an arm is judged, up to the end of the race."""
+OBEYS = "fedper"
+"""The algorithm that obeys the cuts if the configuration's takes no plan."""
 Tell = Callable[[str], None]
 
 
@@ -85,6 +88,11 @@ def watched(config: RunConfig) -> RunConfig:
         return config
     rounds = int(config.rounds or resolved(config).rounds or 1)
     return replace(config, eval_every=max(1, rounds // EVALUATIONS))
+
+
+def obeying(config: RunConfig) -> RunConfig:
+    """Return the configuration with an algorithm that obeys cuts: its own, or FedPer."""
+    return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:

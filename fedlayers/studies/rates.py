@@ -1,8 +1,8 @@
-"""Tunes the learning rate of a race: rates of one good cut first, then every cut at the rates that are left."""
+"""Tunes the learning rate before a race: several rates of one good cut are trained, and the best one is used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,46 +12,48 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.inference import ranked
-from fedlayers.studies.race import Entry, Tell, entries_of, run_entries, standing
+from fedlayers.studies.race import Entry, Tell, entries_of, obeying, race_end, run_entries, standing, watched
 from fl_core.config import RunConfig
+from fl_core.data.loading import is_own
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
-from fl_core.scores import main_score
 
-FACTORS = (1.0, 3.0, 0.3, 10.0, 30.0)
-"""The rates that are tried, times the dataset's default, in the order in which they are taken."""
-LEFT = 2
-"""Rates at which every cut is trained."""
+FACTORS = (1.0, 3.0, 10.0, 30.0, 0.3)
+"""The rates that are tried, times the default, in the order in which they are taken (``decision.tuned``)."""
+COUNT = 4
+"""How many rates are tried by default for your own data."""
 PROBE = "all_but_last"
-"""The cut whose rates are tried first."""
+"""The cut whose rates are tried."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a race.
+    """The rates that were tried.
 
     Attributes:
-        table: A line for each run: ``arm``, ``lr``, ``seed``, and what it was judged by on validation samples.
-        chosen: Each arm's rate.
-        entries: All runs that were trained for them.
-        main: The score beside the loss.
+        table: A line for each run: ``lr``, ``seed``, and what it was judged by on validation samples.
+        lr: The best.
+        entries: The runs.
     """
 
     table: pd.DataFrame
-    chosen: Mapping[str, float]
+    lr: float
     entries: tuple[Entry, ...]
-    main: str
 
     def text(self) -> str:
-        """Return the rates that were tried, and each arm's own, in a line. The scores are in ``table``."""
-        tried = listing(f"{lr:g}" for lr in self.table["lr"].unique())
-        used = listing(f"{arm} {lr:g}" for arm, lr in self.chosen.items())
-        return f"Learning rates tried on validation samples: {tried}. Used: {used}."
+        """Return the rates that were tried, and the best. The scores are in ``table``."""
+        tried = self.table["lr"]
+        told = f"Learning rates tried on validation: {listing(f'{lr:g}' for lr in tried)}. Used: {self.lr:g}."
+        if self.lr in (tried.min(), tried.max()):
+            told += (
+                f" It is the {'largest' if self.lr == tried.max() else 'smallest'} of them: try beyond it with --lr."
+            )
+        return told
 
     def to_json(self) -> dict[str, Any]:
         """Return the rates and their scores, for JSON."""
         tried = self.table.astype(object).where(self.table.notna(), None)
-        return {"chosen": dict(self.chosen), "tried": tried.to_dict("records")}
+        return {"used": self.lr, "tried": tried.to_dict("records")}
 
 
 @dataclass(frozen=True)
@@ -59,95 +61,77 @@ class RateSearch:
     """The runs of a search over rates, before they are trained.
 
     Args:
-        config: Of all runs, but for the rate.
-        arms: What races.
+        config: Of all runs, with the seed, but for the rate.
         rates: That are tried with :data:`PROBE`.
         layers: The model's.
     """
 
     config: RunConfig
-    arms: tuple[Arm, ...]
-    seeds: tuple[int, ...]
     rates: tuple[float, ...]
     layers: Sequence[Layer]
     out: Path
 
-    def first(self) -> list[Entry]:
-        """Return the runs of one good cut with the first seed, at every rate."""
-        probe = arms_of(("nothing", PROBE), self.layers, self.config.algorithm)[1:]
-        return self._at(probe, self.seeds[:1], self.rates)
+    def entries(self) -> list[Entry]:
+        """Return the runs of one good cut, one for each rate."""
+        config = watched(obeying(self.config))
+        probe = arms_of(("nothing", PROBE), self.layers, config.algorithm)[1:]
+        return [entry for lr in self.rates for entry in at_rate(probe, config, (config.seed,), self.out, lr)]
 
-    def second(self, rates: Sequence[float]) -> list[Entry]:
-        """Return the runs of every arm with every seed, at the rates that are left."""
-        return self._at(self.arms, self.seeds, rates)
-
-    def at_most(self) -> list[Entry]:
-        """Return as many runs as the search has at most, to foresee what they cost."""
-        return _distinct([*self.first(), *self.second(self.rates[:LEFT])])
-
-    def run(self, until: int, place: Backend, tell: Tell) -> tuple[list[Entry], Rates]:
-        """Train the runs, and choose each arm's rate.
-
-        Returns:
-            The runs of the race, one for each arm and seed, and the rates.
+    def run(self, until: int | None, place: Backend, tell: Tell) -> Rates:
+        """Train the runs up to a round, and choose the rate that validation samples prefer.
 
         Raises:
             RunError: Training diverged at every rate.
         """
-        first = self.first()
-        order, judged = self._judged(first, until, place, tell)
-        left = [first[order[k]].config.lr for k in range(min(LEFT, len(order)))]
-        tell(f"rates left: {listing(f'{lr:g}' for lr in left)}")
-        second = self.second([float(lr) for lr in left if lr is not None])
-        order, found = self._judged(second, until, place, tell)
-        chosen: dict[str, float] = {}
-        for k in order:
-            chosen.setdefault(second[k].arm.name, float(second[k].config.lr or 0))
-        for entry in second:  # an arm that failed at every rate races at the first, and fails
-            chosen.setdefault(entry.arm.name, float(entry.config.lr or 0))
-        table = pd.concat([judged, found], ignore_index=True).drop_duplicates(["arm", "lr", "seed"])
-        raced = [entry for entry in second if entry.config.lr == chosen[entry.arm.name]]
-        return raced, Rates(table, chosen, tuple(_distinct([*first, *second])), main_score(table.columns))
-
-    def _judged(
-        self, entries: Sequence[Entry], until: int, place: Backend, tell: Tell
-    ) -> tuple[list[int], pd.DataFrame]:
-        """Train runs; return the first run of each (arm, rate), best first, and what all are judged by."""
-        named = [
-            replace(each, arm=replace(each.arm, name=f"{each.arm.name} at {each.config.lr:g}")) for each in entries
-        ]
+        entries = self.entries()
+        named = [replace(each, arm=replace(each.arm, name=f"{PROBE} at {each.config.lr:g}")) for each in entries]
         failed = run_entries(named, until, place, tell)
         if len(failed) == len(named):
             raise RunError(f"training failed at every rate, the first with: {next(iter(failed.values()))}")
-        judged = standing(named, until, failed).judged
-        sound = {name for name, part in judged.groupby("arm") if part["score"].notna().all()}
-        place_of = {each.arm.name: k for k, each in reversed(list(enumerate(named)))}
-        order = [place_of[name] for name in ranked(judged) if name in sound]
-        table = judged.assign(arm=[each.arm.name for each in entries], lr=[each.config.lr for each in entries])
-        return order, table.drop(columns=["skill", "score"])
-
-    def _at(self, arms: Sequence[Arm], seeds: Sequence[int], rates: Sequence[float]) -> list[Entry]:
-        found = []
-        for rate in rates:
-            for entry in entries_of(tuple(arms), replace(self.config, lr=rate), seeds, self.out):
-                folder = f"{entry.arm.folder}-lr{rate:g}-{entry.config.seed}"
-                found.append(replace(entry, path=entry.path.with_name(folder)))
-        return found
+        judged = standing(named, until or race_end(named[0].config), failed).judged
+        rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
+        table = judged.assign(lr=judged["arm"].map(rate_of)).drop(columns=["arm", "skill", "score"])
+        best = rate_of[ranked(judged)[0]]
+        tell(f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used")
+        return Rates(table, best, tuple(entries))
 
 
-def rates_of(lr: float, count: int) -> tuple[float, ...]:
-    """Return the rates to try: the default and those around it.
+def at_rate(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path, lr: float) -> list[Entry]:
+    """Return the runs of every arm with every seed at a rate. The rate is in their folders' names."""
+    entries = entries_of(tuple(arms), replace(config, lr=lr), seeds, out)
+    return [
+        replace(each, path=each.path.with_name(f"{each.arm.folder}-lr{lr:g}-{each.config.seed}")) for each in entries
+    ]
 
-    >>> rates_of(0.01, 4)
-    (0.01, 0.03, 0.003, 0.1)
+
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the runs without those that are there already: one run may try a rate and race."""
+    return list({entry.path: entry for entry in entries}.values())
+
+
+def rates_of(config: RunConfig, default: float, count: int | None, tell: Tell) -> tuple[float, ...]:
+    """Return the rates to try; none where the rate is given or known.
+
+    By default :data:`COUNT` rates are tried for your own data. A named dataset has its own rate.
+
+    >>> rates_of(RunConfig(dataset="heart"), 0.01, 4, print)
+    (0.01, 0.03, 0.1, 0.3)
+    >>> rates_of(RunConfig(dataset="heart"), 0.01, None, print)
+    ()
+
+    Args:
+        default: The rate that the configuration has without a search.
+        count: Asked for; 0 for none, None for the default.
 
     Raises:
         UsageError: Fewer than two, or more than there are.
     """
-    if not 2 <= count <= len(FACTORS):
-        raise UsageError(f"tune_rates must be from 2 to {len(FACTORS)}, or 0 for none; got {count}.")
-    return tuple(float(f"{lr * factor:.3g}") for factor in FACTORS[:count])
-
-
-def _distinct(entries: Sequence[Entry]) -> list[Entry]:
-    return list({entry.path: entry for entry in entries}.values())
+    if count is not None and count and not 2 <= count <= len(FACTORS):
+        raise UsageError(f"tune_rates must be from 2 to {len(FACTORS)}, or 0 for none; got {count}. Leave it out.")
+    if config.lr is not None:
+        if count:
+            tell(f"lr {config.lr:g} is given and kept: no rates are tuned")
+        return ()
+    if count is None:
+        count = COUNT if is_own(config.own_data or config.dataset) else 0
+    return tuple(float(f"{default * factor:.3g}") for factor in FACTORS[:count])

@@ -14,7 +14,7 @@ from diagnostics.decide import select
 from diagnostics.decide.against import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
-from fedlayers.backends.names import open_backend
+from fedlayers.backends.names import open_backend, open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies import summary
 from fedlayers.studies.arms import Arm
@@ -24,16 +24,19 @@ from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import check_folder, compare, jobs_of
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.predictions import Predictions, predictions_of
+from fedlayers.studies.rates import RateSearch, rates_of
+from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError
+from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.records.cleaning import runs_below, share
 from fl_core.restore import allowed_by
 from fl_core.scores import REGRESSION
-from fl_core.storage.files import Folder
+from fl_core.storage.files import Folder, write_atomically
 from fl_core.storage.packing import pack
 from fl_core.training.losses import LOSSES
 
@@ -77,6 +80,7 @@ def study(
     model: Any = None,
     rule: str | None = None,
     arms: Sequence[str] = candidates.DEFAULT,
+    tune_rates: int | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     backend: Backend | str = "",
     command: str = "",
@@ -95,9 +99,9 @@ def study(
     the layers.
 
     Below ``out`` appear ``race/`` (as ``choose`` leaves it), ``rows.jsonl`` (the diagnosis), ``plan.json``,
-    ``comparison/`` (all runs, their rows and table), the pictures as PNG, and ``report.html``. After a stop, the same
-    call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as ``rows.jsonl.gz``, and equal
-    files of several runs are stored once.
+    ``comparison/`` (all runs, their rows and table), ``rates/`` if rates were tuned, the pictures as PNG, and
+    ``report.html``. After a stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs
+    are packed as ``rows.jsonl.gz``, and equal files of several runs are stored once.
 
     >>> import numpy as np
     >>> draw = np.random.default_rng(0)
@@ -111,6 +115,9 @@ def study(
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
         arms: the candidates; see :func:`~fedlayers.studies.arms.arms_of`.
+        tune_rates: number of learning rates to try first, 2 to 5, or 0 (:mod:`fedlayers.studies.rates`). They are tried
+            with all but the last layer shared, on a seed of their own. All runs use the best. The default is 4 for your
+            own data, else 0. A rate in the configuration is kept.
         options: each algorithm's own configuration, by name.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`. The diagnosis is measured here.
         say: receives the progress and the outcome, line by line.
@@ -128,8 +135,16 @@ def study(
     check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)
     config = replace(racing, algorithm=RULED, rule=rule or config.rule)
-    jobs_of(config, algorithms, seeds, out / "comparison", options)
+    jobs_of(config, algorithms, seeds, None, options)
     task = runner.assemble(config)
+    if rates := rates_of(racing, float(task.config.lr or 0), tune_rates, say):
+        search = RateSearch(replace(racing, seed=APART + racing.seed), rates, task.layers, out / "rates")
+        with open_parallel(backend, config.workers) as place:
+            found = search.run(None, place, say)
+        write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
+        racing, config = replace(racing, lr=found.lr), replace(config, lr=found.lr)
+        task = runner.assemble(config)
+    jobs_of(config, algorithms, seeds, out / "comparison", options)
     counts = task.data.class_counts()
     say(f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples")
     say(f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")

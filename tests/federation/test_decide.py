@@ -183,7 +183,7 @@ def test_over_sites_runs_stop_and_rates_are_tuned_as_in_one_process(tmp_path: Pa
     pd.testing.assert_frame_equal(there.rates.table, here.rates.table, check_exact=True)
     assert there.standing.best == here.standing.best
     runs = sorted(path.name for path in (tmp_path / "here" / "arms").iterdir())
-    assert len(runs) == 4
+    assert len(runs) == 3
     for name in runs:
         same_rows(tmp_path / "there" / "arms" / name, tmp_path / "here" / "arms" / name)
 

@@ -1,15 +1,19 @@
-"""Rates tuned before a race: what is tried, what is left, and what is kept."""
+"""Rates tuned before a race: what is tried, which is used, and what is kept."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedlayers.studies.choose import choose
 from fedlayers.studies.race import race_end, validation_scores
+from fedlayers.studies.study import study
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.records import store
@@ -18,48 +22,72 @@ CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1, epochs=1)
 ARMS = ("nothing", "all_but_last")
 
 
-def test_every_arm_races_at_the_best_of_the_rates_that_are_left(tmp_path: Path) -> None:
+def judged(run: store.Run) -> list[float]:
+    """A run's macro-F1 and loss: means over the last three evaluated rounds."""
+    lines = [line for line in validation_scores(run.rows()[1]) if line["round"] <= race_end(CONFIG)][-3:]
+    return [sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")]
+
+
+def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
     told: list[str] = []
-    choice = choose(CONFIG, tmp_path, arms=ARMS, tune_rates=3, tell=told.append)
-    assert told[0].startswith("at most 5 runs"), "three rates of one cut, two of the other"
+    choice = choose(CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3, tell=told.append)
+    assert told[0].startswith("6 runs"), "three rates of one cut, one of which races, and three more"
     assert choice.rates is not None
+    lr = choice.rates.lr
     runs = {path.name: store.Run(path) for path in (tmp_path / "arms").iterdir()}
-    assert len(runs) == choice.cost.runs == choice.measured.runs == 5
-    scores = {}
-    for name, run in runs.items():
-        lines = [line for line in validation_scores(run.rows()[1]) if line["round"] <= race_end(CONFIG)][-3:]
-        arm, _, rest = name.partition("-lr")
-        scores[arm, float(rest.removesuffix("-0"))] = [
-            sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")
-        ]
-    tried = {(line.arm, line.lr): [line.macro_f1, line.loss] for line in choice.rates.table.itertuples()}
-    assert tried.keys() == scores.keys()
-    assert all(tried[key] == pytest.approx(scores[key]) for key in tried)
-    first = [lr for arm, lr in scores if arm == "all_but_last"]
-    assert sorted(first) == [0.015, 0.05, 0.15]
-    z = {key: _standardised(scores, first, key) for key in first}
-    assert {lr for arm, lr in scores if arm == "nothing"} == set(sorted(first, key=z.__getitem__)[1:])
-    judged = choice.standing.judged.set_index("arm")
-    for arm, lr in choice.rates.chosen.items():
-        assert judged.loc[arm, "macro_f1"] == pytest.approx(scores[arm, lr][0])
-    assert choice.run.name == f"{choice.winner.name}-lr{choice.rates.chosen[choice.winner.name]:g}-0"
-    stored = json.loads((tmp_path / "choice.json").read_text())["rates"]
-    assert stored["chosen"] == choice.rates.chosen
+    assert len(runs) == choice.cost.runs == choice.measured.runs == 6
+    rates = [0.05, 0.15, 0.5]
+    scores = {rate: judged(runs[f"all_but_last-lr{rate:g}-0"]) for rate in rates}
+    tried = {line.lr: [line.macro_f1, line.loss] for line in choice.rates.table.itertuples()}
+    assert tried == {rate: pytest.approx(found) for rate, found in scores.items()}
+    values = np.array([scores[rate] for rate in rates])
+    z = ((values - values.mean(axis=0)) / values.std(axis=0)) @ [1, -1]
+    assert lr == rates[int(z.argmax())]
+    raced = choice.standing.judged.set_index(["arm", "seed"])
+    for arm in ARMS:
+        for seed in (0, 1):
+            assert raced.loc[(arm, seed), "macro_f1"] == pytest.approx(judged(runs[f"{arm}-lr{lr:g}-{seed}"])[0])
+    assert json.loads((tmp_path / "choice.json").read_text())["rates"]["used"] == lr
+    assert f"{lr:g}" in choice.rates.text()
     if choice.plan is not None:
-        assert choice.plan.why.detail["rates"]["chosen"] == choice.rates.chosen
-    again = choose(CONFIG, tmp_path, arms=ARMS, tune_rates=3)
+        assert choice.plan.why.detail["rates"]["used"] == lr
+    again = choose(CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3)
     assert again.rates is not None
-    assert again.rates.chosen == choice.rates.chosen
+    pd.testing.assert_frame_equal(again.rates.table, choice.rates.table)
 
 
-def _standardised(scores: dict[tuple[str, float], list[float]], rates: list[float], lr: float) -> float:
-    total = 0.0
-    for k, sign in ((0, 1), (1, -1)):
-        values = [scores["all_but_last", each][k] for each in rates]
-        mean = sum(values) / len(values)
-        spread = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
-        total += sign * (scores["all_but_last", lr][k] - mean) / spread
-    return total
+def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> None:
+    choice = choose(replace(CONFIG, rounds=1), tmp_path, arms=("nothing", "all"), tune_rates=2)
+    assert choice.cost.runs == choice.measured.runs == 4
+    assert set(choice.table["arm"]) == {"nothing", "all"}
+
+
+def wards() -> dict[str, Any]:
+    draw = np.random.default_rng(0)
+    return {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
+
+
+def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
+    few = RunConfig(rounds=1)
+    own = choose(few, tmp_path / "own", data=wards(), model="mlp", arms=ARMS)
+    assert own.rates is not None
+    assert list(own.rates.table["lr"]) == [0.001, 0.003, 0.01, 0.03]
+    assert choose(few, tmp_path / "none", data=wards(), model="mlp", arms=ARMS, tune_rates=0).rates is None
+    assert choose(replace(few, lr=0.1), tmp_path / "given", data=wards(), model="mlp", arms=ARMS).rates is None
+    assert choose(replace(CONFIG, rounds=1), tmp_path / "named", arms=ARMS).rates is None
+
+
+def test_a_study_tunes_one_rate_for_all_its_runs_on_a_seed_of_their_own(tmp_path: Path) -> None:
+    config = RunConfig(rounds=1)
+    asked: dict[str, Any] = {"data": wards(), "model": "mlp", "arms": ARMS, "tune_rates": 2, "progress": False}
+    made = study(config, ["fedavg"], (0,), tmp_path, **asked)
+    lr = {store.Run(path.parent).config["lr"] for path in tmp_path.glob("[rc][ao][cm]*/*/*/config.json")}
+    assert len(lr) == 1, "of the race and the comparison"
+    tried = pd.read_csv(tmp_path / "rates" / "rates.csv")
+    assert set(tried["seed"]) == {1000}
+    assert lr < set(tried["lr"]) == {0.001, 0.003}
+    assert study(config, ["fedavg"], (0,), tmp_path, **asked).choice is not None, "the same call resumes"
+    assert made.page.is_file()
 
 
 def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
