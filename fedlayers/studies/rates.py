@@ -14,7 +14,7 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.inference import ranked
 from fedlayers.studies.race import Entry, Tell, entries_of, obeying, race_end, run_entries, standing, watched
 from fl_core.config import RunConfig
-from fl_core.data.loading import is_own
+from fl_core.defaults import is_file
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
 
@@ -133,5 +133,5 @@ def rates_of(config: RunConfig, default: float, count: int | None, tell: Tell) -
             tell(f"lr {config.lr:g} is given and kept: no rates are tuned")
         return ()
     if count is None:
-        count = COUNT if is_own(config.own_data or config.dataset) else 0
+        count = COUNT if config.own_data is not None or is_file(config.dataset) else 0
     return tuple(float(f"{default * factor:.3g}") for factor in FACTORS[:count])

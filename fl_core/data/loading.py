@@ -134,11 +134,6 @@ def recipe(
     return general(*files.glance(_path(dataset), how), how.task)
 
 
-def is_own(dataset: Location | Source | FederatedData) -> bool:
-    """Return whether data are the user's: no dataset with a name, and no function that makes one."""
-    return not isinstance(dataset, (str, Path)) or not _is_named(dataset)
-
-
 def default_scale(dataset: Location | Source, **reading: Any) -> str:
     """Return the default scaling: ``standard`` for your own tables, ``none`` for other data. Only headers are read."""
     none, standard, *_ = SCALES
