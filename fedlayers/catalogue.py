@@ -14,12 +14,12 @@ fl_core.errors.UsageError: unknown algorithm 'fedprxo': did you mean 'fedprox'? 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from fl_core.config import RunConfig
+from fl_core.data.registry import DATASETS, path_of
 from fl_core.errors import UsageError, check_known
 from fl_core.models.registry import describe
-from fl_core.registry import Registry, is_outside
+from fl_core.registry import Registry, imported, is_outside
 from fl_core.source_scan import Entry
 
 HOMES = {
@@ -84,20 +84,20 @@ def _near(name: str, registry: Registry[object]) -> bool:
 def check_value(kind: str, name: str) -> str:
     """Return the name if a run's configuration may have it as a value.
 
-    Besides members, a model may be a library's, such as ``timm:resnet18``. A dataset may be a path. A rule must be able
-    to decide during a run.
+    Besides members, a model may be a library's, such as ``timm:resnet18``. A dataset may be an existing path. A rule
+    must be able to decide during a run.
 
     Raises:
-        UsageError: the name is unknown; suggests the nearest.
+        UsageError: the name is unknown, and the message suggests the nearest, or a path is not there.
     """
+    if name.endswith(".py"):
+        imported(kind, name)  # raises: a file is named as a module
     if kind == "rule":
         return check_deciding(name)
     if kind == "model":
         return name if ":" in name else check_known("model", name, describe())
     if kind == "dataset":
-        path = Path(name)
-        known = is_outside(name) or path.exists() or len(path.parts) > 1 or path.suffix
-        return name if known else check_known("dataset (and no such path)", name, sorted(entries("dataset")))
+        return name if is_outside(name) or name in DATASETS else str(path_of(name))
     return check(kind, name)
 
 

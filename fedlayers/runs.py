@@ -183,10 +183,13 @@ def resume(
         UsageError: there is no run, or its own data, model or code are missing from the call.
         BusyError: the run is in progress. CorruptError: stored files are damaged.
     """
-    from fl_core import restore, runner
     from fl_core.records.store import Run
 
-    config = restore.stored_config(Run(out).config)[0]
+    stored = Run(out).config
+
+    from fl_core import restore, runner
+
+    config = restore.stored_config(stored)[0]
     _check_epochs(own_epochs, config)
     trained_by = _clients_on(backend, replace(config, workers=0))
     engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)

@@ -6,6 +6,8 @@ import hashlib
 import html
 import re
 import unicodedata
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +35,18 @@ def printable(text: str) -> str:
     return "".join(
         each.encode("unicode_escape").decode() if escaped else each for each, escaped in zip(text, hidden, strict=True)
     )
+
+
+def message_line(text: str) -> str:
+    """Return a message as one printable line. Paths below the working directory are relative to it.
+
+    >>> message_line(f"got\\n{Path.cwd()}/wards/a.csv")
+    'got wards/a.csv'
+    """
+    text = " ".join(text.split())
+    with suppress(FileNotFoundError):  # the working directory is gone
+        text = re.sub(rf"(?<![^\s'\"(=,]){re.escape(str(Path.cwd()))}/", "", text)
+    return printable(text)
 
 
 def in_html(text: str) -> str:

@@ -289,7 +289,7 @@ class LayerPlan:
         """
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         if not isinstance(data, Mapping) or not check_version("the plan", found, FORMAT):
-            raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}.")
+            raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one.")
         missing = {"layers", "shared", "why"} - data.keys()
         if missing:
             raise UsageError(f"a plan must have layers, shared and why; got no {listing(sorted(missing))}.")
@@ -328,7 +328,7 @@ class LayerPlan:
             race = " Only fedlayers run takes choose." if str(path) == "choose" else ""
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "
-                f"got {str(path)!r}, which is not there.{race}"
+                f"got {str(path)!r}, which is not there. Correct its path, or use --plan auto.{race}"
             )
         try:
             limits.check_size(path, path.stat().st_size, limits.JSON_BYTES)

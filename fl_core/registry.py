@@ -161,7 +161,7 @@ def _way(path: str) -> str:
     """Return what to write in place of a file's name with a name in it."""
     file, _, name = path.partition(":")
     module = file.removesuffix(".py").strip("./").replace("/", ".")
-    return f" Name the module without .py: {module}:{name}." if file.endswith(".py") else ""
+    return f" Name the module without .py: {module}:{name or 'NAME'}." if file.endswith(".py") else ""
 
 
 def imported(kind: str, path: str) -> Any:

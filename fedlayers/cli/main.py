@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fl_core import interrupts
 from fl_core.errors import RunError, UsageError, WorkerError, check_known
-from fl_core.names import printable
+from fl_core.names import message_line
 
 if TYPE_CHECKING:
     from fedlayers.cli.base import Command
@@ -234,7 +234,7 @@ class _Notes:
         self.seen: set[str] = set()
 
     def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
-        text = printable(" ".join(str(message).split()))
+        text = message_line(str(message))
         if text not in self.seen:
             self.seen.add(text)
             line, bars = f"fedlayers: note: {text}", sys.modules.get("tqdm")
@@ -245,7 +245,7 @@ class _Notes:
 
 
 def _leave(code: int, reason: str) -> NoReturn:
-    print(f"fedlayers: {printable(' '.join(reason.split()))}", file=sys.stderr)
+    print(f"fedlayers: {message_line(reason)}", file=sys.stderr)
     sys.exit(code)
 
 

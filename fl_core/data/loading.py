@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fl_core.calling import parameters_of
 from fl_core.choices import SCALES
 from fl_core.data import client_tables, files, tables
-from fl_core.data.columns import BETWEEN, TABLES, Reading
+from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.making import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import Recipe, general
-from fl_core.data.registry import DATASETS, Location
+from fl_core.data.registry import DATASETS, Location, path_of
 from fl_core.data.silos import source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
@@ -85,7 +84,7 @@ def load(
         files.check_plain(str(dataset), how)
         source, defaults = _opened(str(dataset), data_root, download, how.task)
     else:
-        source = files.read(_path(dataset), how)
+        source = files.read(path_of(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
     source = source.asked(how.scale or default_scale(dataset, **reading), how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
@@ -131,7 +130,7 @@ def recipe(
         return general(dataset.shape, dataset.owner is not None, how.task)
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
-    return general(*files.glance(_path(dataset), how), how.task)
+    return general(*files.glance(path_of(dataset), how), how.task)
 
 
 def default_scale(dataset: Location | Source, **reading: Any) -> str:
@@ -139,9 +138,9 @@ def default_scale(dataset: Location | Source, **reading: Any) -> str:
     none, standard, *_ = SCALES
     if isinstance(dataset, Source):
         return standard if dataset.columns and dataset.preprocessing is None else none
-    if _is_named(dataset) or not client_tables.is_table(_path(dataset)):
+    if _is_named(dataset) or not client_tables.is_table(path_of(dataset)):
         return none
-    how, path = Reading.of(reading), _path(dataset)
+    how, path = Reading.of(reading), path_of(dataset)
     return none if tables.feature_columns(path, tables.header_of(path, how), how) is None else standard
 
 
@@ -209,23 +208,6 @@ def _as_source(returned: Any, name: str, task: str) -> Source:
 
 def _is_named(dataset: Location) -> bool:
     return str(dataset) in DATASETS or is_outside(str(dataset))
-
-
-def _path(dataset: Location) -> Path:
-    path = Path(dataset)
-    if path.exists():
-        return path
-    if BETWEEN in str(dataset):
-        for part in str(dataset).split(BETWEEN):
-            if Path(part).suffix.lower() not in TABLES or not Path(part).is_file():
-                raise UsageError(
-                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. Correct its path."
-                )
-        return path
-    if len(path.parts) > 1 or path.suffix:
-        raise UsageError(f"dataset must be a file or a folder; got {path}, which is not there.")
-    check_known("dataset (and no such path)", str(dataset), sorted(DATASETS))
-    raise AssertionError(dataset)
 
 
 def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from fl_core.data.columns import BETWEEN, TABLES
 from fl_core.data.recipes import Recipe
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import Registry, is_outside
 
 ROOT_VARIABLE = "FEDLAYERS_DATA_ROOT"
@@ -98,3 +100,28 @@ def datasets() -> dict[str, Recipe]:
     decorated = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.announced)
     recipes |= {member.name: member.recipe for member in decorated if member.recipe is not None}
     return dict(sorted(recipes.items()))
+
+
+def path_of(dataset: Location) -> Path:
+    """Return the path of a dataset that is no registered name: a file, a folder, or several tables.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    path = Path(dataset)
+    if path.exists():
+        return path
+    if BETWEEN in str(dataset):
+        for part in str(dataset).split(BETWEEN):
+            if Path(part).suffix.lower() not in TABLES or not Path(part).is_file():
+                raise UsageError(
+                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. Correct its path."
+                )
+        return path
+    if len(path.parts) > 1 or path.suffix:
+        raise UsageError(
+            f"dataset must be a file or a folder; got {path}, which is not there. Correct its path, "
+            "or take a name of fedlayers list datasets."
+        )
+    check_known("dataset (and no such path)", str(dataset), sorted(DATASETS))
+    raise AssertionError(dataset)

@@ -50,6 +50,12 @@ def test_a_word_among_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--exclude-columns age" in text
 
 
+def test_a_path_below_the_working_folder_is_relative(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--dataset", str(Path(changed("age", 7, "F")).absolute()))
+    assert str(Path.cwd()) not in text
+    assert "t.csv" in text
+
+
 def test_a_comma_in_a_number_keeps_its_own_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert "decimal point" in said(capsys, "--dataset", changed("age", 7, "7,5"))
 
@@ -79,10 +85,17 @@ def test_a_device_of_another_name(name: str, capsys: pytest.CaptureFixture[str])
     assert "privateuse" not in text
 
 
-@pytest.mark.parametrize("path", ["mymodel.py:ok", "models/mymodel.py:ok"])
-def test_a_file_in_place_of_a_module(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("mymodel.py:ok", "mymodel:ok"),
+        ("models/mymodel.py:ok", "models.mymodel:ok"),
+        ("./mymodel.py", "mymodel:NAME"),
+    ],
+)
+def test_a_file_in_place_of_a_module(path: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--dataset", "heart", "--model", path)
-    assert path.removesuffix(".py:ok").replace("/", ".") + ":ok" in text.replace(".py:ok", "")
+    assert place in text
 
 
 @pytest.mark.parametrize("way", ["file", "memory"])
