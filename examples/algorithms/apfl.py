@@ -47,7 +47,7 @@ class APFL(Algorithm):
 
         def __post_init__(self) -> None:
             if self.alpha > 1:
-                raise UsageError(f"apfl: alpha is a share, at most 1, not {self.alpha}")
+                raise UsageError(f"apfl: alpha must be at most 1; got {self.alpha}. Choose a share such as 0.5.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

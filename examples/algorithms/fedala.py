@@ -59,9 +59,11 @@ class FedALA(Algorithm):
 
         def __post_init__(self) -> None:
             if not 0 < self.share <= 1:
-                raise UsageError(f"fedala: share={self.share} of a client's samples is not above 0 and at most 1")
+                raise UsageError(
+                    f"fedala: share must be above 0 and at most 1; got {self.share}. Choose one such as 0.8."
+                )
             if self.window < 2:
-                raise UsageError(f"fedala: window={self.window}; a spread needs at least 2 passes")
+                raise UsageError(f"fedala: window must be at least 2; got {self.window}. Choose more passes.")
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.task_info.tensors

@@ -145,7 +145,7 @@ def test_a_side_that_differs_or_fails_stops_the_run() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"samples": 9}, "whole batches"),
+        ({"samples": 9}, "9"),
         ({"config": replace(SGD, optimizer="adam")}, "optimizer 'adam'"),
         ({"config": replace(SGD, momentum=0.9)}, "neither momentum"),
         ({"config": replace(SGD, weight_decay=0.1)}, "neither momentum"),
@@ -193,7 +193,7 @@ def test_coverage_holds_when_the_intervals_worse_end_does(count: int, probes: in
     ("line", "error", "said", "code"),
     [
         ("j9", None, "unknown benchmark 'j9': did you mean 'j", 2),
-        ("j1 --pflib .", None, "--pflib is for the benchmark peers", 2),
+        ("j1 --pflib .", None, "--pflib", 2),
         ("broken", RunError("no more steps"), "no more steps", 1),
     ],
 )

@@ -181,7 +181,7 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.C
         ([HEART, "--train", "--seeds", "0"], "at least 1"),
         ([HEART, "--train", "--budget", "3"], "run by run"),
         ([FMNIST, "--train", "--data-root", "nowhere"], "/nowhere"),
-        ([learning.NAME, "--only", "fedper"], "go with --train"),
+        ([learning.NAME, "--only", "fedper"], "--train"),
         ([learning.NAME, "--train", "--data-root", "nowhere"], "/nowhere"),
         (["list", "fedr"], "mean 'fedra'"),
         (["all", "--seeds", "2"], "only what has rows"),
@@ -191,7 +191,7 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.C
         (["fedra.fig1"], "schematic"),
         (["fedpft.table2"], "CIFAR-100"),
         (["fedra.fig11"], "mean 'fedra.fig1'"),
-        (["gallery", "--train", "--seeds", "3"], "own seeds"),
+        (["gallery", "--train", "--seeds", "3"], "--seeds"),
     ],
 )
 def test_a_request_that_cannot_be_met_exits_with_2_and_writes_nothing(
