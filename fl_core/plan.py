@@ -289,7 +289,7 @@ class LayerPlan:
         """
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         if not isinstance(data, Mapping) or not check_version("the plan", found, FORMAT):
-            raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}.")
+            raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}. Make it again.")
         missing = {"layers", "shared", "why"} - data.keys()
         if missing:
             raise UsageError(f"a plan must have layers, shared and why; got no {listing(sorted(missing))}.")

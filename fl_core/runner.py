@@ -208,7 +208,9 @@ def _check_device(name: str) -> None:
                 f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write --device cuda for "
                 "a graphics card."
             ) from error
-        raise UsageError(f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}).") from error
+        raise UsageError(
+            f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Try --device cpu."
+        ) from error
 
 
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:

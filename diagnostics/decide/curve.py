@@ -170,7 +170,10 @@ def curve_of(
     apart = _apart(metric, pairs or {})
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
-        raise UsageError(f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer.")
+        raise UsageError(
+            f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer. "
+            "Use a deeper model."
+        )
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
     for row in both_ways(of_clients).to_dict("records"):
         rows.setdefault((row["client"], row["layer"]), []).append(row)

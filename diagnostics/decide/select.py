@@ -143,7 +143,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
     if not (math.isfinite(threshold) and threshold > 0):
         raise UsageError(f"threshold must be above 0; got {threshold}.")
     if chosen.reads == "names" and given["layers"] is None:
-        raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none.")
+        raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none. Add --layers.")
     if chosen.reads != "names" and given["layers"] is not None:
         raise UsageError(f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names.")
     if chosen.reads != "curves" and given["metrics"] is not None:
@@ -153,7 +153,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
     if not chosen.budgeted and given["budget"] is not None:
         raise UsageError(f"Rule {rule!r} has no budget. Use budget_bytes or budget_flops.")
     if chosen.budgeted and given["budget"] is None:
-        raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none.")
+        raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none. Add --budget.")
     if chosen.budgeted and not (math.isfinite(given["budget"]) and given["budget"] > 0):
         raise UsageError(f"budget must be above 0; got {given['budget']}.")
 

@@ -65,7 +65,9 @@ class Actors:
         names = []
         for name, version in said:
             if version != __version__:
-                raise UsageError(f"fedlayers on node {name} must be {__version__}, as here; got {version}.")
+                raise UsageError(
+                    f"fedlayers on node {name} must be {__version__}, as here; got {version}. Install it there."
+                )
             names.append(f"node {name}")
         return names
 

@@ -65,7 +65,9 @@ def jobs_of(
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
     obey = {name for name in algorithms if find(name).uses_plan}
     if (plan is not None or config.plan is not None) and not obey:
-        raise UsageError(f"algorithms must have one that takes a plan; got {listing(algorithms)}.")
+        raise UsageError(
+            f"algorithms must have one that takes a plan; got {listing(algorithms)}. Add one, such as fedper."
+        )
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:

@@ -223,7 +223,7 @@ def _path(dataset: Location) -> Path:
                 )
         return path
     if len(path.parts) > 1 or path.suffix:
-        raise UsageError(f"dataset must be a file or a folder; got {path}, which is not there.")
+        raise UsageError(f"dataset must be a file or a folder; got {path}, which is not there. Check the path.")
     check_known("dataset (and no such path)", str(dataset), sorted(DATASETS))
     raise AssertionError(dataset)
 

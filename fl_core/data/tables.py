@@ -110,7 +110,7 @@ def named_columns(
         check_known(f"column of {path}", name, header)
     twice = repeated([name for name in header if name in names])
     if twice is not None:
-        raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once.")
+        raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
     return _columns(path, header, names, texts, reading)
 
 
@@ -203,7 +203,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:
-        raise UsageError(f"{path}: there must be a column of features; got only {listing(header)}.")
+        raise UsageError(f"{path}: there must be a column of features; got only {listing(header)}. Add one.")
     return found
 
 
@@ -262,7 +262,7 @@ def _columns(
         lines.append(line)
         table.append(cells if chosen is None else [cells[k] for k in chosen])
     if not table:
-        raise UsageError(f"{path} must have rows; got a header and no rows.")
+        raise UsageError(f"{path} must have rows; got a header and no rows. Add samples.")
     found = dict(zip(header if chosen is None else names, zip(*table, strict=True), strict=True))
     return {name: found[name] for name in names}, lambda row: f"line {lines[row]}"
 
@@ -363,7 +363,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
                 if width and len(cells) != width:
                     raise UsageError(
                         f"{path}, line {reader.line_num}: every line must have {width} cells like the header; "
-                        f"got {len(cells)}."
+                        f"got {len(cells)}. Correct the line."
                     )
                 width = width or len(cells)
                 yield reader.line_num, cells
