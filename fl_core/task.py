@@ -219,7 +219,8 @@ def assemble(
     blind = [client.name for client in data.clients if not len(client.validation)]
     if config.patience and blind:
         raise UsageError(
-            f"patience must have validation samples to judge by; {data.name} has none for {listing(blind)}."
+            f"patience must have validation samples to judge by; {data.name} has none for {listing(blind)}. "
+            "Leave it out."
         )
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)

@@ -282,5 +282,7 @@ def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
 def _weight(rows: pd.DataFrame, client: str) -> float:
     sizes = rows["n_train"].unique()
     if len(sizes) > 1 or bool(pd.isna(sizes[0])):
-        raise UsageError(f"The rows of client {client!r} lack its number of training samples (n_train).")
+        raise UsageError(
+            f"The rows of client {client!r} must have its number of training samples (n_train). Measure again."
+        )
     return float(sizes[0])

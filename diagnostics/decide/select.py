@@ -320,14 +320,14 @@ def decide(
             raise UsageError(f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}.")
         name = names[index]
         if name in results:
-            raise UsageError(f"sensitivities of client {name!r} were given twice")
+            raise UsageError(f"sensitivities of client {name!r} must be given once; got two. Leave one out.")
         for layer in item["layers"]:
             check_known("layer", layer, [each.name for each in layers])
         if (given := len(item["importance"])) != (count := len(item["layers"])):
             raise UsageError(f"importances of client {name!r} must be one a layer; got {given} for {count} layers.")
         results[name], weights[name] = item, item["weight"]
     if not results:
-        raise UsageError("No client has sent its sensitivities.")
+        raise UsageError("sensitivities must be of one client or more; got none. Send them first.")
     header = {"layers": [asdict(layer) for layer in layers], "data": data, "seed": seed, "version": __version__}
     rows = frame(recorded_rows(results, layers, n_train=weights))
     return select((header, rows), rule, metric=SENSITIVITY, variant="training", threshold=threshold)

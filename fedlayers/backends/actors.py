@@ -119,7 +119,9 @@ class Actors:
     def _lost(self, actor: Any) -> None:
         self._actors.remove(actor)
         if not self._actors:
-            raise WorkerError(f"{self._names[actor]} is lost, and with it the last one that trained clients")
+            raise WorkerError(
+                f"{self._names[actor]} is lost, the last one that trained clients. Start the command again."
+            )
         warnings.warn(f"{self._names[actor]} is lost: its client is trained elsewhere", stacklevel=4)
 
     def close(self) -> None:

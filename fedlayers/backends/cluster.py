@@ -188,7 +188,7 @@ def _reach(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
             pass
     except (OSError, OverflowError) as error:
-        raise UsageError(f"No Ray cluster answers at {address}: {_first(error)}") from error
+        raise UsageError(f"a Ray cluster must answer at {address}; got {_first(error)}. Check the address.") from error
 
 
 def _first(error: BaseException) -> str:

@@ -116,9 +116,7 @@ class FederatedData:
             UsageError: there is no such class, or there are not two.
         """
         if self.n_classes != 2:
-            raise UsageError(
-                f"positive must be left out unless there are two classes; {self.name} has {self.n_classes}."
-            )
+            raise UsageError(f"positive must be with two classes; {self.name} has {self.n_classes}. Leave it out.")
         return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property

@@ -208,7 +208,7 @@ class Inputs:
             for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
                 named = repr(self.columns[column]) if self.columns else column
                 raise UsageError(
-                    f"{where}, {place(row)}, column {named}: the value must not be missing, since the model fills none."
+                    f"{where}, {place(row)}, column {named}: the value must not be missing. Fill it first."
                 )
             source = self._source(made.transform(x))
         return self._samples(source, names)

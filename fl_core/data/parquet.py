@@ -59,7 +59,7 @@ def _opened(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} must be a readable .parquet file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .parquet file: {error}. Save it again.") from error
 
 
 def _cells(column: Any, text: bool, where: str) -> Cells:

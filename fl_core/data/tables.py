@@ -275,7 +275,7 @@ def names_clients(path: Path, reading: Reading) -> bool:
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except ValueError as error:
-        raise UsageError(f"{path} must be a readable .jsonl file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .jsonl file: {error}. Correct the file.") from error
     return isinstance(first, dict) and reading.client_column in first
 
 
@@ -326,7 +326,7 @@ def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, An
                 try:
                     entry = parsed_json(line)
                 except ValueError as error:
-                    raise UsageError(f"{path}, line {number} must be JSON: {error}.") from error
+                    raise UsageError(f"{path}, line {number} must be JSON: {error}. Correct the line.") from error
                 if not isinstance(entry, dict):
                     raise UsageError(
                         f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
@@ -370,7 +370,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except csv.Error as error:
-        raise UsageError(f"{path} must be a readable .csv file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .csv file: {error}. Correct the file.") from error
     if not width:
         raise UsageError(f"{path} must have rows; got an empty file.")
 
