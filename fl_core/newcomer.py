@@ -30,7 +30,7 @@ JOINED, HEAD, ALONE = "joined", "joined_head", "alone"
 
 @dataclass(frozen=True)
 class Newcomer:
-    """What a client that took no part in training gets from a run.
+    """The scores and the model of a client that took no part in training.
 
     Attributes:
         client: its name.
