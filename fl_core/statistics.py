@@ -240,7 +240,7 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
         UsageError: the table is empty, or a value is missing, so that ranks do not compare.
     """
     if status := incomplete(table):
-        raise UsageError(f"ranks must be defined; got {status}. Give more values.")
+        raise UsageError(f"no ranks: {status}")
     return table.astype(float).rank(axis=0, method="average", ascending=not higher_is_better).mean(axis=1)
 
 

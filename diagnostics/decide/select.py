@@ -320,7 +320,7 @@ def decide(
             raise UsageError(f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}.")
         name = names[index]
         if name in results:
-            raise UsageError(f"sensitivities of client {name!r} must be given once; got two. Leave one out.")
+            raise UsageError(f"sensitivities of client {name!r} must be given once; got them twice. Leave one out.")
         for layer in item["layers"]:
             check_known("layer", layer, [each.name for each in layers])
         if (given := len(item["importance"])) != (count := len(item["layers"])):

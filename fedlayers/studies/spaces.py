@@ -120,7 +120,7 @@ def spaces(
             if key in (options or {}).get(name, {}):
                 raise UsageError(f"{key} of {name} is searched, and set as well. Leave one out.")
             if key in found[name]:
-                raise UsageError(f"{key} of {name} must be searched once; got two. Leave one out.")
+                raise UsageError(f"{key} of {name} must be searched once; got it twice. Leave one out.")
             found[name][key] = searched(said, text)
     return found
 
