@@ -225,7 +225,7 @@ def test_picture_of_steps_holds_every_round_and_the_sums() -> None:
     plt.close("all")
     for bad, said in (
         (table.drop(columns="flops"), "flops"),
-        (table.iloc[:0], "no rounds"),
+        (table.iloc[:0], "rounds"),
         (pd.concat([table, table]), "two .*round"),
     ):
         with pytest.raises(UsageError, match=said):
