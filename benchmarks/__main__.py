@@ -45,7 +45,7 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, 
     for name in jobs:
         check_known("benchmark", name, JOBS)
     if pflib is not None and "peers" not in jobs:
-        raise UsageError("--pflib is for the benchmark peers")
+        raise UsageError("--pflib must be with the benchmark peers. Add peers, or leave it out.")
     for name in jobs:
         options = {"pflib": pflib} if name == "peers" else {}
         rows = JOBS[name](**options) if pairs is None else JOBS[name](pairs, **options)

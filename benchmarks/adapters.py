@@ -165,7 +165,7 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
                 if isinstance(found, list):
                     raise RunError(found[0])
                 return found
-        raise RunError(f"the simulation has ended, or did not answer within {PATIENCE:g} s")
+        raise RunError(f"the simulation must answer within {PATIENCE:g} s; got nothing. Run it on an idle machine.")
 
     try:
         yield Plain(run, lambda: list(model.parameters()))
@@ -348,7 +348,7 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
     chain = [module for module in model.modules() if not list(module.children())]
     for module in chain:
         if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)):
-            raise UsageError(f"no JAX code for {module}")
+            raise UsageError(f"modules must be Conv2d, Linear, ReLU, MaxPool2d or Flatten for JAX; got {module}.")
     params = []
     for module in chain:
         if isinstance(module, (nn.Conv2d, nn.Linear)):

@@ -69,7 +69,7 @@ def compare(
         scale: factor on the baseline's time where only a part of its work was run; ``baseline`` says which.
     """
     if at_most is not None and at_least is not None:
-        raise UsageError("a comparison has one target: at_most or at_least")
+        raise UsageError("a comparison must have one target; got at_most and at_least. Leave one out.")
     frame = alternate({"work": partial(_timed, work, clock), "other": partial(_timed, other, clock)}, pairs)
     frame.other *= scale
     ratios = frame.work / frame.other if at_most is not None else frame.other / frame.work

@@ -99,7 +99,7 @@ def sources(pflib: Path | None) -> Path | None:
         return None
     folder = pflib.resolve() / "system"
     if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
-        raise UsageError(f"{pflib} is no checkout of PFLlib: it has no system/flcore/servers/serveravg.py")
+        raise UsageError(f"--pflib must name a checkout of PFLlib; got {pflib}. Clone github.com/TsingZ0/PFLlib.")
     return folder
 
 

@@ -28,7 +28,7 @@ def read() -> pd.DataFrame:
     """
     tables = [pd.read_csv(path, comment="#") for path in sorted(RESULTS.glob("*.csv"))]
     if not tables:
-        raise UsageError(f"no tables in {RESULTS}: run some benchmarks first")
+        raise UsageError(f"{RESULTS} must have tables; got none. Run a benchmark first.")
     return pd.concat(tables, ignore_index=True)
 
 

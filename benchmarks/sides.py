@@ -53,15 +53,15 @@ class Job:
                 and SGD without momentum and weight decay.
         """
         if self.samples % self.batch:
-            raise UsageError(f"{self.name}: {self.samples} samples are no whole batches of {self.batch}")
+            raise UsageError(f"{self.name}: samples must be a multiple of {self.batch}; got {self.samples}.")
         config = self.config
         if config.epochs != 1:
-            raise UsageError(f"{self.name}: a round is one epoch here, not {config.epochs}")
+            raise UsageError(f"{self.name}: epochs must be 1; got {config.epochs}.")
         check_known("optimizer", str(config.optimizer), ("sgd", "adamw"))
         if not config.lr:
-            raise UsageError(f"{self.name}: no learning rate")
+            raise UsageError(f"{self.name}: lr must be above 0; got {config.lr}.")
         if config.momentum or (config.weight_decay and config.optimizer == "sgd"):
-            raise UsageError(f"{self.name}: SGD has neither momentum nor weight decay here")
+            raise UsageError(f"{self.name}: SGD must be without momentum and weight decay. Set both to 0.")
 
     @property
     def batch(self) -> int:

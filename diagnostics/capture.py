@@ -99,7 +99,7 @@ def _loaded(loader: Iterable[Any]) -> Iterator[Batch]:
     for number, pair in enumerate(loader):
         yield _checked(pair, f"batch {number} of the loader")
     if number < 0:
-        raise UsageError("The loader gave no batches.")
+        raise UsageError("the loader must give a batch; got none. Pass one with samples.")
 
 
 def _checked(pair: Any, where: str) -> Batch:
@@ -108,7 +108,7 @@ def _checked(pair: Any, where: str) -> Batch:
         raise UsageError(f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}.")
     x, y = pair
     if x.ndim == 0 or y.ndim == 0 or len(x) == 0:
-        raise UsageError(f"{where}: no samples")
+        raise UsageError(f"{where} must have samples; got none. Leave it out.")
     if len(x) != len(y):
         raise UsageError(f"{where} must have a label for each sample; got {len(x)} samples and {len(y)} labels.")
     for name, tensor in (("samples", x), ("labels", y)):

@@ -107,8 +107,8 @@ def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool
                 model(x)
             where = f"module {modules[0]!r} of " if modules[0] else ""
             raise UsageError(
-                f"{where}{type(model).__name__} recomputes activations by a reentrant checkpoint, through which the "
-                "gradients of single tensors cannot be taken: pass use_reentrant=False to torch.utils.checkpoint"
+                f"{where}{type(model).__name__} must not use a reentrant checkpoint, which hides gradients of single "
+                "tensors. Pass use_reentrant=False to torch.utils.checkpoint."
             )
 
 

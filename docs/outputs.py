@@ -121,7 +121,7 @@ def updated(text: str) -> str:
         text = BLOCK.sub(rewritten, text)
     lines = [f"| {k} | `{called}` | {wall:.0f} | {busy:.0f} |" for k, (called, wall, busy) in enumerate(took, 1)]
     lines.append(f"| | in all | {sum(each[1] for each in took):.0f} | {sum(each[2] for each in took):.0f} |")
-    table = "\n".join(["| step | command | seconds | of processor |", "|---|---|---|---|", *lines])
+    table = "\n".join(["| step | command | seconds | processor seconds |", "|---|---|---|---|", *lines])
     return TIMES.sub(f"<!-- seconds -->\n{table}\n<!-- end -->", text)
 
 

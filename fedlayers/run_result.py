@@ -90,7 +90,7 @@ class RunResult:
             trees = self.engine.models(number) if best is None else {"personal": best[number]}
             chosen = trees.get("personal", trees.get("global"))
             if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
-                raise UsageError(f"client {name!r} holds a part of the model: it has no whole model to return.")
+                raise UsageError(f"client {name!r} has only a part of the model. Choose a client with the whole model.")
             found[name] = copy.deepcopy(module).cpu()
             tree.load(found[name], chosen)
             found[name].eval()

@@ -106,13 +106,13 @@ class Figures:
         item = catalogue.drawn(self.name).at(self.scale)
         study = item.study
         if self.seeds is not None and not self.train:
-            raise UsageError("--seeds goes with --train. Stored rows keep their seeds.")
+            raise UsageError("--seeds must be with --train; got it alone. Add --train, or leave --seeds out.")
         if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
-            raise UsageError("--only and --budget go with --train, of an item that is kept run by run.")
+            raise UsageError("--only and --budget must be with --train and a study of many runs. Leave them out.")
         if self.pack and not isinstance(study, recipe.Recipe):
-            raise UsageError("--pack goes with an item that is kept run by run. Others have one file anyway.")
+            raise UsageError("--pack must be with a study of many runs. Leave it out: other studies have one file.")
         if self.backend and not self.train:
-            raise UsageError("--backend goes with --train. Stored rows are drawn here.")
+            raise UsageError("--backend must be with --train; got it alone. Add --train, or leave --backend out.")
         if self.backend:
             check_backend(self.backend)
         if self.out is not None:
@@ -153,7 +153,8 @@ class Figures:
     def _all(self) -> None:
         if self.train or self.seeds is not None or self.only or self.budget is not None or self.backend or self.pack:
             raise UsageError(
-                "all draws only what has rows. Leave --train, --seeds, --only, --budget, --backend and --pack out."
+                "all must be alone, since it draws stored rows. "
+                "Leave --train, --seeds, --only, --budget, --backend and --pack out."
             )
         if self.out is not None:
             _make_folder(self.out)
@@ -161,11 +162,11 @@ class Figures:
 
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
-            raise UsageError("The gallery has its own seeds. Leave --seeds out.")
+            raise UsageError("The gallery must have its own seeds. Leave --seeds out.")
         if self.only or self.budget is not None or self.backend or self.pack:
-            raise UsageError("The gallery is made as a whole. Leave --only, --budget, --backend and --pack out.")
+            raise UsageError("The gallery must be made as a whole. Leave --only, --budget, --backend and --pack out.")
         if self.scale != items.QUICK:
-            raise UsageError("The gallery has one scale. Leave --scale out.")
+            raise UsageError("The gallery must have its one scale. Leave --scale out.")
         if self.out is not None:
             _make_folder(self.out)
         stored = gallery.folder(self.out if self.train else None)

@@ -144,7 +144,9 @@ def drawn(name: str) -> items.Drawn:
         return items.find(name)
     entry = known[name]
     lacking = f"it needs {entry.lacks}, which cannot be had" if entry.lacks else "it is planned"
-    raise UsageError(f"{name} cannot be drawn: {entry.note or lacking}. See: python -m figures list {entry.paper}")
+    raise UsageError(
+        f"{name} cannot be drawn: {entry.note or lacking}. Choose another: python -m figures list {entry.paper}"
+    )
 
 
 def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:

@@ -79,12 +79,12 @@ def page() -> str:
     listed = markdown({"line": [f"`{line}`" for line in still], "verdict": list(still.values())})
     return "\n\n".join([
         "# Changed verdicts",
-        "Every change of the [scorecard](README.md), with its date and reason. A line leaves it only with an entry "
-        "here. `python -m figures scorecard` makes this page from `changed_verdicts.csv`.",
+        "Every change of the [scorecard](README.md), with its date and reason. A line of the scorecard is removed "
+        "only with an entry here. `python -m figures scorecard` makes this page from `changed_verdicts.csv`.",
         table,
         "## Open after the repair",
         f"{len(still)} of {len(after)} lines were undecided or not comparable before any new run. "
-        "`python -m figures scorecard` counts them from the record.",
+        "`python -m figures scorecard` counts them.",
         listed,
     ]) + "\n"  # fmt: skip
 

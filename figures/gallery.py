@@ -121,7 +121,7 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         UsageError: data that are not there; RunError: a run failed.
     """
     if not to.parent.is_dir():
-        raise UsageError(f"There is no folder {to.parent}.")
+        raise UsageError(f"folder {to.parent} must exist; got none. Make it first.")
     began = time.perf_counter()
     tasks = {
         name: runner.assemble(replace(config, data_root=data_root if config.dataset != TABLES.dataset else None))
@@ -365,8 +365,8 @@ def _page(shown: list[Entry], stored: Stored, where: str) -> str:
     lead = (
         "# Gallery\n\nOne picture of each diagnostic, from real data. Most show Fashion-MNIST with four clients and "
         "their models after the first local training. The spectrum, regret and comparison use the four hospitals of "
-        "the heart-disease data. The scales of normalisations are those in a ResNet-18. Text and command below each "
-        "picture tell its meaning and how to make it. `python -m figures gallery` draws all pictures again from the "
+        "the heart-disease data. The scales of normalisations are those of a ResNet-18. Below each picture are its "
+        "meaning and the commands that make it. `python -m figures gallery` draws all pictures again from the "
         f"stored rows. With `--train` it measures first ({BUDGET}). That needs Fashion-MNIST below "
         "`FEDLAYERS_DATA_ROOT`."
     )

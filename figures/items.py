@@ -265,7 +265,7 @@ def train(
     if count < 1:
         raise UsageError(f"seeds of {item.name} must be at least 1; got {count}.")
     if not path.parent.is_dir():
-        raise UsageError(f"There is no folder {path.parent}.")
+        raise UsageError(f"folder {path.parent} must exist; got none. Make it first.")
     began = time.perf_counter()
     wanted = [
         Making(item, name, seed, path.parent / item.name, data_root) for name in item.runs for seed in range(count)
@@ -330,10 +330,10 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     """
     if item.draw is None:
         views = [each.name for each in drawings(item)]
-        raise UsageError(f"{item.name} is a study. It is drawn by {listing(views) or 'nothing yet'}.")
+        raise UsageError(f"{item.name} must be a figure; got a study. Draw {listing(views) or 'it by a View'} instead.")
     header, frame = item.read(path)
     if not out.is_dir():
-        raise UsageError(f"There is no folder {out}.")
+        raise UsageError(f"folder {out} must exist; got none. Make it first.")
     drawing = item.draw(header, frame)
     caption = f"{drawing.caption} {origin(header)}"
     # wrapped, so that the caption is no wider than the picture and moves no panel of it

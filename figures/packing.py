@@ -76,7 +76,7 @@ def read(path: Path) -> list[Part]:
 
 def _about(path: Path) -> tuple[list[Header], list[int]]:
     if not path.is_file():
-        raise UsageError(f"no rows file at {path}")
+        raise UsageError(f"rows must be at {path}; got no file. Make them with --train.")
     try:
         about = limits.parsed_json(_inflated(base64.b64decode(parquet.read_metadata(path).metadata[KEY])))
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, zlib.error) as error:

@@ -59,7 +59,7 @@ def checkout() -> Path | None:
         return None
     folder = Path(named).resolve() / "system"
     if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
-        raise UsageError(f"{VARIABLE}={named} is no checkout of PFLlib: it has no system/flcore/servers/serveravg.py")
+        raise UsageError(f"{VARIABLE} must name a checkout of PFLlib; got {named}. Clone github.com/TsingZ0/PFLlib.")
     return folder
 
 
@@ -198,7 +198,9 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
     """
     config, sizes = task.config, set(task.data.weights)
     if len(sizes) > 1:
-        raise UsageError("PFLlib is compared on whole batches, so that every client needs as many training samples")
+        raise UsageError(
+            f"clients must have equally many training samples; got {sorted(sizes)}. Choose another partition."
+        )
     options = task.algorithm(task.plan).config
     used: dict[str, Any] = {
         "algorithm": config.algorithm,

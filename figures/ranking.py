@@ -200,7 +200,9 @@ def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -
     """
     if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
         got = f"{n_algorithms} algorithms, {n_blocks} blocks and alpha {alpha}"
-        raise UsageError(f"a critical difference must have 2 algorithms, 1 block and alpha in (0, 1); got {got}.")
+        raise UsageError(
+            f"a critical difference must have 2 algorithms, 1 block and alpha in (0, 1); got {got}. Correct them."
+        )
     quantile = scipy.stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
     return float(quantile * _rank_error(n_algorithms, n_blocks))
 

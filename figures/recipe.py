@@ -203,7 +203,10 @@ class Recipe(items.Item):
         }
         sound = [frames[key] for key in order if not len(reasons[key])]
         if not sound:
-            raise UsageError(f"{self.name}: no run in {path} came to its end; the first: {next(iter(failed.values()))}")
+            raise UsageError(
+                f"{self.name} must have a finished run in {path}; got failures, first {next(iter(failed.values()))}. "
+                "Train again."
+            )
         header = {
             "item": self.name,
             "version": __version__,
@@ -297,9 +300,9 @@ def train(
     if seeds is not None and seeds < 1:
         raise UsageError(f"seeds of {item.name} must be at least 1; got {seeds}.")
     if budget is not None and not budget > 0:
-        raise UsageError(f"--budget must leave time for a run; got {budget:g} minutes, which is no time.")
+        raise UsageError(f"--budget must be above 0 minutes; got {budget:g}. Choose more.")
     if not folder.parent.is_dir():
-        raise UsageError(f"There is no folder {folder.parent}.")
+        raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
     took: dict[str, float] = {}
     planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]
     known = headers(folder)
@@ -358,6 +361,7 @@ def _check_same(item: Recipe, folder: Path, header: packing.Header) -> float:
     if differ:
         what = f"{header['run']}, seed {header['seed']},"
         raise UsageError(
-            f"{path}: {what} was made with another {listing(differ)}. Remove it, or choose another folder."
+            f"{path}: {what} must be of this configuration; got another {listing(differ)}. "
+            "Remove it, or choose another folder."
         )
     return float(header["seconds"])

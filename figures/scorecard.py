@@ -89,10 +89,13 @@ def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
     page = (items.PICTURES if pictures is None else pictures) / f"{claim.figure}.md"
     found = [each for each in findings(page) if each.expected.startswith(claim.finding)]
     if len(found) != 1:
-        raise UsageError(f"{page.name} has {len(found)} expectations that begin with {claim.finding!r}, not 1")
+        raise UsageError(
+            f"{page.name} must have one expectation that begins with {claim.finding!r}; got {len(found)}. "
+            "Correct claims.csv."
+        )
     parts = re.findall(claim.shown, found[0].measured) if claim.shown else [found[0].measured]
     if not parts:
-        raise UsageError(f"{page.name}: nothing in {found[0].measured!r} is like {claim.shown!r}")
+        raise UsageError(f"{page.name}: {found[0].measured!r} must match {claim.shown!r}. Correct claims.csv.")
     return WORDS[found[0].verdict], "; ".join(parts)
 
 
@@ -128,7 +131,7 @@ def renewed(text: str) -> str:
         UsageError: the text has no place for it.
     """
     if BEGIN not in text or END not in text:
-        raise UsageError(f"the page has no {BEGIN} and {END}")
+        raise UsageError(f"the page must have {BEGIN} and {END}; got neither or one. Add both lines.")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
 

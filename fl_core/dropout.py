@@ -82,7 +82,7 @@ def read_trace(path: Path | str, clients: Sequence[str]) -> list[tuple[int, str]
                 raise UsageError(f"{path} must have a column {missing[0]!r} in its header; got none.")
             return sorted({_lost_reply(record, f"{path}, line {table.line_num}", clients) for record in table})
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} must be a readable trace of lost replies: {error}.") from error
+        raise UsageError(f"{path} must be a readable trace of lost replies: {error}. Correct the file.") from error
 
 
 def _lost_reply(record: dict[str, str], place: str, clients: Sequence[str]) -> tuple[int, str]:

@@ -329,7 +329,7 @@ class Engine:
         """
         if not isinstance(self.clients, LocalClients):
             raise UsageError(
-                f"models of {self.names[client]!r} are not available on the server of a remote federation."
+                f"models of {self.names[client]!r} must stay at their site in a remote federation. Score them there."
             )
         return self.clients.models(client, self._offer(client, Round(self.done)), self.done)
 

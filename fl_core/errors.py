@@ -79,7 +79,7 @@ def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
         UsageError: the list is empty or has a duplicate.
     """
     if not values:
-        raise UsageError(f"{asks} needs at least one {what}")
+        raise UsageError(f"{asks} must have at least one {what}; got none. Name one.")
     twice = [value for place, value in enumerate(values) if value in values[:place]]
     if twice:
-        raise UsageError(f"the {what} {twice[0]} is named twice")
+        raise UsageError(f"each {what} must be named once; got {twice[0]} twice. Leave one out.")

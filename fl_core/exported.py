@@ -76,7 +76,8 @@ class Exported:
         file = self.about["file"]
         if file["format"] != "safetensors":
             raise UsageError(
-                f"{self.path} must be an export as safetensors; got {file['format']}, which other programs run."
+                f"{self.path} must be an export as safetensors; got {file['format']}, which other programs run. "
+                "Export it without --format."
             )
         built = _built(self.path, self.about, model, allow_code)
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
@@ -249,11 +250,13 @@ def read(path: Path | str) -> Exported:
     path = Path(path).resolve()  # links may lead to its folder, but not within it
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
-        raise UsageError(f"{path} must be an exported model with {name} next to it; got none.")
+        raise UsageError(f"{path} must be an exported model with {name} next to it; got none. Copy both files.")
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
     if not known or not about.keys() >= {"model", "inputs", "classes", "file"}:
-        raise UsageError(f"{path.parent / name} must describe an exported model; got other data.")
+        raise UsageError(
+            f"{path.parent / name} must describe an exported model; got other data. Export the model again."
+        )
     return Exported(path, about)
 
 

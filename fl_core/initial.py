@@ -65,7 +65,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     if not (whole or planned) or "model" not in server:
         raise UsageError(
             "init must be a run with a global model or with shared layers, such as one of fedavg or fedper; "
-            f"got {path}, a run of {config['algorithm']}."
+            f"got {path}, a run of {config['algorithm']}. Choose another run."
         )
     kept = config["batchnorm"] == "local"
     if whole or plan is None:

@@ -120,7 +120,10 @@ def _client(task: Task, new: Any, name: str) -> ClientData:
     declared = data.classes or None
     codes, _ = arrays.answers(y, where, data.task, declared, whole=False)
     if len(codes) != len(x):
-        raise UsageError(f"{where}: x and y must have the same length; got {len(x)} samples and {len(codes)} labels.")
+        raise UsageError(
+            f"{where}: x and y must have the same length; got {len(x)} samples and {len(codes)} labels. "
+            "Give each sample one label."
+        )
     source = Source(name, np.zeros((len(codes), 1), np.float32), codes, data.classes)
     drawn = partitions.make(source, "iid", clients=1, seed=task.config.seed)
     parts = next(iter(drawn.indices.values()))

@@ -30,7 +30,7 @@ JOINED, HEAD, ALONE = "joined", "joined_head", "alone"
 
 @dataclass(frozen=True)
 class Newcomer:
-    """What a client that took no part in training gets from a run.
+    """The scores and the model of a client that took no part in training.
 
     Attributes:
         client: its name.
@@ -88,7 +88,9 @@ def check_epochs(epochs: Sequence[int]) -> None:
         UsageError: there are none, or one is no whole number from 0.
     """
     if not epochs or any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in epochs):
-        raise UsageError(f"epochs of a new client must be whole numbers from 0; got {list(epochs)}.")
+        raise UsageError(
+            f"epochs of a new client must be whole numbers from 0; got {list(epochs)}. Write such as --own-epochs 0 5."
+        )
 
 
 def train_newcomer(

@@ -302,11 +302,11 @@ class LayerPlan:
             why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
             curves = [list(values) for values in (why["values"], *why["clients"].values())]
             if fault := validate({**why, "values": curves}, _FORM):
-                raise UsageError(f"a plan must be as fedlayers writes it; {fault}.")
+                raise UsageError(f"a plan must be as fedlayers writes it; {fault}. Make it again.")
             why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
             plan = cls(layers, tuple(data["shared"]), Evidence(**why))
         except (TypeError, AttributeError, KeyError) as error:
-            raise UsageError(f"a plan must be as fedlayers writes it: {error}.") from error
+            raise UsageError(f"a plan must be as fedlayers writes it: {error}. Make it again.") from error
         has_digest = "sha256" in data or data["format"] != UNSIGNED
         if has_digest and data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")

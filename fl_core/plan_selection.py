@@ -191,5 +191,5 @@ def first_models(
     measured = taken(scouting.server)
     home = scouting.clients
     if not isinstance(home, LocalClients):
-        raise UsageError("client models are not available on the server of a remote federation.")
+        raise UsageError("client models must stay at their sites in a remote federation. Use a plan from metrics.")
     return home.kept["local"], {engine.names[each["client"]]: each for each in measured}

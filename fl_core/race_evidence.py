@@ -74,7 +74,7 @@ class RaceEvidence:
         """
         _check_names("the race", data, _FORM)
         if fault := validate(data, _FORM, "race"):
-            raise UsageError(f"not a plan's evidence: {fault}")
+            raise UsageError(f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again.")
         check_known("metric of the race", data["metric"], TABLE)
         for name in ("seeds", "arms"):
             if len(data[name]) > MOST:

@@ -173,7 +173,9 @@ def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> N
     else:
         same = data is None or data.digest == run.header()["data"]
     if not same:
-        raise UsageError(f"{run.path} must be resumed with the data that it began with; got others.")
+        raise UsageError(
+            f"{run.path} must be resumed with the data that it began with; got others. Pass the same files."
+        )
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, clients: bool = True) -> Algorithm:
@@ -363,9 +365,15 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     began = Run(path).header()
     now = task.header("")
     if began["data"] != now["data"]:
-        raise UsageError(f"{path} must be resumed with the same data; got other data.")
+        raise UsageError(
+            f"{path} must be resumed with the same data; got other data. Choose another directory for a new run."
+        )
     names = [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in (*began["layers"], *now["layers"])]
     if names[: len(began["layers"])] != names[len(began["layers"]) :]:
-        raise UsageError(f"{path} must be resumed with the same model; got other layers.")
+        raise UsageError(
+            f"{path} must be resumed with the same model; got other layers. Choose another directory for a new run."
+        )
     if weights and began["checkpoint"] != now["checkpoint"]:
-        raise UsageError(f"{path} must be resumed with the same model; got other weights.")
+        raise UsageError(
+            f"{path} must be resumed with the same model; got other weights. Choose another directory for a new run."
+        )

@@ -145,7 +145,7 @@ def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[di
 
 
 def _refused(path: Path, found: str) -> UsageError:
-    return UsageError(f"{path} must be a file of rows; got {found}.")
+    return UsageError(f"{path} must be a file of rows; got {found}. Make one with fedlayers diagnose.")
 
 
 def _is_row(record: Any) -> bool:

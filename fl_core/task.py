@@ -213,11 +213,14 @@ def assemble(
     said = [] if fixed or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
-        raise UsageError(f"{data.name}: each client must have training samples; got none for {listing(empty)}.")
+        raise UsageError(
+            f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
+        )
     blind = [client.name for client in data.clients if not len(client.validation)]
     if config.patience and blind:
         raise UsageError(
-            f"patience must have validation samples to judge by; {data.name} has none for {listing(blind)}."
+            f"patience must have validation samples to judge by; {data.name} has none for {listing(blind)}. "
+            "Leave it out."
         )
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)
@@ -389,7 +392,9 @@ def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return
     if batch < 2:
-        raise UsageError("the model normalises over batches: batch_size must be at least 2; got 1.")
+        raise UsageError(
+            "the model normalises over batches: batch_size must be at least 2; got 1. Choose a larger one."
+        )
     for client in (*data.clients, *([] if data.left_out is None else [data.left_out])):
         for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:

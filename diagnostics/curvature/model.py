@@ -84,7 +84,9 @@ class Differentiable:
         else:
             classes = self.loss.logits(logits).shape[1]
             if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= classes:
-                raise UsageError(f"labels must be class indices from 0 to {classes - 1}, as the model has logits")
+                raise UsageError(
+                    f"labels must be class indices from 0 to {classes - 1}; got others. Renumber the classes."
+                )
         losses = self.loss.per_sample(logits, y)
         if not bool(torch.isfinite(losses).all()):
             raise LossNotFinite(x, index)

@@ -243,7 +243,7 @@ def spectral_density(
             reached = _reached(run, data, batch)
             names = [name for name in layer.parameters if name in reached]
             if not names:
-                raise UsageError(f"layer {layer.name!r} does not reach the logits: it has no Hessian")
+                raise UsageError(f"layer {layer.name!r} must reach the logits to have a Hessian. Leave it out.")
             block = BlockHessian(run, data, names, batch)
             steps = min(steps, block.size)
             rng = numpy_generator(seed, "spectral density", layer.name)

@@ -75,7 +75,10 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
     recorded = {path: tap for path, tap in taps.items() if tap is not None}
     if len(recorded) < len(taps):
         odd = next(path for path in taps if path not in recorded)
-        raise UsageError(f"module {odd!r} is used differently in batch {index}; ask for estimator 'hutchinson'")
+        raise UsageError(
+            f"module {odd!r} must be used alike in each batch; got another use in batch {index}. "
+            "Choose estimator 'hutchinson'."
+        )
     return recorded
 
 

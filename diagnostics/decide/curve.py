@@ -170,7 +170,10 @@ def curve_of(
     apart = _apart(metric, pairs or {})
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
-        raise UsageError(f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer.")
+        raise UsageError(
+            f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer. "
+            "Use a deeper model."
+        )
     rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
     for row in both_ways(of_clients).to_dict("records"):
         rows.setdefault((row["client"], row["layer"]), []).append(row)
@@ -279,5 +282,7 @@ def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
 def _weight(rows: pd.DataFrame, client: str) -> float:
     sizes = rows["n_train"].unique()
     if len(sizes) > 1 or bool(pd.isna(sizes[0])):
-        raise UsageError(f"The rows of client {client!r} lack its number of training samples (n_train).")
+        raise UsageError(
+            f"The rows of client {client!r} must have its number of training samples (n_train). Measure again."
+        )
     return float(sizes[0])

@@ -143,7 +143,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
     if not (math.isfinite(threshold) and threshold > 0):
         raise UsageError(f"threshold must be above 0; got {threshold}.")
     if chosen.reads == "names" and given["layers"] is None:
-        raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none.")
+        raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none. Add --layers.")
     if chosen.reads != "names" and given["layers"] is not None:
         raise UsageError(f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names.")
     if chosen.reads != "curves" and given["metrics"] is not None:
@@ -153,7 +153,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
     if not chosen.budgeted and given["budget"] is not None:
         raise UsageError(f"Rule {rule!r} has no budget. Use budget_bytes or budget_flops.")
     if chosen.budgeted and given["budget"] is None:
-        raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none.")
+        raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none. Add --budget.")
     if chosen.budgeted and not (math.isfinite(given["budget"]) and given["budget"] > 0):
         raise UsageError(f"budget must be above 0; got {given['budget']}.")
 
@@ -320,14 +320,14 @@ def decide(
             raise UsageError(f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}.")
         name = names[index]
         if name in results:
-            raise UsageError(f"sensitivities of client {name!r} were given twice")
+            raise UsageError(f"sensitivities of client {name!r} must be given once; got them twice. Leave one out.")
         for layer in item["layers"]:
             check_known("layer", layer, [each.name for each in layers])
         if (given := len(item["importance"])) != (count := len(item["layers"])):
             raise UsageError(f"importances of client {name!r} must be one a layer; got {given} for {count} layers.")
         results[name], weights[name] = item, item["weight"]
     if not results:
-        raise UsageError("No client has sent its sensitivities.")
+        raise UsageError("sensitivities must be of one client or more; got none. Send them first.")
     header = {"layers": [asdict(layer) for layer in layers], "data": data, "seed": seed, "version": __version__}
     rows = frame(recorded_rows(results, layers, n_train=weights))
     return select((header, rows), rule, metric=SENSITIVITY, variant="training", threshold=threshold)

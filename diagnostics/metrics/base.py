@@ -317,7 +317,9 @@ def _made(function: Callable[..., list[Row]], description: str, direction: str =
     if len(parameters) == 2:
         options_type = get_type_hints(function).get(parameters[1])
         if not (is_dataclass(options_type) and getattr(options_type, "__dataclass_params__").frozen):  # noqa: B009
-            raise UsageError(f"metric {name!r}: its {parameters[1]!r} must be annotated by a frozen dataclass")
+            raise UsageError(
+                f"metric {name!r}: its {parameters[1]!r} must be annotated with a frozen dataclass. Add the annotation."
+            )
     return Metric(name, function, description, direction, options_type, **facts)
 
 

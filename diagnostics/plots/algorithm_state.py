@@ -121,7 +121,7 @@ def aggregation_history(
         check_known("sender", sender, rows["client_b"].unique())
     selves = rows[rows["client"] == rows["client_b"]]
     if selves.empty:
-        raise UsageError("the rows of aggregation_weight hold no client's weight for itself")
+        raise UsageError("rows of aggregation_weight must have clients' weights for themselves; got none. Add them.")
     parts = {"self-weight, mean of clients": selves}
     for receiver, sender in pairs:
         parts[f"{receiver} ← {sender}"] = rows[(rows["client"] == receiver) & (rows["client_b"] == sender)]

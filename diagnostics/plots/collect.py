@@ -77,7 +77,7 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
     """
     present = list(frame["metric"].unique())
     if not present:
-        raise UsageError("there are no rows to draw")
+        raise UsageError("rows must not be empty; got none. Measure first.")
     usual = {name for names in SHOWN.values() for name in names}
     wanted = metrics or [name for name in present if name in usual or name not in SCORES]
     pictures: dict[str, Callable[[], Figure]] = {}
@@ -85,7 +85,7 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
             pictures[in_file_name(title)] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
     if not pictures:
-        raise UsageError(f"there is no picture of {listing(metrics or present)}")
+        raise UsageError(f"metrics must have a picture; got {listing(metrics or present)}. Choose others.")
     return pictures
 
 

@@ -51,7 +51,7 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     total = table.sum(axis=1)
     table, total = table[total > 0], total[total > 0]
     if table.empty:
-        raise UsageError("the rows of layer_cost hold no cost above 0")
+        raise UsageError("rows of layer_cost must have a cost above 0; got none. Measure again.")
     share = table.fillna(0.0).div(total, axis=0)
     y, left = np.arange(len(share)), np.zeros(len(share))
     notes = missing(rows, "layer")
@@ -95,9 +95,9 @@ def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None)
     for name in ("run", "round", *_STEPS):
         check_known("column of the table", name, table.columns)
     if table.empty:
-        raise UsageError("there are no rounds to draw")
+        raise UsageError("rows must have rounds; got none. Train first.")
     if table.duplicated(["run", "round"]).any():
-        raise UsageError("a run has two costs of one round")
+        raise UsageError("a run must have one cost for each round; got two. Keep one.")
     runs = list(table["run"].unique())
     with panels(axes, len(_STEPS), 2.4, 2.0, columns=len(_STEPS), room=(0.0, 0.9 + 0.12 * len(runs))) as drawn:
         for (kind, (label, title)), panel in zip(_STEPS.items(), drawn, strict=True):

@@ -131,7 +131,7 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
         UsageError: the frame has none. The message lists its metrics.
     """
     if frame.empty:
-        raise UsageError(f"There are no rows of {metric} to draw.")
+        raise UsageError(f"rows must have {metric}; got none. Measure it first.")
     check_known("metric", metric, frame["metric"].unique())
     rows = frame[frame["metric"] == metric]
     return rows[~of_null(rows)]

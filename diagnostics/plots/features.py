@@ -72,12 +72,12 @@ def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, st
     Many clients share one marker.
     """
     if not frames:
-        raise UsageError("no features to draw")
+        raise UsageError("there must be features; got none. Embed them first.")
     for frame in frames:
         for column in COLUMNS[:4]:
             check_known("column of the frame", column, frame.columns)
         if frame.empty:
-            raise UsageError("no samples to draw")
+            raise UsageError("there must be samples; got none. Pool some first.")
     together = pd.concat([frame[["client", "class"]] for frame in frames])
     classes = sorted(together["class"].unique(), key=lambda name: (len(str(name)) if str(name).isdigit() else 99, name))
     clients = in_order(together["client"].unique())

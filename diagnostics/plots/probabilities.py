@@ -23,7 +23,7 @@ def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axe
         UsageError: there are no curves.
     """
     if curves.empty:
-        raise UsageError("there are no ROC curves: no client has samples of both classes")
+        raise UsageError("a client must have samples of both classes for a ROC curve; got none. Use more samples.")
     names = in_order([name for name in curves["client"].unique() if name])
     with canvas(ax, width=4.2, height=3.4) as axes:
         axes.plot([0, 1], [0, 1], color=FAINT, linestyle=":", linewidth=1, label="guessing, 0.50")
@@ -53,7 +53,7 @@ def calibration(groups: pd.DataFrame, ax: Axes | None = None, positive: str = ""
         UsageError: there are no groups.
     """
     if groups.empty:
-        raise UsageError("there are no groups of predicted probabilities")
+        raise UsageError("there must be predicted probabilities; got none. Predict first.")
     share = groups["share"].to_numpy(float)
     ends = np.abs(groups[["low", "high"]].to_numpy(float).T - share)
     with canvas(ax, width=4.2, height=3.4) as axes:

@@ -37,11 +37,13 @@ def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1
     check_known("score", score, SCORES)
     values = scores.pivot(index="cut", columns="seed", values=split).sort_index()
     if values.isna().to_numpy().any() or values.empty:
-        raise UsageError("every seed needs a score of every cut")
+        raise UsageError("every seed must have a score of every cut; got less. Train the missing cuts.")
     decided = decisions.dropna(subset=["cut"])
     for line in decided.itertuples():
         if line.cut not in values.index or line.seed not in values.columns:
-            raise UsageError(f"{line.rule} cuts at {line.cut:g} with seed {line.seed}, which has no score")
+            raise UsageError(
+                f"{line.rule} cuts at {line.cut:g} with seed {line.seed}, which has no score. Train it first."
+            )
     last = scores.drop_duplicates("cut").set_index("cut")["last"]
     rules = list(decisions["rule"].unique())
     undecided = len(decisions) - len(decided)

@@ -178,7 +178,9 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
         check_known("column of the table", name, table.columns)
     outside = table[(table["low"] > table["value"]) | (table["high"] < table["value"])]
     if len(outside):
-        raise UsageError(f"the interval of {listing(outside['algorithm'])} does not contain its value")
+        raise UsageError(
+            f"the interval of {listing(outside['algorithm'])} must contain its value. Correct the columns low and high."
+        )
     columns = (table[name] for name in ("value", "low", "high", "n"))
     with canvas(ax, height=float(np.clip(0.8 + 0.24 * len(table), 1.6, 9))) as axes:
         for k, (value, low, high, n) in enumerate(zip(*columns, strict=True)):

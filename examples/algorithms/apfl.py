@@ -24,12 +24,12 @@ class APFL(Algorithm):
     """Each client predicts with a mixture of its own and the global model (APFL; Deng et al. 2020, Algorithm 1).
 
     The mixture is m = alpha v + (1 - alpha) w. For each batch the copy w of the global model follows grad f(w), as in
-    FedAvg, and the client's own model v follows grad_v f(m) = alpha grad f(m), both taken at the same moment. With
-    ``adapt`` the client's share follows its own gradient, alpha <- alpha - lr <v - w, grad f(m)>, within 0 and 1; it
-    starts at ``alpha``. Only w travels.
+    FedAvg. The client's own model v follows grad_v f(m) = alpha grad f(m). Both gradients are taken before either step.
+    With ``adapt`` the client also learns its share: alpha <- alpha - lr <v - w, grad f(m)>, within 0 and 1. It starts
+    at ``alpha``. Only w is sent.
 
-    The global model is FedAvg's whatever alpha is. Without ``adapt``, alpha = 0 gives everybody the global model and
-    alpha = 1 is training alone. Running statistics of the personal model are those of the mixture's own passes.
+    The global model equals FedAvg's for every alpha. Without ``adapt``, alpha = 0 gives every client the global model.
+    alpha = 1 is training alone. The personal model has the running statistics of the mixture's own passes.
 
     Raises:
         UsageError: alpha is above 1.
@@ -47,7 +47,7 @@ class APFL(Algorithm):
 
         def __post_init__(self) -> None:
             if self.alpha > 1:
-                raise UsageError(f"apfl: alpha is a share, at most 1, not {self.alpha}")
+                raise UsageError(f"apfl: alpha must be at most 1; got {self.alpha}. Choose a share such as 0.5.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

@@ -23,17 +23,17 @@ WEIGHTS = "weights"
 
 @register
 class FedALA(Algorithm):
-    """A client takes of the global model, entry by entry, what lowers its own loss (FedALA; Zhang et al. 2023).
+    """A client mixes its own and the global model, entry by entry, so that its loss falls (FedALA; Zhang et al. 2023).
 
-    Training starts from own + (received - own) * W (Eq. 3). In the last ``layers`` layers that train, W holds a weight
-    for every entry, at first 1; below them it is 1. Before it trains, the client learns W with both models fixed, on a
-    random ``share`` of its training samples (Eq. 4-5):
+    Training starts from own + (received - own) * W (Eq. 3). In the last ``layers`` layers that train, W has one weight
+    for every entry. It begins at 1. In all other layers W is 1. Before it trains, the client learns W with both models
+    fixed, on a random ``share`` of its training samples (Eq. 4-5):
 
         W <- clip(W - rate * grad_W loss, 0, 1),  grad_W loss = grad_start loss * (received - own).
 
-    The first time it passes over the sample until the loss hardly changes (its standard deviation over the last
-    ``window`` passes is below ``threshold``) or ``first`` times, later ``later`` times; W stays with the client. Where
-    the two models are equal, as before a client's first training, there is nothing to learn.
+    The first time, it makes at most ``first`` passes. It stops when the standard deviation of the loss over the last
+    ``window`` passes is below ``threshold``. Later it makes ``later`` passes. W stays with the client. Where the two
+    models are equal, as before a client's first training, there is nothing to learn.
 
     The personal model is the client's own after local training. With first = later = 0 training starts where FedAvg's
     does.
@@ -59,9 +59,11 @@ class FedALA(Algorithm):
 
         def __post_init__(self) -> None:
             if not 0 < self.share <= 1:
-                raise UsageError(f"fedala: share={self.share} of a client's samples is not above 0 and at most 1")
+                raise UsageError(
+                    f"fedala: share must be above 0 and at most 1; got {self.share}. Choose one such as 0.8."
+                )
             if self.window < 2:
-                raise UsageError(f"fedala: window={self.window}; a spread needs at least 2 passes")
+                raise UsageError(f"fedala: window must be at least 2; got {self.window}. Choose more passes.")
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.task_info.tensors

@@ -25,7 +25,7 @@ class Parts:
 
     def __post_init__(self) -> None:
         if self.parts < 2:
-            raise fl.UsageError(f"parts={self.parts}; a spread needs at least 2")
+            raise fl.UsageError(f"parts must be at least 2; got {self.parts}. Choose more parts.")
 
 
 @fl.metric(

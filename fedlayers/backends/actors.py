@@ -65,7 +65,9 @@ class Actors:
         names = []
         for name, version in said:
             if version != __version__:
-                raise UsageError(f"fedlayers on node {name} must be {__version__}, as here; got {version}.")
+                raise UsageError(
+                    f"fedlayers on node {name} must be {__version__}, as here; got {version}. Install it there."
+                )
             names.append(f"node {name}")
         return names
 
@@ -117,7 +119,9 @@ class Actors:
     def _lost(self, actor: Any) -> None:
         self._actors.remove(actor)
         if not self._actors:
-            raise WorkerError(f"{self._names[actor]} is lost, and with it the last one that trained clients")
+            raise WorkerError(
+                f"{self._names[actor]} is lost, the last one that trained clients. Start the command again."
+            )
         warnings.warn(f"{self._names[actor]} is lost: its client is trained elsewhere", stacklevel=4)
 
     def close(self) -> None:

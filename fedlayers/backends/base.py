@@ -206,7 +206,7 @@ class WorkerPool(Backend, Generic[H]):
                     lost[id(work)] += 1
                     if lost[id(work)] == TRIES:
                         often = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
-                        yield Result(work, error=WorkerError(f"{often}; if memory ran out, train fewer at a time"))
+                        yield Result(work, error=WorkerError(f"{often}. If memory ran out, train fewer at a time."))
                         continue
                     warnings.warn(f"{event.lost} is lost: {work.name} continues elsewhere", stacklevel=2)
                     again.append(work)

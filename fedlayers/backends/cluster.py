@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answered
 from fl_core import __version__
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, needs_package
 
 if TYPE_CHECKING:
     from fl_core.records.sync import FileBatch, Sent
@@ -177,7 +177,7 @@ def _imported() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise UsageError("backend 'ray' needs the package ray: pip install 'fedlayers[ray]'") from error
+        raise needs_package("ray", "use the backend ray", "ray") from error
     return ray
 
 
@@ -188,7 +188,7 @@ def _reach(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
             pass
     except (OSError, OverflowError) as error:
-        raise UsageError(f"No Ray cluster answers at {address}: {_first(error)}") from error
+        raise UsageError(f"a Ray cluster must answer at {address}; got {_first(error)}. Check the address.") from error
 
 
 def _first(error: BaseException) -> str:

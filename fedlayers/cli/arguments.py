@@ -277,7 +277,7 @@ def check_output(path: Path, result: str) -> None:
         UsageError: names the path.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}.")
+        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}. Make it first.")
     if path.is_dir():
         raise UsageError(f"--out must be a file; got the folder {path}. Name a file such as {path / 'rows.jsonl'}.")
     _no_run(path, path.parent)
@@ -319,7 +319,7 @@ def check_folder(path: Path) -> None:
         UsageError: names the path.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--out must be a folder; got {path}, which is a file.")
+        raise UsageError(f"--out must be a folder; got {path}, which is a file. Choose another.")
     _no_run(path, path)
 
 

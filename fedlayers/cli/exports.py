@@ -144,7 +144,7 @@ def _check_replaceable(path: Path) -> None:
         UsageError: names the path.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}.")
+        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}. Make it first.")
     if path.is_dir():
         raise UsageError(f"--out must be a file; got the folder {path}. Name a file in it.")
     names = path.read_bytes()[:10_000].splitlines()[:1] if path.exists() else []

@@ -102,7 +102,7 @@ class Diagnose(Configured):
     def main(self, line: str) -> None:
         at_sites = bool(self.federation.superlink)
         if (self.dir is None) == (self.dataset is None) and (self.dir is not None or not at_sites):
-            raise UsageError("diagnose needs a run directory, before the flags, or --dataset: one of the two")
+            raise UsageError("diagnose must have a run directory before the flags, or --dataset. Name one of the two.")
         for name in self.metrics:
             catalogue.check("metric", name)
         if self.dir is not None:
@@ -135,7 +135,7 @@ class Diagnose(Configured):
             for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
         }
         if self.measure_batch < 1:
-            raise UsageError(f"--measure-batch must be at least 1; got {self.measure_batch}")
+            raise UsageError(f"--measure-batch must be at least 1; got {self.measure_batch}.")
         how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
         if self.dir is not None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from fl_core import interrupts
-from fl_core.errors import RunError, UsageError, WorkerError, check_known
+from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, check_known
 from fl_core.names import message_line
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _way_out(error: Exception, command: Command) -> str:
-    """Return what the user can do after an error of the system: the remedy, and how to continue the work."""
+    """Return what the user can do after damage or an error of the system: the remedy, and how to continue."""
     import errno
 
     from fedlayers.cli.base import Command
@@ -129,6 +129,8 @@ def _way_out(error: Exception, command: Command) -> str:
     begun = command.interrupted() if (steps or isinstance(error, WorkerError)) else ""
     if begun and begun != Command.interrupted(command):
         steps.append(begun)
+    if isinstance(error, CorruptError) and ". " not in str(error):
+        return ". Restore it from a copy."
     return f"; {', then '.join(steps)}" if steps else ""
 
 

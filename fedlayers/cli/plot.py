@@ -42,7 +42,7 @@ class Plot(Command):
     def main(self, line: str) -> None:
         arguments.check_folder(self.out)
         if not 20 <= self.dpi <= 1200:
-            raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}")
+            raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}.")
 
         from diagnostics import plots
         from diagnostics.plots.collect import album, figure_of

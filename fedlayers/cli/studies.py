@@ -54,7 +54,7 @@ class ManyRuns(Configured):
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
         """Return the configuration and the seeds of the command line, after checks of names and numbers."""
         if self.seeds < 1:
-            raise UsageError(f"--seeds must be at least 1; got {self.seeds}")
+            raise UsageError(f"--seeds must be at least 1; got {self.seeds}.")
         if self.backend:
             check_backend(self.backend)
         config = configured(self.config, options, self.model_option, self.loss_option)

@@ -24,7 +24,7 @@ AT_SITES = (*READING, *DEALING, "leave_out_client", "data_root", "download", "wo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reports:
-    """What a process of a federation reports while it runs."""
+    """Options for the log and the numbers of a federation's process."""
 
     log_json: Annotated[bool, option("Write the log as JSON, one object a line.")] = False
     metrics_port: Annotated[int | None, option("Serve numbers for Prometheus at this port; default off.", "PORT")] = (

@@ -1,4 +1,4 @@
-"""What the processes of a federation report: lines with time and level, and the state of a run in its directory."""
+"""The log of a federation's processes: lines with time and level, and the state of a run in its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site asks its owner, and the list of all that has left it."""
+"""A site's requests to its owner, and the list of all replies that have left it."""
 
 from __future__ import annotations
 

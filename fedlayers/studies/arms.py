@@ -90,7 +90,7 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
     all ('conv1', 'conv2', 'fc1', 'fc2')
     """
     if len(names) < 2:
-        raise UsageError(f"a race must have at least two arms; got {len(names)}.")
+        raise UsageError(f"a race must have at least two arms; got {len(names)}. Add one, such as nothing.")
     arms: list[Arm] = []
     for name in names:
         arm = _arm(name, tuple(layers), algorithm)
@@ -99,7 +99,10 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
             if arm.name == other.name or (arm.algorithm == other.algorithm and same_plan):
                 if tuple(names) == DEFAULT:  # of a model with so few layers that its cuts coincide
                     break
-                raise UsageError(f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}.")
+                raise UsageError(
+                    f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}. "
+                    "Leave one out."
+                )
         else:
             arms.append(arm)
     return tuple(arms)

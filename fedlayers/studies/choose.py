@@ -127,11 +127,14 @@ def choose(
             "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
         )
     if config.patience is not None and race_fraction < 1:
-        raise UsageError(f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}.")
+        raise UsageError(
+            f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}. "
+            "Leave one of them out."
+        )
     if config.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     if len(set(seeds)) != len(seeds) or not seeds:
-        raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}")
+        raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}.")
     if tune_rates and each_seed:
         raise UsageError(
             f"tune_rates must be 0 with each_seed; got {tune_rates}. Rates are tuned on all seeds together."

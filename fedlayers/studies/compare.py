@@ -65,7 +65,9 @@ def jobs_of(
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
     obey = {name for name in algorithms if find(name).uses_plan}
     if (plan is not None or config.plan is not None) and not obey:
-        raise UsageError(f"algorithms must have one that takes a plan; got {listing(algorithms)}.")
+        raise UsageError(
+            f"algorithms must have one that takes a plan; got {listing(algorithms)}. Add one, such as fedper."
+        )
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
@@ -230,8 +232,8 @@ def check_stored(path: Path, task: runner.Task) -> None:
     for name in (f.name for f in fields(RunConfig) if f.name not in free):
         if json.dumps(getattr(stored, name)) != json.dumps(getattr(config, name)):  # a stored tuple is a list
             raise UsageError(
-                f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(config, name)!r}: "
-                "choose another directory"
+                f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(config, name)!r}. "
+                "Choose another directory."
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):
         raise UsageError(f"{path} was run under another plan ({plan or 'its own'}). Choose another directory.")

@@ -67,7 +67,7 @@ class Comparison:
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
         if final.empty:
-            raise UsageError("These rows hold no test scores of a finished run.")
+            raise UsageError("rows must have test scores of a finished run; got none. Finish the run first.")
         there = list(final["metric"].unique())
         self.score = check_known("score in these rows", self.score or main_score(there), there)
         self.positive = positive_in(final)
@@ -199,7 +199,9 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     wanted = final[of_model].drop_duplicates().merge(found, how="left")
     if wanted["round"].isna().any():
         name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
-        raise UsageError(f"The run of {name} with seed {seed} has no {model} model with a score on validation samples.")
+        raise UsageError(
+            f"The {model} model of {name}, seed {seed}, must have validation scores. Use --select-by last."
+        )
     at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
 

@@ -202,7 +202,7 @@ def standing(
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
-        raise UsageError("no arm has an evaluated round to judge by")
+        raise UsageError("an arm must have an evaluated round; got none. Lower --eval-every.")
     if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
         rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
     rounds[main] = rounds[main].fillna(0.0)

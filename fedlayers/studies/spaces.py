@@ -78,7 +78,7 @@ def searched(key: str, text: Any) -> Search:
             )
         twice = [value for place, value in enumerate(values) if value in values[:place]]
         if twice:
-            raise UsageError(f"values of {key} must differ; got {twice[0]} twice.")
+            raise UsageError(f"values of {key} must differ; got {twice[0]} twice. Leave one out.")
         return Values(values)
     try:
         low, high = float(found["low"]), float(found["high"])
@@ -120,7 +120,7 @@ def spaces(
             if key in (options or {}).get(name, {}):
                 raise UsageError(f"{key} of {name} is searched, and set as well. Leave one out.")
             if key in found[name]:
-                raise UsageError(f"{key} of {name} is searched twice")
+                raise UsageError(f"{key} of {name} must be searched once; got it twice. Leave one out.")
             found[name][key] = searched(said, text)
     return found
 

@@ -56,7 +56,7 @@ class Tuned:
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise UsageError(f"There is no file {path}.") from error
+            raise UsageError(f"tuned must be a file; got {path}, which is not there. Check the path.") from error
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {error}.") from error
         names = cls.__dataclass_fields__.keys()
@@ -66,7 +66,7 @@ class Tuned:
             or found.keys() != names
             or not all(isinstance(found[key], dict) for key in ("settings", "options"))
         ):
-            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}.")
+            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}. Run fedlayers tune first.")
         settings = {name: current_keys(each) for name, each in found["settings"].items()}
         return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
 

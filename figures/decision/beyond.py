@@ -83,7 +83,9 @@ class Soft(FedPer):
         assert self.plan is not None
         layers = {layer.name: layer for layer in self.plan.layers}
         if len(values) != len(self.plan.trainable):
-            raise UsageError(f"soft: {len(values)} weights for {len(self.plan.trainable)} layers that train")
+            raise UsageError(
+                f"soft: weights must be one for each of {len(self.plan.trainable)} layers; got {len(values)}."
+            )
         named = zip(self.plan.trainable, values, strict=True)
         return {tensor: value for name, value in named for tensor in layers[name].tensors}
 
@@ -136,7 +138,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     stored, layers = _stored([run])
     plain = next((each for each in stored if each.seed == task.config.seed), None)
     if plain is None:
-        raise UsageError(f"{NAME} needs the rows of {run}, seed {task.config.seed}: {items.find(RUNS).study.command}")
+        raise UsageError(
+            f"{NAME} must have rows of {run}, seed {task.config.seed}. Run {items.find(RUNS).study.command}."
+        )
     scores, lines = Scores(task), []
     nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     soft = ",".join(f"{weight:g}" for weight in layer_weights(plain, layers[run]))

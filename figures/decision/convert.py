@@ -91,7 +91,7 @@ def unpickled(data: bytes, where: str) -> pd.DataFrame:
     except Exception as error:  # a damaged pickle may raise anything
         raise RunError(f"{where} must be a pickled table; got {type(error).__name__}: {error}") from error
     if not isinstance(found, pd.DataFrame):
-        raise RunError(f"{where} must hold a table; got a {type(found).__name__}")
+        raise RunError(f"{where} must hold a table; got a {type(found).__name__}. Choose another file.")
     return found
 
 
@@ -103,7 +103,7 @@ def reader_of(paths: Iterable[Path]) -> Callable[[str], bytes | None]:
     places = list(paths)
     for place in places:
         if not (place.is_dir() or zipfile.is_zipfile(place)):
-            raise UsageError(f"a source of tables must be a wheel or a folder; got {place}")
+            raise UsageError(f"a source of tables must be a wheel or a folder; got {place}. Name another.")
 
     def read(name: str) -> bytes | None:
         for place in places:
@@ -113,7 +113,7 @@ def reader_of(paths: Iterable[Path]) -> Callable[[str], bytes | None]:
                 with zipfile.ZipFile(place) as archive:
                     if name in archive.namelist():
                         if archive.getinfo(name).file_size > LIMIT:
-                            raise RunError(f"{name} in {place} must have at most {LIMIT} bytes")
+                            raise RunError(f"{name} in {place} must have at most {LIMIT} bytes. Choose another source.")
                         return archive.read(name)
         return None
 
@@ -136,7 +136,7 @@ def table_of(family: Family, read: Callable[[str], bytes | None]) -> pd.DataFram
         unpacker = lzma.LZMADecompressor()
         unpacked = unpacker.decompress(data, LIMIT)
         if not unpacker.eof:
-            raise RunError(f"{name} must unpack to a whole table of at most {LIMIT} bytes")
+            raise RunError(f"{name} must unpack to a whole table of at most {LIMIT} bytes. Choose another source.")
         return unpickled(unpacked, name)
     return pd.read_csv(io.BytesIO(data)) if name.endswith(".csv") else pd.read_feather(io.BytesIO(data))
 
@@ -178,7 +178,9 @@ def prepared(family: Family, frame: pd.DataFrame) -> pd.DataFrame:
         words = column.map(_word, na_action="ignore")
         levels = sorted(set(words.dropna()))
         if len(levels) > LEVELS:
-            raise UsageError(f"{family.origin}: column {name!r} must have at most {LEVELS} words; got {len(levels)}")
+            raise UsageError(
+                f"{family.origin}: column {name!r} must have at most {LEVELS} words; got {len(levels)}. Leave it out."
+            )
         alone = len(levels) == 2 and not words.isna().any()
         for level in levels[1:] if alone or len(levels) < 2 else levels:
             out[f"{name}: {level}"] = (words == level).astype(float)
@@ -203,7 +205,7 @@ def convert(
         RunError: a table that is damaged, or holds anything but a table.
     """
     if not root.is_dir():
-        raise UsageError(f"the data root must be a folder; got {root}")
+        raise UsageError(f"the data root must be a folder; got {root}. Pass another --data-root.")
     chosen = [check_known("family", name, FAMILIES) for name in only] or list(FAMILIES)
     read = reader_of(paths)
     folder = root / FOLDER
@@ -240,7 +242,7 @@ def main(
     root = data_root or os.environ.get(ROOT_VARIABLE)
     try:
         if not root:
-            raise UsageError(f"no data root: pass --data-root or set {ROOT_VARIABLE}")
+            raise UsageError(f"a data root must be given; got none. Pass --data-root or set {ROOT_VARIABLE}.")
         written = convert(paths, Path(root), only)
     except (UsageError, RunError) as error:
         print(f"convert: {error}", file=sys.stderr)

@@ -107,7 +107,7 @@ def answered(part: pd.DataFrame) -> dict[str, str]:
     for beginning, found in _FORMER.items():
         if lead.startswith(beginning):
             return found
-    raise UsageError(f"{NAME} has a study whose lead has no answers: {lead!r}. Train it again.")
+    raise UsageError(f"{NAME} must have answers in each study; got lead {lead!r}. Train it again.")
 
 
 def borne_out(sign: str, gap: Difference) -> bool | None:

@@ -172,7 +172,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     values, published = measured(frame), table.published()
     values = values.reindex([key for key in published.index if key in values.index])
     if values.empty:
-        raise UsageError(f"{header['item']} has none of the runs that are drawn: {listing(table.lines)}")
+        raise UsageError(f"{header['item']} must have runs of {listing(table.lines)}; got none. Train with --train.")
     with style():
         deep = 0.2 + 0.14 * len(table.quantities)
         figure = plt.figure(figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained")

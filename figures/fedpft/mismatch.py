@@ -203,7 +203,7 @@ def classifier_input(
     try:
         x = torch.from_numpy(features.of(head))
     except NoValue as reason:
-        raise UsageError(f"input of the classifier {head!r}: {reason}") from reason
+        raise UsageError(f"input of the classifier {head!r} must be features for each sample: {reason}.") from reason
     x = placed(model, x)
     return x, torch.from_numpy(features.y).to(x.device)
 
@@ -218,12 +218,17 @@ def _frozen(head: nn.Module) -> nn.Module:
 def _check(train: Batch, test: Batch, classes: int) -> None:
     for x, y in (train, test):
         if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
-            raise UsageError(f"features must be [n, d] and labels [n]; got {tuple(x.shape)} and {tuple(y.shape)}.")
+            raise UsageError(
+                f"features must be [n, d] and labels [n]; got {tuple(x.shape)} and {tuple(y.shape)}. Reshape them."
+            )
         if int(y.min()) < 0 or int(y.max()) >= classes:
-            raise UsageError(f"labels must be from 0 to {classes - 1}; got {int(y.min())} to {int(y.max())}.")
+            raise UsageError(
+                f"labels must be from 0 to {classes - 1}; got {int(y.min())} to {int(y.max())}. Renumber the classes."
+            )
     if train[0].shape[1] != test[0].shape[1]:
         raise UsageError(
-            f"features to train and to test on must be equally many; got {train[0].shape[1]} and {test[0].shape[1]}."
+            f"features of train and test must be equally many; got {train[0].shape[1]} and {test[0].shape[1]}. "
+            "Take both from the same layer."
         )
 
 
@@ -231,9 +236,11 @@ def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         logits = module(x)
         if not isinstance(logits, Tensor) or logits.ndim != 2:
-            raise UsageError("the classifier must give logits [n, C] for features [n, d]")
+            raise UsageError(
+                "the classifier must give logits [n, C] for features [n, d]; got others. Pass the last layer."
+            )
         if not bool(torch.isfinite(logits).all()):
-            raise NonFiniteError("the logits must be finite; got NaN or infinity.")
+            raise NonFiniteError("the logits must be finite; got NaN or infinity. Train again with a smaller lr.")
         return (logits.argmax(1) == y).cpu()
 
 

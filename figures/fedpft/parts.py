@@ -154,7 +154,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
     present = [value for value in sweep.values if names[value] in values.index]
     if set(present) <= {sweep.usual}:
-        raise UsageError(f"{header['item']} has no run with other {sweep.option} than {sweep.usual}")
+        raise UsageError(
+            f"{header['item']} must have a run with {sweep.option} other than {sweep.usual}; got none. "
+            "Train with --train."
+        )
     drawn = values.loc[[names[value] for value in present]]
     found = {value: mean_interval(values.loc[names[value]].dropna()) for value in present}
     with style():

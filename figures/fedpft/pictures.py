@@ -90,7 +90,7 @@ def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
     """
     found = [run for run in wanted if 0 in header["had"].get(run, [])]
     if not found:
-        raise UsageError(f"none of the runs that are drawn is there with seed 0: {listing(wanted)}")
+        raise UsageError(f"rows must have seed 0 of {listing(wanted)}; got none. Train with --train.")
     return found
 
 

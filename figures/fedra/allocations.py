@@ -50,7 +50,7 @@ def allocations(config: Mapping[str, Any], clients: int, seed: int, rounds: int)
     """
     options, blocks = config["options"], int(config["model_options"]["depth"])
     if options.get("allocation", "keep") != "keep":
-        raise UsageError("the allocation cover is not drawn here")
+        raise UsageError("allocation must be one that is drawn; got cover. Choose another.")
     fixed = allocation.fixed_depths(options.get("depths", ()), clients, blocks)
     held = np.zeros((rounds, clients, blocks), dtype=bool)
     for index in range(rounds):
@@ -70,7 +70,7 @@ class Run:
     def __init__(self, header: Mapping[str, Any], frame: pd.DataFrame, run: str, **changed: Any) -> None:
         seeds = header["had"].get(run, [])
         if not seeds:
-            raise UsageError(f"{NAME} has no run of {run}, whose blocks are drawn")
+            raise UsageError(f"{NAME} must have a run of {run}; got none. Train with --train.")
         self.seed = int(seeds[0])
         config = header["runs"][run]["config"]
         self.config = {**config, "options": {**config["options"], **changed}}

@@ -193,7 +193,7 @@ def described(header: Mapping[str, Any]) -> str:
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     curves = _curves(frame)
     if curves.empty:
-        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(SAME)}")
+        raise UsageError(f"{NAME} must have runs of {listing(SAME)}; got none. Train with --train.")
     with style():
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)

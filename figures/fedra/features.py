@@ -105,7 +105,7 @@ def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [run for run in RUNS if 0 in header["had"].get(run, [])]
     if not shown:
-        raise UsageError(f"{NAME} has none of its runs with seed 0, which is drawn: {listing(RUNS)}")
+        raise UsageError(f"{NAME} must have seed 0 of {listing(RUNS)}; got none. Train with --train.")
     planes = {title(run): plane(frame, run) for run in shown}
     silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
     with style():

@@ -173,7 +173,7 @@ def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     frame = frame[frame["run"].isin(table.runs)]
     if frame.empty:
-        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(table.runs)}")
+        raise UsageError(f"{NAME} must have runs of {listing(table.runs)}; got none. Train with --train.")
     styles = by_style(frame, "end")
     means, before = (
         each.groupby("run", sort=False).mean().reindex([run for run in table.runs if run in set(frame["run"])])

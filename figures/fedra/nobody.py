@@ -141,7 +141,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     styles = accuracies(frame)
     styles = styles[styles.index.get_level_values("run").isin(wanted)]
     if styles.empty:
-        raise UsageError(f"{NAME} has none of the runs that are drawn: {listing(wanted)}")
+        raise UsageError(f"{NAME} must have runs of {listing(wanted)}; got none. Train with --train.")
     means = styles.groupby("run", sort=False).mean()
     means = means.reindex([run for run in wanted if run in means.index])
     start = frame[(frame["metric"] == "accuracy") & (frame["round"] == 0) & frame["run"].isin(wanted)]

@@ -30,7 +30,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     styles = accuracies(frame)
     means = styles.groupby("run", sort=False).mean()
     if WHOLE not in means.index:
-        raise UsageError(f"{NAME} has no run of {WHOLE}, by which the others are measured")
+        raise UsageError(f"{NAME} must have a run of {WHOLE}; got none. Train with --train.")
     means = means.reindex([run for run in METHODS if run in means.index])
     published = {name: _published(dataset)["mean"] for dataset, name in TITLES.items()}
     shares = {name: values / values[WHOLE] for name, values in published.items()}

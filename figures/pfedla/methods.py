@@ -145,7 +145,7 @@ def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str],
     values, published = scores(frame), printed(place)
     lines = {method: title(method) for method in METHODS if (method, BEFORE) in values.index}
     if not set(lines) & set(wanted):
-        raise UsageError(f"{header['item']} has none of the runs that are drawn: {listing(wanted)}")
+        raise UsageError(f"{header['item']} must have runs of {listing(wanted)}; got none. Train with --train.")
     values = values.reindex([(method, quantity) for method in lines for quantity in QUANTITIES]).dropna(how="all")
     with style():
         figure = plt.figure(figsize=(6.4, 0.8 + 0.33 * len(lines)), layout="constrained")

@@ -31,7 +31,7 @@ def own_weights(frame: pd.DataFrame) -> pd.DataFrame:
     weights = own[(own["metric"] == WEIGHT) & (own["client"] == own["client_b"])]
     kept = own.loc[own["metric"] == RETAINED, ["client", "layer", "round", "value"]]
     if weights.empty or kept.empty:
-        raise UsageError(f"{NAME} has no run of {RUN} with seed 0, whose retained layers are drawn")
+        raise UsageError(f"{NAME} must have a run of {RUN} with seed 0; got none. Train with --train.")
     joined = weights.merge(kept.rename(columns={"value": RETAINED}), on=["client", "layer", "round"], how="outer")
     return joined.astype({"round": int, RETAINED: bool})
 

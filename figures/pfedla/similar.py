@@ -86,7 +86,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     scores, weights = accuracies(frame), selves(frame)
     layers = list(dict.fromkeys(layer for _, layer in weights.index if layer))
     if not layers:
-        raise UsageError(f"{NAME} has no run that mixes by layer")
+        raise UsageError(f"{NAME} must have a run that mixes by layer; got none. Train with --train.")
     with style():
         figure = plt.figure(figsize=(7.8, 3.5), layout="constrained")
         left, right = figure.subplots(1, 2)

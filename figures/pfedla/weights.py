@@ -45,7 +45,7 @@ def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
         UsageError: it was not run with seed 0, whose weights are drawn.
     """
     if 0 not in header["had"].get("pfedla", []):
-        raise UsageError(f"{NAME} has no run of pfedla with seed 0, whose weights are drawn")
+        raise UsageError(f"{NAME} must have a run of pfedla with seed 0; got none. Train with --train.")
     return frame[frame["run"] == "pfedla"]
 
 

@@ -100,7 +100,7 @@ def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """The configuration with the learning rate that tuning chose for this method on this dataset."""
     part = SEARCH.parts(folder.parent / TUNING).get((run, 0))
     if part is None:
-        raise UsageError(f"{run} was not tuned yet: first {SEARCH.command} --only {run}")
+        raise UsageError(f"{run} must be tuned first. Run {SEARCH.command} --only {run}.")
     frame = part[1]
     return replace(config, lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0]))
 

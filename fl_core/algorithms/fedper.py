@@ -278,6 +278,8 @@ class PLayerFLRandom(PLayerFL):
         cut = prefix_length(plan)
         choices = [count for count in range(1, len(plan.trainable)) if count != cut]
         if not choices:
-            raise UsageError(f"{self.name}: the model must have at least 3 layers; got {len(plan.trainable)}.")
+            raise UsageError(
+                f"{self.name}: the model must have at least 3 layers; got {len(plan.trainable)}. Use a deeper model."
+            )
         draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(choices)
         return plan.with_first(int(draw), rule="random prefix")

@@ -288,7 +288,10 @@ class TwoStage(FedPFT):
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         super().__init__(task_info, plan, config)
         if self.config.stage_rounds is None and not task_info.rounds:
-            raise UsageError(f"{self.name}: stage_rounds must be set if the number of rounds is unknown.")
+            raise UsageError(
+                f"{self.name}: stage_rounds must be set if the number of rounds is unknown. "
+                "Set --option stage_rounds=N."
+            )
 
     @classmethod
     def compares(cls, config: Any) -> bool:

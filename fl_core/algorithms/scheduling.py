@@ -56,13 +56,16 @@ class Scheduled(AlgorithmWrapper):
     def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
         below, over = super().base_algorithm(config), config.get("base", cls.Config.base)
         if issubclass(below, Scheduled):
-            raise UsageError(f"{cls.name}: base must not be a schedule; got {over}.")
+            raise UsageError(f"{cls.name}: base must not be a schedule; got {over}. Use such as fedper.")
         if below.needs_blocks:
-            raise UsageError(f"{cls.name}: base must be an algorithm whose clients have the whole model; got {over}.")
+            raise UsageError(
+                f"{cls.name}: base must be an algorithm whose clients have the whole model; got {over}. "
+                "Use such as fedper."
+            )
         if issubclass(below, WHOLE):
             raise UsageError(
                 f"{cls.name}: base must be an algorithm with one model at the server; "
-                f"got {over}, with one for each client."
+                f"got {over}, with one for each client. Use such as fedper."
             )
         return below
 

@@ -36,7 +36,7 @@ def plan_cost(plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, f
         check_known("layer with costs", layer.name, table)
         lacking = [name for name in SIZES if name not in table[layer.name]]
         if lacking:
-            raise UsageError(f"the costs of layer {layer.name!r} lack {listing(lacking)}")
+            raise UsageError(f"costs of layer {layer.name!r} must have {listing(lacking)}. Measure layer_cost again.")
 
     def total(variant: str, shared: bool) -> float:
         chosen = plan.body if shared else plan.layers

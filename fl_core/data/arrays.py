@@ -51,7 +51,7 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
             the shape is not that of images.
     """
     if x.dtype.kind not in "buif":
-        raise UsageError(f"{where}: features must be numbers; got {x.dtype}.")
+        raise UsageError(f"{where}: features must be numbers; got {x.dtype}. Convert them first.")
     if x.ndim < 2 or x.size == 0:
         raise UsageError(
             f"{where}: features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
@@ -185,9 +185,11 @@ def labels(
         _check_codes(values, names, where, place)
         empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
         if empty and whole:
-            raise UsageError(f"{where}: every class must have samples; got none of {listing(empty)}.")
+            raise UsageError(
+                f"{where}: every class must have samples; got none of {listing(empty)}. Leave it out of the names."
+            )
     if len(names) < 2:
-        raise UsageError(f"{where}: there must be at least 2 classes; got only {names[0]!r}.")
+        raise UsageError(f"{where}: there must be at least 2 classes; got only {names[0]!r}. Check the label column.")
     return values.astype(np.int64), tuple(names)
 
 

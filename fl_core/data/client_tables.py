@@ -64,7 +64,7 @@ def header(parts: Sequence[Path], reading: Reading, header_of: Header) -> list[s
     for part, own in headers.items():
         twice = repeated(own)
         if twice is not None:
-            raise UsageError(f"{part}: names of columns must be distinct; got {twice!r} more than once.")
+            raise UsageError(f"{part}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
         if client in own:
             raise UsageError(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "

@@ -116,9 +116,7 @@ class FederatedData:
             UsageError: there is no such class, or there are not two.
         """
         if self.n_classes != 2:
-            raise UsageError(
-                f"positive must be left out unless there are two classes; {self.name} has {self.n_classes}."
-            )
+            raise UsageError(f"positive must be with two classes; {self.name} has {self.n_classes}. Leave it out.")
         return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property
@@ -166,7 +164,9 @@ class FederatedData:
         """
         left_out = self.client(name)
         if len(self.clients) < 2:
-            raise UsageError(f"leave_out_client must leave at least one client; got the only one, {name!r}.")
+            raise UsageError(
+                f"leave_out_client must leave at least one client; got the only one, {name!r}. Name one of several."
+            )
         digest = hashlib.sha256(f"{self.digest}|without {name}".encode()).hexdigest()
         rest = tuple(client for client in self.clients if client is not left_out)
         return replace(self, clients=rest, left_out=left_out, digest=digest)
@@ -205,7 +205,10 @@ def gather(
         check_known("client to leave out", leave_out_client, partition.indices)
     taking_part = [part for name, part in partition.indices.items() if name != leave_out_client]
     if not taking_part:
-        raise UsageError(f"leave_out_client must leave at least one client; got the only one, {leave_out_client!r}.")
+        raise UsageError(
+            f"leave_out_client must leave at least one client; got the only one, {leave_out_client!r}. "
+            "Name one of several."
+        )
     train = np.concatenate([part["train"] for part in taking_part])
     whole, source = source, source.fitted(train, preprocessing)
     clients = tuple(

@@ -272,7 +272,7 @@ def array_of(path: Path, key: str) -> Array:
 
 
 def _not_plain(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"{path} must hold plain numbers and text, not Python objects ({error}).")
+    return UsageError(f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them.")
 
 
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
@@ -306,7 +306,7 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
             raise ValueError("no archive of arrays, as numpy.savez writes")
         file = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
-        raise UsageError(f"{path} must be a readable .npz file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .npz file: {error}. Save it again with numpy.savez.") from error
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} must be an .npz file of named arrays; got a single array.")
     return file
@@ -352,7 +352,7 @@ def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | No
 def _refuse(path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str) -> None:
     for key in keys:
         if key in data:
-            raise UsageError(f"{path}: array {key!r} must not be together with {beside!r}.")
+            raise UsageError(f"{path}: array {key!r} must not be together with {beside!r}. Leave one out.")
 
 
 def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:

@@ -22,14 +22,16 @@ def list_images(path: Path) -> Listing:
     flat = [folder for folder in folders if _images(folder)]
     deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
     if not flat and not deep:
-        raise UsageError(f"{path} must have images in class/* or client/class/* ({', '.join(IMAGES)}); got none.")
+        raise UsageError(
+            f"{path} must have images in class/* or client/class/* ({', '.join(IMAGES)}); got none. Add some."
+        )
     if flat and deep:
         raise UsageError(
             f"{path} must have one layout; got images in {flat[0].name!r}, and folders of them in {deep[0].name!r}."
         )
     for folder in folders:
         if folder not in flat and folder not in deep:
-            raise UsageError(f"{folder} must have images of a {'class' if flat else 'client'}; got none.")
+            raise UsageError(f"{folder} must have images of a {'class' if flat else 'client'}; got none. Add some.")
     if flat:
         return {"": {folder.name: _images(folder) for folder in flat}}
     return {client.name: {inner.name: _images(inner) for inner in _subfolders(client)} for client in deep}

@@ -144,7 +144,7 @@ class Inputs:
 
     def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
-            raise UsageError(f"new samples must be a file or a folder; got {path}, which is not there.")
+            raise UsageError(f"new samples must be a file or a folder; got {path}, which is not there. Check the path.")
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
         if self.words is not None or len(self.shape) == 1:
@@ -208,7 +208,7 @@ class Inputs:
             for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
                 named = repr(self.columns[column]) if self.columns else column
                 raise UsageError(
-                    f"{where}, {place(row)}, column {named}: the value must not be missing, since the model fills none."
+                    f"{where}, {place(row)}, column {named}: the value must not be missing. Fill it first."
                 )
             source = self._source(made.transform(x))
         return self._samples(source, names)

@@ -67,7 +67,7 @@ def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
     reading.check_unasked("a DataFrame is no text file", *WRITTEN)
     header = [str(name) for name in frame.columns]
     if not len(frame):
-        raise UsageError("data must have rows; got a DataFrame without any.")
+        raise UsageError("data must have rows; got a DataFrame without any. Add samples.")
 
     def columns(names: Sequence[str], texts: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
         return {name: _cells(frame.iloc[:, header.index(name)], name in texts) for name in names}, arrays.row_of_array

@@ -42,9 +42,11 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
     try:
         table = file.read(columns=list(names))
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} must be a readable .parquet file; got a damaged one ({error}).") from error
+        raise UsageError(
+            f"{path} must be a readable .parquet file; got a damaged one ({error}). Save it again."
+        ) from error
     if not table.num_rows:
-        raise UsageError(f"{path} must have rows; got columns alone.")
+        raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
     return {name: _cells(table.column(name), name in texts, f"{path}, column {name!r}") for name in names}
 
 
@@ -57,7 +59,7 @@ def _opened(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} must be a readable .parquet file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .parquet file: {error}. Save it again.") from error
 
 
 def _cells(column: Any, text: bool, where: str) -> Cells:

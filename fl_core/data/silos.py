@@ -154,7 +154,10 @@ def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLAS
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y", task)
     if len(x) != len(y):
-        raise UsageError(f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels.")
+        raise UsageError(
+            f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels. "
+            "Give each sample one label."
+        )
     return x, y
 
 

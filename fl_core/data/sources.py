@@ -105,10 +105,13 @@ class Source:
         if asked.prepares and (self.words is not None or self.x.ndim != 2):
             what = "texts" if self.words is not None else f"samples of shape {list(self.shape)}"
             raise UsageError(
-                f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}."
+                f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}. "
+                "Leave them out."
             )
         if asked.prepares and self.preprocessing is not None:
-            raise UsageError(f"scale and impute must be left out for {self.name}, which has fixed numbers of its own.")
+            raise UsageError(
+                f"scale and impute must be left out for {self.name}, which has fixed scaling. Leave them out."
+            )
         return asked
 
     @cached_property

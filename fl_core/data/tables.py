@@ -110,7 +110,7 @@ def named_columns(
         check_known(f"column of {path}", name, header)
     twice = repeated([name for name in header if name in names])
     if twice is not None:
-        raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once.")
+        raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
     return _columns(path, header, names, texts, reading)
 
 
@@ -203,7 +203,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
     found = [name for name in found if name in kept]
     if not found:
-        raise UsageError(f"{path}: there must be a column of features; got only {listing(header)}.")
+        raise UsageError(f"{path}: there must be a column of features; got only {listing(header)}. Add one.")
     return found
 
 
@@ -262,7 +262,7 @@ def _columns(
         lines.append(line)
         table.append(cells if chosen is None else [cells[k] for k in chosen])
     if not table:
-        raise UsageError(f"{path} must have rows; got a header and no rows.")
+        raise UsageError(f"{path} must have rows; got a header and no rows. Add samples.")
     found = dict(zip(header if chosen is None else names, zip(*table, strict=True), strict=True))
     return {name: found[name] for name in names}, lambda row: f"line {lines[row]}"
 
@@ -275,7 +275,7 @@ def names_clients(path: Path, reading: Reading) -> bool:
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except ValueError as error:
-        raise UsageError(f"{path} must be a readable .jsonl file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .jsonl file: {error}. Correct the file.") from error
     return isinstance(first, dict) and reading.client_column in first
 
 
@@ -326,7 +326,7 @@ def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, An
                 try:
                     entry = parsed_json(line)
                 except ValueError as error:
-                    raise UsageError(f"{path}, line {number} must be JSON: {error}.") from error
+                    raise UsageError(f"{path}, line {number} must be JSON: {error}. Correct the line.") from error
                 if not isinstance(entry, dict):
                     raise UsageError(
                         f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
@@ -363,14 +363,14 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
                 if width and len(cells) != width:
                     raise UsageError(
                         f"{path}, line {reader.line_num}: every line must have {width} cells like the header; "
-                        f"got {len(cells)}."
+                        f"got {len(cells)}. Correct the line."
                     )
                 width = width or len(cells)
                 yield reader.line_num, cells
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except csv.Error as error:
-        raise UsageError(f"{path} must be a readable .csv file: {error}.") from error
+        raise UsageError(f"{path} must be a readable .csv file: {error}. Correct the file.") from error
     if not width:
         raise UsageError(f"{path} must have rows; got an empty file.")
 

@@ -117,7 +117,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     try:
         words = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} must be text in UTF-8: {error}.") from error
+        raise UsageError(f"{path} must be text in UTF-8: {error}. Save it so.") from error
     lines: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if words_of(word) != [word]:
@@ -142,4 +142,4 @@ def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
     """
     for row, cell in enumerate(texts):
         if not cell.strip():
-            raise UsageError(f"{where}, {place(row)}: the text must not be empty.")
+            raise UsageError(f"{where}, {place(row)}: the text must not be empty. Fill it, or remove the row.")

@@ -47,7 +47,7 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> tuple[d
             if any(cell is not None for cell in row)
         ]
     if not found:
-        raise UsageError(f"{path} must have rows; got a header and no rows.")
+        raise UsageError(f"{path} must have rows; got a header and no rows. Add samples.")
     cells = zip(*(row for _, row in found), strict=True)
     return {name: _cells(each, name in texts) for name, each in zip(names, cells, strict=True)}, [k for k, _ in found]
 
@@ -71,7 +71,9 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
     except UsageError:
         raise
     except _DAMAGED as error:
-        raise UsageError(f"{path} must be a readable .xlsx file; got a damaged one ({error}).") from error
+        raise UsageError(
+            f"{path} must be a readable .xlsx file; got a damaged one ({error}). Save it again."
+        ) from error
 
 
 def _names(row: Sequence[Any]) -> list[str]:

@@ -158,7 +158,7 @@ def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Modu
 
 
 def _refused(model: str, options: Options, error: Exception) -> UsageError:
-    return UsageError(f"model {model} cannot be made with the options {options}: {error}")
+    return UsageError(f"options of model {model} must fit it; got {options}: {error}. Correct --model-option.")
 
 
 def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -36,7 +36,7 @@ def head_path(model: nn.Module, example: Tensor) -> str:
         model.train(training)
     path = next((path for path, output in outputs.items() if output is wanted), None)
     if path is None:
-        raise UsageError(f"{type(model).__name__} must end in a linear layer, the classifier to split off.")
+        raise UsageError(f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model.")
     return path
 
 
@@ -60,7 +60,9 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
             head = model.get_submodule(path)
             body = _without(model, path)
             if not torch.equal(head(body(example)), wanted):
-                raise UsageError(f"{type(model).__name__} must use its last linear layer {path!r} only once.")
+                raise UsageError(
+                    f"{type(model).__name__} must use its last linear layer {path!r} only once. Choose another model."
+                )
     finally:
         model.train(training)
     assert isinstance(head, nn.Linear)

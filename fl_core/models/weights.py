@@ -58,7 +58,7 @@ def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a state-dict file, on the CPU, without running any code from it."""
     if not path.is_file():
-        raise UsageError(f"weights must be a file; got {path}, which is not there.")
+        raise UsageError(f"weights must be a file; got {path}, which is not there. Check the path.")
     limits.check_size(path, path.stat().st_size)
     try:
         if zipfile.is_zipfile(path):
@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # errors for damaged files have no common type
         first_line = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{path} must be a readable file of weights: {first_line}.") from error
+        raise UsageError(f"{path} must be a readable file of weights: {first_line}. Save it again.") from error
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
         held = f"keys {listing(map(str, stored), 6)}" if isinstance(stored, dict) else type(stored).__name__
         raise UsageError(f"{path} must be a state dict, names to tensors; got {held}.")

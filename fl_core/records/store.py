@@ -90,7 +90,9 @@ class Run:
         if not self.folder.has("config.json"):
             if self.folder.has("manifest.json"):
                 raise CorruptError(f"{self.path / 'config.json'} is missing")
-            raise UsageError(f"run must be a directory with a config.json; got {self.path}.")
+            raise UsageError(
+                f"run must be a directory with a config.json; got {self.path}. List runs: fedlayers runs DIR."
+            )
 
     @property
     def config(self) -> dict[str, Any]:
@@ -219,7 +221,7 @@ class Run:
         """
         if which == "last":
             if not self.rounds:
-                raise UsageError(f"{self.path} must have a checkpoint; got none yet.")
+                raise UsageError(f"{self.path} must have a checkpoint; got none yet. Resume the run first.")
             which = self.rounds[-1]
         try:
             manifest = self.manifest(int(which))

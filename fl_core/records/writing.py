@@ -292,7 +292,7 @@ def check_free(path: Path) -> None:
         UsageError: the directory is not free. The message names its contents.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} must be a directory; got a file.")
+        raise UsageError(f"{path} must be a directory; got a file. Choose another --out.")
     if (path / "config.json").exists():
         raise UsageError(f"{path} must be free; got a run. Resume it, or choose another directory.")
     traces = {path / "lock", path / LOCK_WITHOUT_FCNTL, *path.glob("config.json.*.part")}

@@ -145,12 +145,12 @@ def test_a_side_that_differs_or_fails_stops_the_run() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"samples": 9}, "whole batches"),
+        ({"samples": 9}, "9"),
         ({"config": replace(SGD, optimizer="adam")}, "optimizer 'adam'"),
-        ({"config": replace(SGD, momentum=0.9)}, "neither momentum"),
-        ({"config": replace(SGD, weight_decay=0.1)}, "neither momentum"),
-        ({"config": replace(SGD, epochs=2)}, "one epoch"),
-        ({"config": replace(SGD, lr=None)}, "learning rate"),
+        ({"config": replace(SGD, momentum=0.9)}, "momentum"),
+        ({"config": replace(SGD, weight_decay=0.1)}, "momentum"),
+        ({"config": replace(SGD, epochs=2)}, "epochs .*2"),
+        ({"config": replace(SGD, lr=None)}, "lr"),
     ],
 )
 def test_jobs_that_a_side_would_run_otherwise_are_refused(change: dict, why: str) -> None:
@@ -193,7 +193,7 @@ def test_coverage_holds_when_the_intervals_worse_end_does(count: int, probes: in
     ("line", "error", "said", "code"),
     [
         ("j9", None, "unknown benchmark 'j9': did you mean 'j", 2),
-        ("j1 --pflib .", None, "--pflib is for the benchmark peers", 2),
+        ("j1 --pflib .", None, "--pflib", 2),
         ("broken", RunError("no more steps"), "no more steps", 1),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_failure_is_one_line_without_a_traceback(
 def test_a_path_has_to_be_a_checkout(tmp_path: Path) -> None:
     from benchmarks.__main__ import main  # which imports the other benchmarks
 
-    with pytest.raises(UsageError, match=r"checkout .*PFLlib"):
+    with pytest.raises(UsageError, match="PFLlib"):
         peers.sources(tmp_path)
     with pytest.raises(UsageError, match="peers"):
         main(("j1",), pflib=tmp_path)

@@ -315,7 +315,7 @@ def wider() -> nn.Module:
         ({"models": {"a": net()}, "n_train": {"b": 1}}, "n_train 'a'"),
         ({"data": (pair()[0], pair()[1] + C)}, "label"),
         ({"data": (torch.full((2, 4), torch.nan), torch.tensor([0, 1]))}, "NaN"),
-        ({"data": pair(0)}, "no samples"),
+        ({"data": pair(0)}, "samples"),
     ],
 )
 def test_bad_requests_are_named(change: dict[str, Any], words: str) -> None:

@@ -182,10 +182,10 @@ def test_many_classes_and_clients_are_still_told_or_said_to_be_alike() -> None:
     assert len(set(drawn(ax).values())) == 25
     assert names[1:4] == ["0", "1", "2"]
     ax.figure.canvas.draw()
-    with pytest.raises(UsageError, match="no samples"):
+    with pytest.raises(UsageError, match="samples"):
         plots.tsne(frame[:0])
     with pytest.raises(UsageError, match=r"column.*'client'"):
         plots.tsne(frame.drop(columns="client"))
-    with pytest.raises(UsageError, match="no features"):
+    with pytest.raises(UsageError, match="features"):
         plots.tsne_panels({})
     plt.close("all")

@@ -578,7 +578,7 @@ BAD: dict[str, tuple[Callable[..., object], str]] = {
     "layer": (lambda m, d, n: measure(m, d, (Layer("0", ("0.wieght",)),)), "mean '0.weight'"),
     "labels": (lambda m, d, n: measure(m, (d[0], d[1] + 1), n), "from 0 to 2"),
     "float labels": (lambda m, d, n: measure(m, (d[0], d[1].double()), n), "class indices"),
-    "no data": (lambda m, d, n: measure(m, (d[0][:0], d[1][:0]), n), "no samples"),
+    "no data": (lambda m, d, n: measure(m, (d[0][:0], d[1][:0]), n), "samples"),
     "logits": (lambda m, d, n: measure(nn.Sequential(*m, nn.Flatten(0)), d), r"logits \[n, C\]"),
 }
 

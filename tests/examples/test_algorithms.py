@@ -141,8 +141,8 @@ def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
     ("name", "options", "message"),
     [
         (APFL, {"alpha": 1.5}, "apfl.*alpha.*1.5"),
-        (FEDALA, {"share": 0}, "fedala.*share=0.0"),
-        (FEDALA, {"window": 1}, "fedala: window=1"),
+        (FEDALA, {"share": 0}, "share .*0.0"),
+        (FEDALA, {"window": 1}, "window .*1"),
         (FEDALA, {"leyers": 1}, "fedala 'leyers'.*'layers'"),
     ],
 )

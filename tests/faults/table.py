@@ -18,12 +18,11 @@ import pytest
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
-TOP = ["| fault | held | tries | of them slow |", "|---|---|---|---|"]
+TOP = ["| fault | what must hold | tries | slow tries |", "|---|---|---|---|"]
 HEAD = """# Faults, and how often each is tried
 
-Written by `make lists` from the tests' own names and first lines; a test holds that it is up to date. A test that goes
-through every moment or every call by itself counts as one try for each of its cases. Slow ones are tried by
-`make test-slow`, the others by every `make test`. What is promised is in [SECURITY.md](../../SECURITY.md).
+`make lists` writes this page from the names and first lines of the tests. Each case of a test counts as one try.
+`make test-slow` runs the slow ones, and `make test` all others. [SECURITY.md](../../SECURITY.md) has the promises.
 """
 
 

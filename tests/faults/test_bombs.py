@@ -1,4 +1,4 @@
-"""A small file that would take all memory, or all of the stack, is refused by name before it has taken any."""
+"""A small file that would fill the memory or the stack is refused by name before it does."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ CLAIMS = {
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("kind", ["server", "partition", "weights"])
 def test_tensors_that_claim_what_is_not_there(run, tmp_path, claim, kind):
-    """With digests that fit: who has written the file has written those too."""
+    """Their digests match: whoever forges the file forges these too."""
     data = CLAIMS[claim]
     if kind == "weights":
         path = tmp_path / "weights.safetensors"
@@ -186,7 +186,7 @@ def test_nested_json_in_a_run(run, name):
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "checkpoints/000002.json"])
 def test_nested_json_with_a_digest_that_fits(run, name):
-    """So little nested that it can be read, and too much for what comes after."""
+    """The nesting can be read, but is too deep for later steps."""
     forge(run / name, lambda found: found.update(options=DEEPER_THAN_USE))
     for act in ("verify", "resume"):
         refused(readers(run)[act], run / name, CorruptError)
@@ -250,7 +250,7 @@ def test_a_packed_dataset(tmp_path, bomb):
 
 
 def test_a_packed_table(tmp_path):
-    """Of one value over and over, which takes next to nothing in a column's dictionary."""
+    """One value many times, which takes few bytes in a column's dictionary."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -270,7 +270,7 @@ def test_a_packed_dataset_with_a_nested_header(tmp_path):
 
 
 def test_data_that_compress_well_are_taken(tmp_path):
-    """As much of nothing as a mask or a background has."""
+    """As many equal values as a mask or a background has."""
     x = np.zeros((400, 3, 32, 32), dtype=np.float32)
     x[:, 0, 0, 0] = np.arange(400)
     np.savez_compressed(tmp_path / "data.npz", x=x, y=np.arange(400) % 2)
@@ -279,7 +279,7 @@ def test_data_that_compress_well_are_taken(tmp_path):
 
 
 def test_packed_weights(tmp_path):
-    """Weights by torch.save are a zip archive, whose entries may be packed, too."""
+    """Weights of torch.save are a zip archive, and its entries may be packed."""
     plain, path = tmp_path / "plain.pt", tmp_path / "weights.pt"
     torch.save(models.build("heart_mlp", (10,), 5, seed=3).state_dict(), plain)
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
@@ -302,7 +302,7 @@ def test_images_that_unpack_to_more_than_they_hold(tmp_path):
 
 @pytest.mark.parametrize("name", ["²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240])
 def test_a_number_that_is_no_round(run, name):
-    """Python takes each of these for a number, or its digits for digits."""
+    """Python accepts each of these as a number, or its digits as digits."""
     shutil.copy(run / "checkpoints/000002.json", run / f"checkpoints/{name}.json")
     assert Run(run).rounds == [1, 2]
     assert Run(run).verify()

@@ -1,4 +1,4 @@
-"""No damaged or foreign byte passes unseen, nothing goes on from one, and no pickle is ever executed."""
+"""Every damaged or foreign byte is found, no run resumes from one, and no pickle is executed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TestEveryFile:
         assert str(path) in str(caught.value)
 
     def test_resume_refuses_or_is_not_touched_by_it(self, pristine, unfinished, kind, damage):
-        """Whatever is damaged: either nothing happens, or the run ends as if it had not been damaged."""
+        """Either nothing happens, or the run ends as without the damage."""
         path = unfinished / KINDS[kind](Run(unfinished))
         harm(path, DAMAGE[damage])
         before = contents(unfinished)
@@ -168,7 +168,7 @@ def test_any_bit_of_any_covered_file(pristine, drawn):
 class TestTheLastCheckpoint:
     @pytest.mark.parametrize("kind", ["last checkpoint", "last server", "last client"])
     def test_damaged_can_be_given_up(self, pristine, finished, kind):
-        """The message says what to remove; the run then goes on from the one before, and ends as it would have."""
+        """The message says what to remove. The run then resumes from the checkpoint before, with the same end."""
         run = Run(finished)
         harm(finished / KINDS[kind](run), flip(0.5))
         with pytest.raises(CorruptError) as caught:
@@ -276,7 +276,7 @@ def test_tensors_of_trees_that_a_state_does_not_have_are_refused(finished):
 
 
 def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
-    """Digests are no signatures: who can write the manifest can name any blob, and still gets no code run."""
+    """Whoever can write the manifest can name any blob, but no code runs."""
     pickled, executed = bomb
     forged = files.sha(pickled)
     (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)

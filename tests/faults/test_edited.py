@@ -1,4 +1,4 @@
-"""A plan that somebody has edited in its file still trains, and the run says whose it is from then on."""
+"""A plan that somebody has edited still trains, and the run reports the change."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_run_says_that_it_shares_nothing_or_all(made, layers, tmp_path):
 
 
 def test_a_run_whose_plan_has_no_digest_begins_and_is_verified(decided, tmp_path):
-    """A run of an earlier version that was killed before its first round: its copy of the plan is the one it stored."""
+    """A run of an earlier version that was killed before its first round uses its stored plan."""
     runner.run(replace(CONFIG, plan=None), tmp_path / "run", plan=decided, progress=False)
     stored = json.loads((tmp_path / "run/config.json").read_bytes())
     for name in ("given", "in_force"):

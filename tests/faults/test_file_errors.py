@@ -1,4 +1,4 @@
-"""Every call to the operating system that writes a run fails once: no committed round is lost, and the run goes on."""
+"""Every system call that writes a run fails once: no committed round is lost, and the run resumes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def cases():
 
 @pytest.mark.parametrize(("call", "start", "done"), list(cases()))
 def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, done):
-    """The k-th of its kind, for every k, in a run from its first file and in one that goes on after a kill."""
+    """The k-th call of its kind, for every k, in a new run and in one that resumes after a kill."""
     before = interrupted if start == "interrupted" else None
     for which in itertools.count(1):
         path = tmp_path / str(which)
@@ -137,7 +137,7 @@ def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, 
 
 
 def test_the_file_layer_fails_when_it_is_told_to(tmp_path):
-    """And sees all that is written: whoever writes by another way is not tested here."""
+    """The layer sees all that the run writes."""
     counting = FailingOS()
     write(tmp_path / "run", [], counting)
     named = [
@@ -151,7 +151,7 @@ def test_the_file_layer_fails_when_it_is_told_to(tmp_path):
 
 
 def test_a_damaged_disk_is_no_reason_to_lose_the_error(tmp_path, monkeypatch):
-    """Where the unfinished file cannot be removed either, the first error is told."""
+    """If the unfinished file cannot be removed either, the first error is reported."""
     path = tmp_path / "run"
     path.mkdir()
 

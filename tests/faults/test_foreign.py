@@ -1,4 +1,4 @@
-"""A run directory from elsewhere: nothing outside it is touched, nothing is waited for, no stranger is taken in."""
+"""A run directory of somebody else: no file outside it is used, no pipe blocks, and no foreign file is accepted."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FILES = [
 
 @pytest.mark.parametrize("name", [*FILES, "blobs", "checkpoints"])
 def test_a_link_out_of_the_directory_is_not_followed(run, tmp_path, name):
-    """The very same files elsewhere: with the link followed, the run would go on and change them there."""
+    """The link leads to the same files elsewhere. A run that followed it would change them there."""
     outside = tmp_path / "outside" / name
     outside.parent.mkdir(parents=True)
     shutil.move(run / name, outside)
@@ -88,7 +88,7 @@ def test_a_link_out_of_the_directory_is_not_followed(run, tmp_path, name):
 
 
 def test_a_link_in_place_of_the_plan_is_replaced(run, tmp_path):
-    """Nothing is read from the copy for readers, and what it leads to is not written to."""
+    """Nothing is read from the copy for readers, and the link's target is not written."""
     (tmp_path / "mine.json").write_text("mine")
     (run / "plan.json").unlink()
     (run / "plan.json").symlink_to(tmp_path / "mine.json")
@@ -130,7 +130,7 @@ def test_a_pipe_is_not_waited_for(run, name):
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "timing.jsonl", "lock"])
 def test_a_file_that_is_also_elsewhere_is_not_written_to(run, tmp_path, name):
-    """As in a copy of hard links, which a backup may be."""
+    """A backup may be such a copy of hard links."""
     os.link(run / name, tmp_path / "backup")
     before = (tmp_path / "backup").read_bytes()
     resume(run)
@@ -156,7 +156,7 @@ def test_a_name_leads_nowhere_else(run, blob):
 
 
 def test_only_what_the_journal_names_is_swept(run, sound):
-    """Blobs of the checkpoint that was never finished go; everything else that lies there stays, with a note."""
+    """Blobs of the unfinished checkpoint are removed. All other files stay, with a note."""
     journal = (run / "journal.jsonl").read_text().splitlines()[1:]
     assert journal
     mine = {f"blobs/{'0' * 64}.safetensors": b"mine", "blobs/thesis.safetensors": b"mine", "blobs/notes.part": b"mine"}
@@ -258,7 +258,7 @@ def test_resume_refuses_another_runs_manifest_and_changes_nothing(sound, other, 
 
 @pytest.mark.parametrize("which", range(1, ROUNDS + 1))
 def test_a_checkpoint_that_another_time_wrote_breaks_the_chain(sound, tmp_path, which):
-    """The same run gave it, as it might on a device without fixed bits; it is not what its neighbours stood beside."""
+    """The same run wrote it, but with other bits, and it does not fit its neighbours."""
     path = Path(shutil.copytree(sound, tmp_path / "run"))
     name = f"checkpoints/{which:06d}.json"
     manifest = json.loads((path / name).read_bytes())
@@ -342,7 +342,7 @@ def test_the_last_checkpoints_of_a_finished_run_are_missed(sound, tmp_path, remo
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_a_deleted_last_checkpoint_is_missed_where_no_time_tells(tmp_path, timed):
-    """A run that paused between the rounds at which it saves, and one whose times are gone."""
+    """A run that stopped between two rounds at which it saves, and one without its times."""
     path = tmp_path / "run"
     runner.run(replace(CONFIG, checkpoint_every=4 if timed else 1), path, progress=False, until=2)
     assert Run(path).verify()

@@ -1,4 +1,4 @@
-"""Files that are whole, signed and of the right format, and hold what no run has written: refused by name."""
+"""Files with valid digests and formats, but with values that no run can write, are refused by name."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def put(found, place, value):
 
 @pytest.mark.parametrize(("name", "place", "other"), FORGED)
 def test_a_value_of_another_type(run, name, place, other):
-    """Nothing goes on from it: the one line names the run's directory, and nothing in it is changed."""
+    """The run does not resume. One line names its directory, and nothing in it changes."""
     forge(run / name, lambda found: put(found, place, OTHERS[other]))
     if name == "config.json":  # else it differs from its digest, which is told first
         covered(run, name)
@@ -200,14 +200,14 @@ def without_one(tensors):
 
 @pytest.mark.parametrize(("state", "change"), [("server", renamed), ("server", without_one), ("client/va", renamed)])
 def test_a_tensor_of_another_name_or_none(run, change, state):
-    """Where the algorithm finds out only when it asks for the tensor, the checkpoint is named."""
+    """If the algorithm notices only when it needs the tensor, the error names the checkpoint."""
     name = forge_blob(run, state, change)
     refused(resume, run, name, LAST)
     refused(models, run, name, LAST)
 
 
 def test_a_tensor_that_only_training_asks_for(run):
-    """The next round finds out, and says which file it went on from."""
+    """The next round fails, and names the file from which it resumed."""
     forge_blob(run, "client/va", without_one)
     with pytest.raises(RunError) as caught:
         resume(run)
@@ -231,7 +231,7 @@ def test_clients_that_the_run_does_not_have(run):
 
 
 def test_meta_of_another_type(tmp_path):
-    """What an algorithm keeps beside its tensors is its own: it finds out in the next round, and the file is named."""
+    """An algorithm checks its own values in the next round, and the error names the file."""
     sound = tmp_path / "sound"
     config = RunConfig(algorithm="fedfomo", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
     runner.run(config, sound, progress=False, until=2)

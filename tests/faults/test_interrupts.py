@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment is one line and exit code 130; a dead worker and a full disk say how to go on."""
+"""Ctrl-C at any moment gives one line and exit code 130. Errors of workers and disks say how to resume."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def after(seconds):
     "seconds", [0.4, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.9, marks=pytest.mark.slow)]
 )
 def test_in_the_first_seconds(tmp_path, seconds):
-    """While modules are imported and arguments parsed; on a slow machine perhaps only the former."""
+    """While modules are imported and arguments parsed."""
     code, lines = interrupted(tmp_path, "list", "metrics", until=after(seconds))
     assert (code, lines) in [(130, [NOTHING]), (0, [])], "or it had ended before"
     assert code == 130 or seconds > 0.2
@@ -129,7 +129,7 @@ def test_other_signals_say_the_same(tmp_path, by):
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_while_the_package_itself_is_imported(tmp_path, by):
-    """From its first line on, where it is the program that is started."""
+    """From the first line of the program on."""
     (tmp_path / "fedlayers").write_text(FIRST)
     for program in (["fedlayers"], ["-c", FIRST]):
         process = subprocess.run(
@@ -162,7 +162,7 @@ def test_while_workers_train(tmp_path):
 
 @pytest.mark.slow
 def test_while_runs_are_trained_side_by_side(tmp_path):
-    """No process of theirs is left."""
+    """None of their processes is left."""
     pids = []
 
     def until(process):
@@ -245,7 +245,7 @@ def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
 
 @pytest.mark.slow
 def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
-    """And the run then ends with the bits of one that lost nobody."""
+    """The run then ends with the same bits as without the loss."""
     from fl_core.engine import Engine
 
     one_round = Engine.step

@@ -1,4 +1,4 @@
-"""A run killed at any moment goes on from its last checkpoint and ends with the bytes of an undisturbed run.
+"""A run killed at any moment resumes from its last checkpoint and ends with the same bytes as without the kill.
 
 One child process imports everything once and forks a grandchild for each kill and each recovery.
 """
@@ -268,7 +268,7 @@ def of_all(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_ends_with_the_same_bytes(of_all, name):
-    """Killed as it writes a file and, when it goes on, in the middle of its rows."""
+    """It is killed while it writes a file and, after a resume, while it writes rows."""
     check_same(of_all[name], of_all[f"{name} undisturbed"])
 
 
@@ -284,7 +284,7 @@ def test_moments_are_spread_over_the_run(happened):
 
 @pytest.mark.slow
 def test_with_worker_processes(happened):
-    """Workers end with the killed run, keep no lock, and the run that goes on has the bits of one without them."""
+    """Workers end with the killed run and keep no lock. The resumed run has the same bits as one without workers."""
     case = happened["workers"]
     assert (case["killed"], case["ended"]) == ([-signal.SIGKILL], 0), case["errors"]
     assert 3 <= case["checkpoints"][0] < ROUNDS

@@ -1,4 +1,4 @@
-"""A command that trains many runs, killed at any moment: the same command goes on, and ends with the same files.
+"""A command with many runs, killed at any moment, resumes when it is given again and ends with the same files.
 
 One child process imports everything once and forks a grandchild for each time that a command is given.
 """
@@ -125,7 +125,7 @@ def comparable(path: Path) -> dict[str, bytes]:
     ],
 )
 def test_the_same_command_goes_on(tmp_path, command, shares):
-    """Killed by the files that it has written, or by the clock; then given again."""
+    """It is killed after some files, or after some time, and then given again."""
     script = f"import json, sys; from {__name__} import nursery; nursery(*json.load(sys.stdin))"
     child = subprocess.run(
         [sys.executable, "-c", script],

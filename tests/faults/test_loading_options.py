@@ -1,4 +1,4 @@
-"""Model options that come from a file or a server load nothing: no path, no address, no folder to write to."""
+"""Model options from a file or a server load nothing: no path, no address, and no folder is used."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, 
 
 
 def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that asks for a download looks for the files, and fetches none."""
+    """A run that asks for a download uses local files, and fetches none."""
     import torchvision.datasets.utils as fetching
 
     path = tmp_path / "run"
@@ -218,7 +218,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_while_a_model_is_built_nothing_outside_the_packages_is_touched(
     honest: list[tuple[str, dict[str, Any]]], refused: list[tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
-    """An audit hook sees no socket, and no path but those of installed packages."""
+    """An audit hook sees no socket, and only paths of installed packages."""
     shape = (3, 24, 24)
     wrong = [(VIT, {**SIZES, **options}) for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache")]
     wrong = [*(wrong if refused else wrong[:1]), *refused]
@@ -329,7 +329,7 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
 def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
     tmp_path: Path, pretrained: tuple[Path, RunConfig]
 ) -> None:
-    """As runs of earlier versions were stored, and those that were killed before they had begun."""
+    """Runs of earlier versions and runs that were killed before they had begun."""
     path, config = pretrained
     whole = runner.run(config, tmp_path / "whole", progress=False)
     run = tmp_path / "run"

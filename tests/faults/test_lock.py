@@ -1,4 +1,4 @@
-"""One writer a run directory; and a request that cannot be met leaves nothing behind."""
+"""A run directory has one writer, and a refused request leaves no files."""
 
 from __future__ import annotations
 

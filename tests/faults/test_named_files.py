@@ -1,4 +1,4 @@
-"""A stored configuration makes nobody read a file or folder that the user has not named."""
+"""A stored configuration cannot make a command read files or folders that the user has not named."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_key_is_judged() -> None:
-    """A new key is not taken from a file before somebody has said what it may name."""
+    """A new key of a file needs an entry that says what it may name."""
     assert {*restore.FROM_FILE, "download"} == {field.name for field in fields(RunConfig)}
     assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *defaults.FILES}) + 4
     assert not set(restore.PLAIN) & {*restore.CODED, *defaults.FILES, "model", "options", "model_options", "plan"}
@@ -99,7 +99,7 @@ def test_every_key_is_judged() -> None:
 
 @pytest.mark.parametrize("key", ["init", "dataset"])
 def test_a_changed_configuration_reads_nothing(key: str, tmp_path: Path, opened: list[str]) -> None:
-    """It names no weights and no data but those that the command names."""
+    """It reads only weights and data that the command names."""
     secret = tmp_path / "secret.npz"
     path = not_begun(tmp_path / "run", SMALL, **{key: str(secret)})
     with pytest.raises(UsageError, match=f"--{key} {secret}"):
@@ -110,7 +110,7 @@ def test_a_changed_configuration_reads_nothing(key: str, tmp_path: Path, opened:
 
 
 def test_a_changed_plan_is_not_read(tmp_path: Path, opened: list[str]) -> None:
-    """A run keeps its plan in its configuration and names no file of one."""
+    """A run has its plan in its configuration and names no file."""
     path = not_begun(tmp_path / "run", replace(SMALL, algorithm="fedper"), plan="/etc/passwd", given=None)
     with pytest.raises(CorruptError, match=r"/etc/passwd"):
         runner.resume(path, progress=False)
@@ -118,7 +118,7 @@ def test_a_changed_plan_is_not_read(tmp_path: Path, opened: list[str]) -> None:
 
 
 def test_a_changed_data_root_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flag and the environment name the folder, and the file does not."""
+    """Only the flag and the environment name the folder."""
     root, other = tmp_path / "root", tmp_path / "other"
     root.mkdir()
     other.mkdir()
@@ -138,7 +138,7 @@ def test_a_changed_data_root_is_not_looked_into(tmp_path: Path, monkeypatch: pyt
 def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
     tmp_path: Path, weights: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the end that it would have had, also within a study."""
+    """It ends as without the kill, also within a study."""
     monkeypatch.chdir(tmp_path)
     for client in "ab":
         Path(f"{client}.csv").write_text("age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(30)))

@@ -1,4 +1,4 @@
-"""What surrounds a run misbehaves: clocks that jump, limits that are reached, disks that give up, too little memory."""
+"""The machine misbehaves: clocks jump, limits are reached, disks fail, and memory is short."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("how", ["backwards", "to and fro", "standing still"])
 def test_clocks_that_jump(tmp_path, monkeypatch, undisturbed, how):
-    """No bit hangs on the time of day, and no time that is taken down is below 0."""
+    """No result depends on the time of day, and no stored time is below 0."""
     at, draw = [1e9], random.Random(0)
     step = {
         "backwards": lambda: -draw.random(),
@@ -83,7 +83,7 @@ def at_round(which, act):
 
 
 def test_too_few_open_files(fails, monkeypatch):
-    """As ``ulimit -n`` sets it: only one more may be opened, and three are needed at once."""
+    """With ``ulimit -n`` only one more file may be opened, and three are needed at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = []
 
@@ -122,7 +122,7 @@ WAYS = {
 
 @pytest.mark.parametrize(("call", "code"), WAYS, ids=lambda value: errno.errorcode.get(value, value))
 def test_an_error_of_the_disk_names_the_path_and_what_to_do(fails, monkeypatch, call, code):
-    """In the round after the first checkpoint, whatever fails there first."""
+    """In the round after the first checkpoint, for each call that can fail first."""
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", at_round(1, lambda: patch.setattr(files, "os", FailingOS(call, 1, code))))
         said = fails("run", *SMALL)
@@ -184,7 +184,7 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kibibytes", [4, 64])
 def test_workers_where_shared_memory_is_too_small(tmp_path, kibibytes):
-    """A container's: a file system of its own in place of /dev/shm, where that is allowed."""
+    """As in a container, with a small file system in place of /dev/shm."""
     mount = f"mount -t tmpfs -o size={kibibytes}k tmpfs /dev/shm"
     if not shutil.which("unshare") or subprocess.run(["unshare", "-Urm", "sh", "-c", mount], check=False).returncode:
         pytest.skip("no file system of its own may be mounted here")

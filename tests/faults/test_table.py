@@ -1,4 +1,4 @@
-"""What the pages say of the faults is so: every one is listed, and each promise names tests that there are."""
+"""The pages list every fault, and each promise names tests that exist."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def faults():
 
 
 def test_the_table_of_faults_is_up_to_date(faults):
-    """Else ``make lists`` renews it."""
+    """If not, ``make lists`` updates it."""
     assert table.PAGE.read_text(encoding="utf-8") == table.page(faults)
 
 
 def test_every_file_of_faults_says_what_it_is_about(faults):
-    """A page made of names needs names that say it."""
+    """The page consists of names, so the names must be clear."""
     assert all(fault.about.endswith(".") for fault in faults), "the first line of a file is a sentence"
     assert all(len(fault.words.split()) > 1 for fault in faults)
 

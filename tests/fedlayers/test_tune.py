@@ -73,7 +73,7 @@ def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path,
     [
         ({"trials": 0}, "trials.*1"),
         ({"score": "macro_f2"}, "'macro_f2'.*'macro_f1'"),
-        ({"seeds": [1, 1]}, "seed 1 .*twice"),
+        ({"seeds": [1, 1]}, "seed .*1 twice"),
         ({"algorithms": ["fedprox", "fedprox"]}, "fedprox .*twice"),
         ({"config": RunConfig(lr=0.1)}, "lr .*searched"),
         ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
@@ -238,7 +238,7 @@ def test_another_dataset_is_noted(done) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no file"),
+        (None, "tuned.json"),
         ("no json", "fedlayers tune"),
         ("{}", "fedlayers tune"),
         (json.dumps({"format": "fedlayers.tuned/1", "settings": 3}), "fedlayers tune"),

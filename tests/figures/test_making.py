@@ -60,7 +60,7 @@ def test_a_recipe_made_elsewhere_has_the_same_rows(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--backend", "local:2"], "--backend goes with --train"),
+        (["--backend", "local:2"], "--train"),
         (["--train", "--backend", "locl:2"], "got 'locl:2'"),
     ],
 )

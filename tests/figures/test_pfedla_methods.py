@@ -86,7 +86,7 @@ def test_a_page_says_how_many_images_the_dominant_classes_have(beside: None) -> 
 def test_the_best_of_some_is_not_called_the_best_of_all(beside: None) -> None:
     some = {run: PRINTED[run] for run in ("local", "fedavg", "fedrep", "pfedla")}
     assert drawn("pfedla.table1", HEADER, frame_of(some)).findings[0].held is None
-    with pytest.raises(UsageError, match=r"none .*per_fedavg"):
+    with pytest.raises(UsageError, match="per_fedavg"):
         drawn("pfedla.table1", HEADER, frame_of({"local": 0.5, "pfedla": 0.6}))
 
 

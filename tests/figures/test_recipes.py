@@ -103,7 +103,7 @@ def test_budget_stops_between_runs(check: recipe.Recipe, tmp_path: Path, monkeyp
     assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15 minutes
     recipe.train(slow, folder, budget=5, progress=False)
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}  # of local and fedavg 10 minutes are known
-    with pytest.raises(UsageError, match="no time"):
+    with pytest.raises(UsageError, match="budget"):
         recipe.train(slow, folder, budget=0, progress=False)
 
 
@@ -139,7 +139,7 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
     assert ": fedavg, round 1" in page(learning.NAME, tmp_path)
     for name in ("local", "fedper"):
         recipe.rows_file(folder, name, 0).unlink()
-    with pytest.raises(UsageError, match=r"no run"):
+    with pytest.raises(UsageError, match="finished"):
         item.read(folder)
 
 

@@ -65,7 +65,7 @@ def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:
     claim = replace(CLAIMS[0], figure="x.fig1", finding="a: lies", shown=r"[+-]\S+")
     assert scorecard.judged(claim, tmp_path) == ("**reproduced**", "+1.0")
     assert scorecard.judged(replace(claim, finding="a lies", shown=""), tmp_path) == ("not comparable", "-2")
-    for wrong, message in ((replace(claim, finding="a"), "2 expectations"), (replace(claim, shown="z"), "'z'")):
+    for wrong, message in ((replace(claim, finding="a"), "got 2"), (replace(claim, shown="z"), "'z'")):
         with pytest.raises(UsageError, match=re.escape(message)):
             scorecard.judged(wrong, tmp_path)
     assert set(scorecard.WORDS) == set(items.VERDICTS)

@@ -71,7 +71,8 @@ def test_a_refusal_shows_nothing_of_data() -> None:
     held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
         resolved(RunConfig.from_json({"dataset": held}))
-    assert str(caught.value) == "dataset must be str; got FederatedData. Pass data in memory as data=."
+    assert "FederatedData" in str(caught.value)
+    assert "data=" in str(caught.value)
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
         with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
             resolved(RunConfig.from_json({"rounds": value}))

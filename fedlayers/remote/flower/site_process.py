@@ -102,7 +102,7 @@ def check_reachable(place: str, ca: Path) -> float:
         untrusted = error.__cause__ and error.__cause__.__context__
         if isinstance(untrusted, ssl.SSLCertVerificationError):
             why = f"{untrusted.verify_message}. Copy the server's ca.crt, or check the address"
-            raise UsageError(f"{place} is not the superlink of {ca}: {why}.") from None
+            raise UsageError(f"{place} must be the superlink of {ca}; got {why}. Check superlink and ca.") from None
         raise UsageError(f"no superlink answers at {place}: {error}. Start it, or check the address.") from None
     if "date" not in reply.headers:
         return 0.0

@@ -10,7 +10,7 @@ the extra ``flower``, and are imported only for runs with a secure sum.
 
 from importlib.util import find_spec
 
-from fl_core.errors import UsageError
+from fl_core.errors import needs_package
 
 
 def require() -> None:
@@ -20,4 +20,4 @@ def require() -> None:
         UsageError: it is not; gives the command that installs it.
     """
     if find_spec("cryptography") is None:
-        raise UsageError("a secure sum needs cryptography: pip install 'fedlayers[flower]'")
+        raise needs_package("cryptography", "sum securely", "flower")

@@ -36,7 +36,10 @@ class SiteSums:
 
     def __init__(self, folder: Folder, identity: Identity | None, sites: Sequence[str]) -> None:
         if identity is None:
-            raise UsageError("a secure sum needs a key of this site and the public keys of the others; got none.")
+            raise UsageError(
+                "a secure sum needs a key of this site and the public keys of the others; got none. "
+                "Put them into the folder sites next to the key."
+            )
         self.folder, self.identity, self.sites = folder, identity, sites
 
     def answer(self, packet: Packet) -> Packet:
@@ -94,7 +97,10 @@ class SiteSums:
             UsageError: the update has more than the tensors of one model, or too large a value.
         """
         if message.meta or set(message.trees) - {"model"}:
-            raise UsageError("an update in a secure sum must be the tensors of one model; the algorithm sends more.")
+            raise UsageError(
+                "an update in a secure sum must be the tensors of one model; the algorithm sends more. "
+                "Use another algorithm."
+            )
         total = sum(task.weight(each) for each in range(len(task.n_train)))
         words = encoded(message.trees.get("model", {}), task.weight(client), total)
         member.mask(words)

@@ -47,10 +47,12 @@ class Identity:
         try:
             private = serialization.load_ssh_private_key(key.read_bytes(), None)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{key} must be a key of `fedlayers federation keys`: {error}.") from error
+            raise UsageError(
+                f"{key} must be a key of `fedlayers federation keys`: {error}. Make one with it."
+            ) from error
         public = {each: serialization.load_pem_public_key(pem) for each, pem in peers.items()}
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UsageError(f"{key} must be a key of `fedlayers federation keys`; got another kind.")
+            raise UsageError(f"{key} must be a key of `fedlayers federation keys`; got another kind. Make one with it.")
         curves = {each: found for each, found in public.items() if isinstance(found, ec.EllipticCurvePublicKey)}
         return cls(name, private, curves)
 

@@ -98,7 +98,7 @@ class Partitioning:
             UsageError: the number is missing but needed, or does not fit the data.
         """
         if clients is None:
-            raise UsageError(f"clients must be given for partition {self.name!r}.")
+            raise UsageError(f"clients must be given for partition {self.name!r}. Add --clients N.")
         return clients
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def free_port():
     [
         ("federation keys keys --host x", "--host"),
         ("federation keys keys --sites a", "site 'a'"),
-        ("federation keys keys --sites c c", "named twice"),
+        ("federation keys keys --sites c c", "c twice"),
         ("federation keys keys/sites/a --own a", "overwritten"),
         (
             "federation keys keys --sites d --own b",
