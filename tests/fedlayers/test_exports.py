@@ -95,6 +95,6 @@ def test_what_was_tuned_is_compared(terminal) -> None:
         ("tune --algorithms fedavgg --search lr=1,2", "mean 'fedavg'"),
         ("tune --algorithms fedavg --search lr=1,2 --lr 3", "lr is searched"),
         ("compare --algorithms fedavg --tuned tuned/tuned.json --seed 1000 --out c", "1000 was"),
-        ("compare --algorithms fedavg --tuned nowhere.json --out c", "no file nowhere.json"),
+        ("compare --algorithms fedavg --tuned nowhere.json --out c", "nowhere.json, which is not there"),
     ):
         assert message in terminal(line, code=2), line
