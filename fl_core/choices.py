@@ -5,8 +5,6 @@ BN = ("global", "local", "drop")
 WAYS = ("block", "module")
 """Definitions of a layer: a weighted module with its normalisation, or every module by itself."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
-KEPT_OPTIMIZERS = ("adam", "adamw")
-"""Optimisers whose state a client keeps between rounds by default. Second moments need more steps than one round."""
 LOSSES = ("cross_entropy", "focal", "player_focal", "bce", "mse", "mae", "huber")
 CLASS_WEIGHTS = ("none", "balanced")
 """Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""

@@ -14,7 +14,6 @@ from tyro.conf import Positional
 from fedlayers import catalogue
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
-from fl_core.choices import KEPT_OPTIMIZERS
 from fl_core.errors import check_known
 from fl_core.models.registry import describe
 
@@ -80,10 +79,8 @@ def datasets() -> str:
     for name, entry in catalogue.entries("dataset").items():
         if name not in recipes:  # another package's, which is not imported to be listed
             lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
-    names = " and ".join(KEPT_OPTIMIZERS)
-    kept = f"Clients keep the state of {names} from round to round; sgd's is new in each."
     lines = [{_HEADS.get(key, key): value for key, value in line.items()} for line in lines]
-    return f"{_table(lines)}\n\n{textwrap.fill(f'{kept} --keep-optimizer says otherwise.', _width(WIDTH))}"
+    return _table(lines)
 
 
 def own_data() -> str:
