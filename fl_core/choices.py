@@ -5,6 +5,8 @@ BN = ("global", "local", "drop")
 WAYS = ("block", "module")
 """Definitions of a layer: a weighted module with its normalisation, or every module by itself."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
+STOPPING_INTERVAL = 2
+"""Rounds between evaluations, at most, of a run that may stop when validation no longer improves."""
 LOSSES = ("cross_entropy", "focal", "player_focal", "bce", "mse", "mae", "huber")
 CLASS_WEIGHTS = ("none", "balanced")
 """Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""

@@ -150,7 +150,7 @@ class FederationConfig:
     rounds: int | None = None
     """Communication rounds."""
     patience: int | None = None
-    """Stop after this many evaluations without a better main score on validation; rounds are then the most."""
+    """Stop after this many evaluations without a better main score on validation; 0: never. Default 10 for own data."""
     participation: float = 1.0
     """Fraction of clients that take part in a round, at least one."""
     client_weights: str = "samples"
@@ -318,8 +318,9 @@ def check(config: RunConfig) -> None:
     ):
         if value is not None:
             check_known(what, value, known)
-    of_counts = ("rounds", "patience", "eval_every", "checkpoint_every")
-    for name, least in (*((name, 1) for name in of_counts), ("workers", 0), ("local_models", 0)):
+    of_counts = ("rounds", "eval_every", "checkpoint_every")
+    from_zero = ("patience", "workers", "local_models")
+    for name, least in (*((name, 1) for name in of_counts), *((name, 0) for name in from_zero)):
         value = getattr(config, name)
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}; got {value}.")

@@ -34,7 +34,8 @@ def resolved(config: RunConfig) -> RunConfig:
         config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
-        recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task)
+        unnamed = replace(data.general(given.shape, natural, given.task), patience=0)  # a ready federation trains all
+        recipe = data.datasets().get(given.name) or unnamed
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
         named = config.dataset if given is None else given
@@ -48,10 +49,14 @@ def resolved(config: RunConfig) -> RunConfig:
     rounds = recipe.rounds if config.rounds is None else config.rounds
     default = max(1, rounds // 20)
     epochs = recipe.epochs if config.epochs is None else config.epochs
-    root = config.data_root or os.environ.get(ROOT_VARIABLE)
 
     def or_else(value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else value
+
+    patience = or_else(config.patience, recipe.patience)
+    interval = evaluation_interval(rounds, config.participation, epochs)
+    interval = min(interval, choices.STOPPING_INTERVAL) if patience else interval
+    root = config.data_root or os.environ.get(ROOT_VARIABLE)
 
     filled = replace(
         config,
@@ -68,7 +73,8 @@ def resolved(config: RunConfig) -> RunConfig:
         keep_optimizer=or_else(config.keep_optimizer, False),
         loss=loss,
         loss_options={**own_loss, **(config.loss_options or {})},
-        eval_every=or_else(config.eval_every, evaluation_interval(rounds, config.participation, epochs)),
+        patience=patience,
+        eval_every=or_else(config.eval_every, interval),
         checkpoint_every=or_else(config.checkpoint_every, default),
         **{**located(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
     )

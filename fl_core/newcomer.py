@@ -189,7 +189,7 @@ def _alone(config: RunConfig, data: FederatedData) -> RunConfig:
         client_dropout=0.0,
         dropout_trace=None,
         eval_every=1,
-        patience=None,
+        patience=0,
         workers=0,
     )
 

@@ -71,6 +71,7 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     if "data" in stored["own"] and not stored.get("partitioned"):  # earlier runs also stored an unused partition
         beside += (*READING, *DEALING)
     rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}
+    rest["patience"] = rest.get("patience") or 0  # no default: the run began without
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan

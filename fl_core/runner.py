@@ -269,7 +269,7 @@ def _execute(
             writer=writer,
             on_divergence=config.on_divergence,
             loggers=loggers,
-            stopping=None if config.patience is None else StoppingRule(config.patience, MAIN[task.data.task]),
+            stopping=StoppingRule(config.patience, MAIN[task.data.task]) if config.patience else None,
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))

@@ -189,7 +189,8 @@ def assemble(
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
-    config = resolved(in_memory(config, data, model))
+    asked = in_memory(config, data, model)
+    config = resolved(asked)
     given, own_model = config.own_data, config.own_model
     algorithm = find(config.algorithm)
     below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
@@ -216,12 +217,14 @@ def assemble(
         raise UsageError(
             f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
         )
-    blind = [client.name for client in data.clients if not len(client.validation)]
+    judged = 2 if data.task == REGRESSION else 1  # the samples of an R2
+    blind = [client.name for client in data.clients if len(client.validation) < judged]
     if config.patience and blind:
-        raise UsageError(
-            f"patience must have validation samples to judge by; {data.name} has none for {listing(blind)}. "
-            "Leave it out."
-        )
+        without = f"{data.name} has none for {listing(blind)}"
+        if asked.patience:
+            raise UsageError(f"patience must have validation samples to judge by; {without}. Use --patience 0.")
+        config = replace(config, patience=0)
+        said.append(f"the run trains all rounds, because only validation samples can stop it, and {without}")
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)

@@ -92,7 +92,7 @@ def own_data() -> str:
     shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
     words = (
         f"Your own data, by path or code: {shares} % of each client's samples for training, validation and test; "
-        f"{table.rounds} rounds, batch {table.batch_size}, lr {table.lr:g}, "
+        f"at most {table.rounds} rounds with patience {table.patience}, batch {table.batch_size}, lr {table.lr:g}, "
         f"{_with(table.optimizer, table.optimizer_options)}, {table.loss}; {table.model} for tables, {image.model} for "
         f"images, {text.model} with batch {text.batch_size} for texts; the clients that the data name, or else "
         f"{table.clients} by {table.partition} with alpha {table.alpha:g}; columns of tables "

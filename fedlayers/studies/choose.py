@@ -126,11 +126,13 @@ def choose(
         raise UsageError(
             "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
         )
-    if config.patience is not None and race_fraction < 1:
-        raise UsageError(
-            f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}. "
-            "Leave one of them out."
-        )
+    if race_fraction < 1:
+        if config.patience:
+            raise UsageError(
+                f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}. "
+                "Leave one of them out."
+            )
+        config = replace(config, patience=0)
     if config.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     if len(set(seeds)) != len(seeds) or not seeds:
@@ -150,7 +152,7 @@ def choose(
     whole = until >= int(task.config.rounds or 1)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
         cost = foreseen(race.tasks, trained, until, finished, place.side_by_side, apart=over is not None)
-        tell(cost.text() if config.patience is None else f"at most {cost.text()}")
+        tell(f"at most {cost.text()}" if task.config.patience else cost.text())
         began = time.monotonic()
         rates = None
         if search is not None:

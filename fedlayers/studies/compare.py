@@ -157,7 +157,7 @@ def compare(
     for job in jobs[:: len(algorithms)] if baselines else ():
         frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
-    best = config.patience is not None if best is None else best
+    best = bool(task.config.patience) if best is None else best
     result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))

@@ -86,8 +86,9 @@ def watched(config: RunConfig) -> RunConfig:
     """
     if config.eval_every is not None:
         return config
-    rounds = int(config.rounds or resolved(config).rounds or 1)
-    return replace(config, eval_every=max(1, rounds // EVALUATIONS))
+    filled = resolved(config)
+    every = max(1, int(filled.rounds or 1) // EVALUATIONS)
+    return replace(config, eval_every=min(every, int(filled.eval_every or 1)))
 
 
 def obeying(config: RunConfig) -> RunConfig:

@@ -17,7 +17,7 @@ from diagnostics.plots.collect import album, figure_of
 from diagnostics.plots.page import Page
 from diagnostics.report import Report
 from fedlayers.studies import summary
-from fedlayers.studies.choice import PROMISES, Choice
+from fedlayers.studies.choice import Choice
 from fedlayers.studies.comparison import Comparison, display_name, headline
 from fedlayers.studies.overview import GLOSSARY, overview
 from fedlayers.studies.predictions import Predictions
@@ -176,7 +176,7 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
             pd.DataFrame([(arm, listing(map(str, of))) for arm, of in leaders.items()], columns=["arm", "seeds"]),
             "The choice of each seed's own race. These runs are `choose` below.",
         )
-    page.text(PROMISES)
+    page.text(choice.promises)
     page.text(f"{choice.cost.beside(choice.measured)}.")
 
 

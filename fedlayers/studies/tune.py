@@ -173,11 +173,12 @@ def tune(
     tried = [trial for name in algorithms for trial in _trials(name, searched, trials, config, seeds, options, out)]
     tasks = _check(tried)
     entries = [entry for trial in tried for entry in trial.entries]
-    rounds = int(tasks[algorithms[0]].config.rounds or 1)
+    planned = tasks[algorithms[0]].config
+    rounds = int(planned.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
     with open_parallel(backend, config.workers) as place:
         cost = foreseen(by_arm, entries, rounds, 0, place.side_by_side).text()
-        tell(cost if config.patience is None else f"at most {cost}")
+        tell(f"at most {cost}" if planned.patience else cost)
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)
             if count < trials:

@@ -27,7 +27,8 @@ class Recipe:
         alpha: concentration of the Dirichlet partition. With a smaller one clients differ more.
         max_samples: size of the pool that is partitioned. None means all samples.
         model: registry name of the model. model_options: its own options.
-        batch_size: samples per batch. epochs: local epochs per round. rounds: rounds of a run.
+        batch_size: samples per batch. epochs: local epochs per round. rounds: rounds of a run, at most.
+        patience: evaluations without a better score after which a run stops; 0: never.
         lr, optimizer, optimizer_options: local optimiser.
         loss, loss_options: training criterion.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
@@ -43,6 +44,7 @@ class Recipe:
     batch_size: int = 128
     epochs: int = 1
     rounds: int = 100
+    patience: int = 0
     lr: float = 1e-3
     optimizer: str = "adamw"
     optimizer_options: dict[str, Any] = field(default_factory=lambda: {"amsgrad": True, "weight_decay": 1e-4})
@@ -59,21 +61,27 @@ TEXT: dict[str, Any] = {"model": "text_transformer", "model_options": {"width": 
 The paper starts from a language model's table of 768 columns. A fresh table learns as well with fewer."""
 
 
+PATIENCE = 10
+"""Evaluations of your own data without a better score on validation, after which a run stops (``decision.tuned``)."""
+
+
 def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION) -> Recipe:
     """Return the default settings for data without any of their own.
 
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
     convolutional network, texts a small transformer, and everything else a multilayer perceptron. For a regression the
-    loss is ``mse`` and the partition without natural clients is ``iid``.
+    loss is ``mse`` and the partition without natural clients is ``iid``. A run stops early
+    (:class:`fl_core.stopping.StoppingRule`).
 
     Args:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
         task: of :data:`fl_core.scores.TASKS`.
     """
-    own: dict[str, Any] = {"loss": "mse", "partition": "iid"} if task == REGRESSION else {}
+    own: dict[str, Any] = {"patience": PATIENCE}
+    own |= {"loss": "mse", "partition": "iid"} if task == REGRESSION else {}
     own |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):
-        return Recipe(**own, **TEXT, rounds=50, note="general values for texts without a recipe")
+        return Recipe(**own, **TEXT, note="general values for texts without a recipe")
     model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
-    return Recipe(**own, model=model, batch_size=32, rounds=50, note="general values for data without a recipe")
+    return Recipe(**own, model=model, batch_size=32, note="general values for data without a recipe")

@@ -46,8 +46,7 @@ def test_everything_registered_is_listed_once(what):
 
 
 def test_datasets_show_the_defaults_one_line_each():
-    table, _, note = listings.datasets().partition("\n\n")
-    assert "adamw" in note
+    table = listings.datasets()
     assert len(table.splitlines()) == 1 + len(data.datasets())
     for line, recipe in zip(table.splitlines()[1:], data.datasets().values(), strict=True):
         for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch_size, recipe.lr, recipe.loss):

@@ -57,7 +57,7 @@ def named(own_members: Callable[[Registry[Any]], None]) -> fl.RunConfig:
     """A configuration that names the same samples and network."""
     own_members(DATASETS)
     own_members(MODELS)
-    fl.dataset("of_this_test", clients=None, partition="natural", rounds=50, batch_size=32)(samples)
+    fl.dataset("of_this_test", clients=None, partition="natural", patience=10, batch_size=32)(samples)
     fl.model(network)
     return replace(CONFIG, dataset="of_this_test", model="network")
 

@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedlayers.studies.choice import MODELS, PLANS
 from figures import recipe
 from figures.decision import finished, finished_page, finished_regret, finished_runs, finished_ways
 from figures.decision.finished import CUTS, DITTO, FORGETFUL, JOBS, MAIN_CUT, RESTARTS, STUDY
 from figures.decision.finished_ways import ARMS, RANDOM
 from figures.decision.runs import DECISION, PERSONALISED
+from figures.items import PICTURES
 from figures.recipe import rows_file
 from fl_core.config import RunConfig
 
@@ -290,9 +292,19 @@ def test_a_shorter_patience_is_read_from_the_stored_curves():
     about = {"run": "chile@0.001", "seed": 0, "estimator": CUTS, "variant": "all", "metric": "curve"}
     scores = [0.1, 0.5, 0.4, 0.4, 0.4, 0.7, 0.6]
     frame = pd.DataFrame([{**about, "round": 2 * k + 2, "value": score} for k, score in enumerate(scores)])
-    found = finished_page.patience(frame).set_index("patience")
-    assert found["lost"].to_dict() == pytest.approx({3: 0.2, 5: 0.0, 10: 0.0})
-    assert found["rounds"].to_dict() == pytest.approx({3: 5 / 7, 5: 1, 10: 1})
+    found = finished_page.patience(frame).set_index(["most", "patience"])
+    assert found.loc[200, "lost"].to_dict() == pytest.approx({3: 0.2, 5: 0.0, 10: 0.0})
+    assert found.loc[200, "rounds"].to_dict() == {3: 10, 5: 14, 10: 14}
+
+
+def test_fewer_rounds_cut_the_stored_curves_off():
+    about = {"run": "chile@0.001", "seed": 0, "estimator": CUTS, "variant": "all", "metric": "curve"}
+    frame = pd.DataFrame(
+        [{**about, "round": done, "value": score} for done, score in ((50, 0.5), (60, 0.6), (160, 0.8))]
+    )
+    found = finished_page.patience(frame).set_index(["most", "patience"])
+    assert found.xs(10, level="patience")["lost"].to_dict() == pytest.approx({50: 0.3, 100: 0.2, 200: 0.0})
+    assert found.xs(10, level="patience")["rounds"].to_dict() == {50: 50, 100: 60, 200: 160}
 
 
 def test_the_distance_from_the_best_pair_is_exact():
@@ -307,3 +319,9 @@ def test_expectations_follow_from_the_intervals():
     assert found["All but the last layer, with a tuned rate, loses at most 1 point against the best cut"] is True
     assert found["A race of four cuts gains at least half a point on all but the last"] is False
     assert found["Four rates against four cuts: the first is better"] is True
+
+
+def test_the_product_promises_what_the_study_saw():
+    page = (PICTURES / "decision.tuned.md").read_text()
+    line = next(line for line in page.splitlines() if line.startswith("| any | "))
+    assert [cell.strip() for cell in line.split("|")[3:5]] == [f"{share} %" for share in (MODELS, PLANS)]
