@@ -34,8 +34,7 @@ def resolved(config: RunConfig) -> RunConfig:
         config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
-        unnamed = replace(data.general(given.shape, natural, given.task), patience=0)  # a ready federation trains all
-        recipe = data.datasets().get(given.name) or unnamed
+        recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task, stops=False)
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
         named = config.dataset if given is None else given

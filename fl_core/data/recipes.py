@@ -65,20 +65,20 @@ PATIENCE = 10
 """Evaluations of your own data without a better score on validation, after which a run stops (``decision.tuned``)."""
 
 
-def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION) -> Recipe:
+def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION, stops: bool = True) -> Recipe:
     """Return the default settings for data without any of their own.
 
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
     convolutional network, texts a small transformer, and everything else a multilayer perceptron. For a regression the
-    loss is ``mse`` and the partition without natural clients is ``iid``. A run stops early
-    (:class:`fl_core.stopping.StoppingRule`).
+    loss is ``mse`` and the partition without natural clients is ``iid``.
 
     Args:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
         task: of :data:`fl_core.scores.TASKS`.
+        stops: whether a run stops when validation no longer improves (:class:`fl_core.stopping.StoppingRule`).
     """
-    own: dict[str, Any] = {"patience": PATIENCE}
+    own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
     own |= {"loss": "mse", "partition": "iid"} if task == REGRESSION else {}
     own |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):

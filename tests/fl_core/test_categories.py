@@ -142,7 +142,7 @@ def sites(folder: Path, **other: str) -> dict[str, Site]:
 def test_sites_that_list_categories_train_as_one_process_does(tmp_path: Path) -> None:
     table = people()
     path = written(tmp_path / "whole.csv", table.sort_values("client", kind="stable"))
-    config = RunConfig(dataset=str(path), rounds=2, batch_size=8, stack="off")
+    config = RunConfig(dataset=str(path), rounds=2, batch_size=8, stack="off", patience=0)
     wanted = runner.run(config, progress=False)
     line = InMemoryTransport(sites(tmp_path))
     found = federation.federate(RunConfig(dataset="own", rounds=2, batch_size=8), line, progress=False)
