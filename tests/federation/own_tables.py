@@ -18,7 +18,13 @@ from fl_core.records.store import Run
 PAGE = Path(__file__).parents[2] / "docs/federation.md"
 SITES = ("north", "south")
 WHOLE = RunConfig(
-    client_column="hospital", label_column="disease", scale="standard", impute="mean", algorithm="fedper", stack="off"
+    client_column="hospital",
+    label_column="disease",
+    scale="standard",
+    impute="mean",
+    algorithm="fedper",
+    stack="off",
+    patience=0,
 )
 """How one process reads the tables of both hospitals together."""
 
