@@ -220,7 +220,7 @@ def assemble(
     judged = 2 if data.task == REGRESSION else 1  # the samples of an R2
     blind = [client.name for client in data.clients if len(client.validation) < judged]
     if config.patience and blind:
-        without = f"{data.name} has none for {listing(blind)}"
+        without = f"{data.name} has too few for {listing(blind)}"
         if asked.patience:
             raise UsageError(f"patience must have validation samples to judge by; {without}. Use --patience 0.")
         config = replace(config, patience=0)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedlayers.cli.main import main
 from fl_core import data, restore, runner
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
+from fl_core.data.recipes import PATIENCE
 from fl_core.data.roles import is_identifier
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError
@@ -55,6 +58,34 @@ def test_the_default_is_stored_when_a_run_begins_and_not_put_into_an_earlier_one
     before = {key: value for key, value in json.loads(json.dumps(stored)).items() if key not in ("scale", "keep_ids")}
     assert restore.stored_config(before)[0].scale == "none"
     assert restore.stored_config(before)[0].keep_ids
+
+
+def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
+    own = resolved(RunConfig(dataset=str(table)))
+    assert (own.patience, own.rounds, own.eval_every) == (PATIENCE, 100, 2)
+    assert resolved(own) == own
+    assert resolved(RunConfig(dataset=str(table), patience=0)).patience == 0
+    for config in (RunConfig(dataset="heart"), RunConfig(dataset="heart", patience=3)):
+        assert resolved(config).patience == (config.patience or 0)
+    ready = data.load(table)
+    assert resolved(in_memory(RunConfig(), ready)).patience == 0
+
+
+def test_a_run_begun_before_the_default_keeps_to_its_rounds(table: Path, tmp_path: Path) -> None:
+    runner.run(RunConfig(dataset=str(table), rounds=1, batch_size=8), tmp_path / "run", progress=False)
+    stored = Run(tmp_path / "run").config
+    assert restore.stored_config(stored)[0].patience == PATIENCE
+    assert restore.stored_config({**stored, "patience": None})[0].patience == 0
+
+
+def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(tmp_path: Path) -> None:
+    clients = [{"client": name, "a": k, "label": k / 7} for name, size in (("n", 40), ("s", 3)) for k in range(size)]
+    config = RunConfig(dataset=str(written(tmp_path / "t.csv", pd.DataFrame(clients))), task="regression")
+    task = runner.assemble(config)
+    assert task.config.patience == 0
+    assert any("validation" in note and "s" in note for note in task.said)
+    with pytest.raises(UsageError, match=r"patience.*'?s'?.*--patience 0"):
+        runner.assemble(replace(config, patience=3))
 
 
 @pytest.mark.parametrize("name", ["record_id", "PatientID", "patientid", "id", "stayId", "Subject ID", "MRN"])
