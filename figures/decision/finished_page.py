@@ -244,8 +244,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "## How certain one race is",
         markdown(_certainty(certainty(parts))),
         "Four rates, then four cuts at the best, in each seed. The model is what won. The plan is its cut and rate in "
-        "other seeds. The last column is the least and the most with one data family left out. The distance on "
-        "validation says little about the loss. So `choose` prints the first line.",
+        "other seeds. The last column is the least and the most with one data family left out. A greater "
+        "distance on validation does not mean a smaller loss. So `choose` prints the first line.",
         "## How long to wait",
         markdown(_patience(ours)),
         "Fewer rounds and a shorter patience on the stored curves of validation. The study waited for 15 evaluations, "
