@@ -69,7 +69,7 @@ def resolved(config: RunConfig) -> RunConfig:
         momentum=or_else(config.momentum, own.get("momentum", 0.0)),
         weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
         amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
-        keep_optimizer=or_else(config.keep_optimizer, False),
+        keep_optimizer=or_else(config.keep_optimizer, recipe.keep_optimizer),
         loss=loss,
         loss_options={**own_loss, **(config.loss_options or {})},
         patience=patience,

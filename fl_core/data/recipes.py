@@ -29,7 +29,7 @@ class Recipe:
         model: registry name of the model. model_options: its own options.
         batch_size: samples per batch. epochs: local epochs per round. rounds: rounds of a run, at most.
         patience: evaluations without a better score after which a run stops; 0: never.
-        lr, optimizer, optimizer_options: local optimiser.
+        lr, optimizer, optimizer_options: local optimiser. keep_optimizer: keep its state between rounds.
         loss, loss_options: training criterion.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
         note: source of the values.
@@ -48,6 +48,7 @@ class Recipe:
     lr: float = 1e-3
     optimizer: str = "adamw"
     optimizer_options: dict[str, Any] = field(default_factory=lambda: {"amsgrad": True, "weight_decay": 1e-4})
+    keep_optimizer: bool = False
     loss: str = "cross_entropy"
     loss_options: dict[str, Any] = field(default_factory=dict)
     mean: tuple[float, ...] = ()

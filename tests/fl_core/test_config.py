@@ -127,7 +127,12 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     assert found.eval_every == 5, "all of them train everyone for one epoch"
     assert found.dataset == name
     assert found.training == Training(
-        recipe.epochs, recipe.batch_size, recipe.lr, recipe.optimizer, **recipe.optimizer_options
+        recipe.epochs,
+        recipe.batch_size,
+        recipe.lr,
+        recipe.optimizer,
+        keep_optimizer=recipe.keep_optimizer,
+        **recipe.optimizer_options,
     )
     assert resolved(found) == found, "resolving again changes nothing"
 

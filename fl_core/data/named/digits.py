@@ -60,6 +60,7 @@ def large_digits() -> Source:
     batch_size=16,
     rounds=20,
     lr=1e-2,
+    keep_optimizer=True,
     note="chosen for the demonstration",
 )
 def coded_digits() -> Source:
