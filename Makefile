@@ -60,21 +60,25 @@ lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorec
 docs: $(READY)   ## the site: scorecard, figures, notebooks, interface; out/site/index.html, its links checked
 	$(BIN)/python -m docs
 
+# Compiled files are kept, whatever the shell says: tests start many processes. A worker has whole files, with what they share.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+ALL := $(PYTEST) -n auto --dist worksteal
+
 test: $(READY)   ## style, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(ALL)
 
 coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \
+	$(ALL) --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \
 		--cov-report=term:skip-covered --cov-report=html:out/coverage
 
 test-slow: $(READY) ## the tests that take long, some minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
+	$(ALL) -m slow
 
 test-federation: $(READY) ## federations of real processes and their faults, under 45 minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m federation tests/federation
+	$(PYTEST) -n 0 -m federation tests/federation
 
 clean:           ## remove the environment and the caches; runs and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -256,6 +256,14 @@ def play(
     return Played(task, engine, recorder.rows, recorder.checkpoints)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def files_need_not_outlive_a_power_cut() -> Iterator[None]:
+    """A disk takes 10 ms to confirm a file, and tests write many thousands; processes that they start still wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture
 def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], None]:
     """Members that a test adds to a registry are gone after it."""

@@ -136,7 +136,7 @@ def test_flags_of_a_federation_go_together(
 
 # --- choosing ----------------------------------------------------------------------------------------------------
 
-RACE = RunConfig(dataset="heart", rounds=4, eval_every=1, stack="off")
+RACE = RunConfig(dataset="heart", rounds=4, epochs=1, eval_every=1, stack="off")
 ARMS = ("half", "fedavg")
 SEEDS = (0, 1)
 

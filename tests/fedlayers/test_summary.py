@@ -182,7 +182,7 @@ def studied(tmp_path: Path, silos: dict[str, tuple[np.ndarray, np.ndarray]], **c
 def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     silos = {name: (random.normal(size=(160, 5)), (random.random(160) < 0.15).astype(int)) for name in "abc"}
-    found = studied(tmp_path, silos)
+    found = studied(tmp_path, silos, rounds=2, checkpoint_every=2)
     table = found.comparison.table.set_index("algorithm")
     assert table.loc["majority", "accuracy"] > 0.8
     assert found.lead.codes["guessing"] != YES

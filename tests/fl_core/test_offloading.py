@@ -210,7 +210,7 @@ def alive() -> int:
 
 @pytest.mark.parametrize(
     ("stack", "counts"),
-    [("off", (10, 80)), pytest.param("on", (stacked.TOGETHER, 3 * stacked.TOGETHER), marks=pytest.mark.slow)],
+    [("off", (10, 40)), pytest.param("on", (stacked.TOGETHER, 3 * stacked.TOGETHER), marks=pytest.mark.slow)],
 )
 def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     stack: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch

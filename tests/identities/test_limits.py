@@ -89,8 +89,14 @@ FEDAVG_LIMITS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # algorithm, eve
 }
 
 
-@settings
-@pytest.mark.parametrize("limit", FEDAVG_LIMITS)
+PAIRS = [  # in make test, each limit in one of the quick settings in turn
+    pytest.param(limit, each, marks=[pytest.mark.slow] * (each.name != QUICK[k % 3]), id=f"{limit}-{each.name}")
+    for k, limit in enumerate(FEDAVG_LIMITS)
+    for each in SETTINGS
+]
+
+
+@pytest.mark.parametrize(("limit", "setting"), PAIRS)
 def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
     algorithm, shares, options = FEDAVG_LIMITS[limit]
     if algorithm == "fedbn" and setting.model == "norm":
