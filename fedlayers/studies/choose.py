@@ -141,6 +141,8 @@ def choose(
         raise UsageError(
             f"tune_rates must be 0 with each_seed; got {tune_rates}. Rates are tuned on all seeds together."
         )
+    if link is not None and config.patience is None:
+        config = replace(config, patience=0)  # as a federation trains by default
     if tune_rates is None and (each_seed or link is not None):
         tune_rates = 0
     over = None if link is None else _over(link, timeouts, config, backend)

@@ -17,6 +17,7 @@ from fedlayers.studies.arms import Arm
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import statistics
 from fl_core.algorithms.base import find
+from fl_core.choices import STOPPING_INTERVAL
 from fl_core.config import RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import DivergedError, UsageError
@@ -86,9 +87,9 @@ def watched(config: RunConfig) -> RunConfig:
     """
     if config.eval_every is not None:
         return config
-    filled = resolved(config)
+    filled = config if config.rounds and config.patience == 0 else resolved(config)
     every = max(1, int(filled.rounds or 1) // EVALUATIONS)
-    return replace(config, eval_every=min(every, int(filled.eval_every or 1)))
+    return replace(config, eval_every=min(every, STOPPING_INTERVAL) if filled.patience else every)
 
 
 def obeying(config: RunConfig) -> RunConfig:

@@ -114,7 +114,7 @@ def test_missing_values_are_filled_with_the_mean_over_all_sites(scale: str, tmp_
         lines.append(f"{a},{b},{'ny'[k % 3 == 0]},{'ns'[k % 2]}")
     path = tmp_path / "both.csv"
     path.write_text("\n".join(["a,b,label,client", *lines]))
-    config = RunConfig(dataset=str(path), rounds=2, seed=3, stack="off", scale=scale, impute="mean")
+    config = RunConfig(dataset=str(path), rounds=2, seed=3, stack="off", scale=scale, impute="mean", patience=0)
     wanted = runner.run(config, progress=False)
     line = InMemoryTransport(
         {name: Site(SiteDataset(name, path, scale=scale, impute="mean"), tmp_path / name) for name in "ns"}
