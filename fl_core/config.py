@@ -98,6 +98,8 @@ class ModelConfig:
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or removed (drop)."""
     layer_granularity: str = "block"
     """Layer: module, or block (with normalisations and groups)."""
+    adapt: str | None = None
+    """Train low-rank adapters (LoRA) and the classifier alone, such as lora:r=8,targets=attn. Default: the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +217,8 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
         return Training(**{name: value for name, value in vars(self).items() if name in names})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the configuration as a dictionary for JSON."""
-        return asdict(self)
+        """Return the configuration as a dictionary for JSON. Without adapters it has no key for them."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("adapt", None)}
 
     @property
     def reading(self) -> Reading:
@@ -254,7 +256,7 @@ class InMemoryConfig(RunConfig):
     )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(RunConfig(**_plain(self)))
+        return RunConfig(**_plain(self)).to_json()
 
 
 def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:

@@ -24,6 +24,7 @@ from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.ledger import CostCounter, Ledger
 from fl_core.loggers.base import Logger
+from fl_core.models.lora import base
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import PlanSelection
 from fl_core.progress import progress_bar
@@ -138,6 +139,8 @@ class Engine:
         self._use(self.algorithm)
         self.limit.tuned = frozenset({TUNED} if self.algorithm.finetuning(0, 0) else ())
         if self.done == 0:
+            if frozen := base(self.client_runner.workspace.model):
+                self.ledger.row("bytes_base", tree.n_bytes(frozen), 0, None)
             self._evaluate_all(self._finetune(recorded=False))
             self._close_round()
         label = f"{self.algorithm.name} seed {self.task_info.seed}"

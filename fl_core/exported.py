@@ -20,7 +20,7 @@ from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
 from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
-from fl_core.models import programs
+from fl_core.models import lora, programs
 from fl_core.models.options import check_stored, without_weights
 from fl_core.records import store
 from fl_core.restore import allowed_code
@@ -33,7 +33,8 @@ from fl_core.training import evaluate
 FORMAT = "fedlayers.model/1"
 OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
 """Writers of other programs' formats by name: from a model and an example input to the bytes of a file."""
-FORMATS = ("safetensors", *OTHERS)
+PEFT = "peft"
+FORMATS = ("safetensors", *OTHERS, PEFT)
 SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
 """Formats by the suffix of a file of weights."""
 
@@ -190,6 +191,8 @@ def export(
             stopping rule, else ``last``.
         format: ``safetensors``; or for other programs ``onnx``, which needs the packages onnx and onnxscript, or
             ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file describes.
+            With adapters, all of these add the adapters to the base. ``peft`` writes them alone into a new folder
+            ``out``, which ``peft.PeftModel.from_pretrained`` loads into the model as it began.
             None follows the suffix of ``out`` in :data:`SUFFIXES`, and is ``safetensors`` for any other.
         data, model, allow_code: as of :func:`fl_core.runner.resume`.
 
@@ -206,6 +209,8 @@ def export(
         round = "last" if round is None and found.stopping() is None else found.best_round(which)
     which, trained, task = load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
     chosen = trained[_client(trained, which, client)]
+    if format == PEFT and task.config.adapt is None:
+        raise UsageError(f"format peft must have a run with --adapt; got {path}, one without. Leave --format out.")
     about = described(found, task, chosen, which, client, round)
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
@@ -222,6 +227,7 @@ def write(
 ) -> Exported:
     """Write a model's weights and its description, after a check that the description gives the same model."""
     rebuilt = _built(out, about, model, allow_code)
+    adapted, trained = trained, lora.merged(trained)
     tree.load(rebuilt, tree.state_dict(trained))
     example = models.example(task.data.shape)
     with tree.one_thread():
@@ -229,7 +235,12 @@ def write(
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
-    if format == "safetensors":
+    if format == PEFT:
+        content, settings = lora.peft_files(adapted, lora.parse(str(task.config.adapt)))
+        out.mkdir()
+        out = out / lora.PEFT_WEIGHTS
+        Folder(out.parent).write(lora.PEFT_CONFIG, settings)
+    elif format == "safetensors":
         content = save(tree.state_dict(rebuilt))
     else:
         content = OTHERS[format](rebuilt.eval(), example)
@@ -329,7 +340,7 @@ def described(
         "classes": list(data.classes),
         "layers": [asdict(layer) for layer in task.layers],
         "plan": plan,
-        "weights": tree.digest(tree.state_dict(trained)),
+        "weights": tree.digest(tree.state_dict(lora.merged(trained))),
         "run": {
             "id": found.id,
             "name": found.path.resolve().name,

@@ -18,7 +18,7 @@ from fl_core.training.phases import Phase
 
 CostCounter = defaultdict[tuple[int, str, str], float]  # (client, metric, variant) -> value
 BUFFER = 10_000  # rows that wait for the end of a round before they are written
-UNITS = {"bytes_down": "byte", "bytes_up": "byte", "bytes_evaluation": "byte", "flops": "FLOP"}
+UNITS = {"bytes_base": "byte", "bytes_down": "byte", "bytes_up": "byte", "bytes_evaluation": "byte", "flops": "FLOP"}
 
 
 class Ledger:

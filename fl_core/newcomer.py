@@ -183,6 +183,7 @@ def _alone(config: RunConfig, data: FederatedData) -> RunConfig:
         options={},
         plan=None,
         init=None,
+        adapt=None,  # the run's model has its adapters
         leave_out_client=None,
         epochs=1,
         participation=1.0,

@@ -36,7 +36,7 @@ _PLAIN = """
     max_grad_norm keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device
     recompute_frozen stack memory_format precision eval_every checkpoint_every on_divergence local_scores local_models
     positive client_column label_column text_column columns exclude_columns separator encoding scale impute
-    keep_ids leave_out_client
+    keep_ids leave_out_client adapt
 """
 PLAIN = tuple(_PLAIN.split())
 """Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""

@@ -20,6 +20,7 @@ from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.executors import MakesExecutor, Serial, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
+from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.records import environment, store, writing
@@ -219,7 +220,7 @@ def _begin(task: Task, writer: writing.Writer, command: str) -> None:
         "device": task.config.device,
         "data": task.data.digest,
         "source": task.data.source_digest,
-        "model": tree.digest(tree.state_dict(task.model)),
+        "model": tree.digest(lora.whole(task.model)),
     }
     header = {"run": writer.path.name, **task.header(command)}
     writer.copy_plan()

@@ -27,7 +27,7 @@ from fl_core.execution.executors import check_sendable
 from fl_core.execution.stacked import stacks
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
-from fl_core.models import weights
+from fl_core.models import lora, weights
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.options import PRETRAINED, wants_weights
 from fl_core.ordering import MANY, in_order
@@ -159,7 +159,7 @@ class Task:
             "keep_optimizer": self.config.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
-            "checkpoint": tree.digest(tree.state_dict(self.model)),
+            "checkpoint": tree.digest(lora.whole(self.model)),
         }
 
 
@@ -191,6 +191,9 @@ def assemble(
     """
     asked = in_memory(config, data, model)
     config = resolved(asked)
+    adapters = None if config.adapt is None else lora.parse(config.adapt)
+    if adapters and config.batchnorm == "local":
+        raise UsageError("batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged.")
     given, own_model = config.own_data, config.own_model
     algorithm = find(config.algorithm)
     below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
@@ -247,6 +250,10 @@ def assemble(
     if config.batchnorm == "drop":
         drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)
+    if adapters:
+        model, plain_layers = lora.with_adapters(
+            model, adapters, plain_layers, models.example(data.shape), config.seed
+        )
     plain = BaseModel(model)
     model = below.wrap_model(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
     if config.batchnorm == "drop":

@@ -47,7 +47,11 @@ class Export(Command):
     ] = None
     format: Annotated[
         str | None,
-        option("safetensors; for other programs onnx or torch_export. Default: by the suffix of --out.", "NAME"),
+        option(
+            "safetensors; for other programs onnx or torch_export; peft for a folder of adapters. Default: by the "
+            "suffix of --out.",
+            "NAME",
+        ),
     ] = None
     out: Annotated[Path, option("The new file of weights.", "FILE")]
     allow_code: ModelCode = ()

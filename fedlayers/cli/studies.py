@@ -30,7 +30,8 @@ TuneRates = Annotated[
 Arms = Annotated[
     tuple[str, ...],
     option(
-        "Candidates: nothing, half, all_but_last, all, first_K, last_K, PLAN.json, an algorithm, or ALGORITHM:CUT.",
+        "Candidates: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B, PLAN.json, an algorithm, or "
+        "ALGORITHM:CUT.",
         "ARM [ARM ...]",
     ),
 ]

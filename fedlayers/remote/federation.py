@@ -30,6 +30,7 @@ from fl_core.dropout import read_trace
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, check_distinct, listing
 from fl_core.loggers.base import Logger, loggers_of
+from fl_core.models import lora
 from fl_core.models.options import without_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -315,6 +316,7 @@ def join(
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
     initial = tree.state_dict(task.model)
+    whole = lora.whole(task.model)
     prepares = (facts[0]["scale"], facts[0]["impute"]) != ("none", "none")
     common = {
         "kind": "join",
@@ -324,13 +326,13 @@ def join(
         "config": config,
         "plan": protocol.place(task.algorithm(task.plan))["plan"],
         "sites": [_known(each) for each in facts],
-        "model": tree.digest(initial),
+        "model": tree.digest(whole),
         "layers": [layer.name for layer in task.layers],
         "scaling": scaling_of(line, facts, task.config.seed).to_json() if prepares else None,
     }
     if secure_sum:
         common["secure_sum"] = True
-    packets = {name: Packet({**common, "number": number}, {"start": initial}) for number, name in enumerate(line.names)}
+    packets = {name: Packet({**common, "number": number}, {"start": whole}) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         fields(answered(site, packet).head, protocol.JOINED)
     if secure_sum:

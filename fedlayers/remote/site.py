@@ -31,6 +31,7 @@ from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.limits import LimitError, data_bytes, lacks_memory
+from fl_core.models import lora
 from fl_core.models.counting import counted
 from fl_core.names import printable
 from fl_core.plan import LayerPlan
@@ -276,8 +277,8 @@ class _Joined:
             )
         if list(packet.trees) != ["start"]:
             raise PacketError(f"a packet 'join' must have the tree start alone; got {list(packet.trees)[:9]}.")
-        tree.load(self.task.model, packet.trees["start"])
-        digest = tree.digest(tree.state_dict(self.task.model))
+        lora.load_whole(self.task.model, packet.trees["start"])
+        digest = tree.digest(lora.whole(self.task.model))
         if packet.head["model"] != digest:
             raise PacketError(f"the server's initial model must have the digest that is sent; got {digest[:12]}….")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
+from fl_core.models.lora import PARTS
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
 from fl_core.registry import is_outside
 
@@ -71,8 +72,8 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
 
     Args:
         names: each is ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
-            ``last_K``, the first or the last K layers; the path of a plan; an algorithm with its own default plan; or
-            ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small model two default names may be the same cut. It
+            ``last_K``, the first or the last K layers; ``lora_A`` or ``lora_B``, one factor of all adapters; the path of a
+            plan; an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small model two default names may be the same cut. It
             counts once.
         layers: the model's.
         algorithm: obeys the cuts that are named alone.
@@ -126,6 +127,11 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
         return plan
     none = LayerPlan(layers, (), Evidence(rule=f"{CANDIDATE} {cut}"))
     count = len(none.trainable)
+    if cut in PARTS:
+        named = [name for name in none.trainable if name.endswith(f".{cut}")]
+        if not named:
+            raise UsageError(f"arm {cut!r} must have a model with adapters; got one without. Use --adapt lora:r=8.")
+        return none.with_shared((*named, *frozen_in(layers)))
     end, _, size = cut.partition("_")
     if _is_cut(cut) and cut not in CUTS:
         if int(size) > count:
@@ -133,10 +139,10 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
         if end == "first":
             return none.with_first(int(size))
         return none.with_shared((*none.trainable[count - int(size) :], *frozen_in(layers)))
-    known = [*CUTS, "first_K", "last_K", "PLAN.json"]
+    known = [*CUTS, *PARTS, "first_K", "last_K", "PLAN.json"]
     return none.with_first(CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](count))
 
 
 def _is_cut(text: str) -> bool:
     end, _, size = text.partition("_")
-    return text in CUTS or text.endswith(".json") or (end in ("first", "last") and size.isascii() and size.isdigit())
+    return text in (*CUTS, *PARTS) or text.endswith(".json") or (end in ("first", "last") and size.isascii() and size.isdigit())

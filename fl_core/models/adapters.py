@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fl_core.errors import UsageError, check_known
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.heads import head_path
-from fl_core.seeds import seed_of, torch_seeded
+from fl_core.models.lora import inject
 
 LAST = "last"
 
@@ -37,12 +37,6 @@ def adapt(
     Raises:
         UsageError: peft is not installed, a target is unknown, or a number is out of range.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise UsageError(
-            "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or use lora_targets=none."
-        ) from error
     if rank < 1:
         raise UsageError(f"rank must be at least 1; got {rank}.")
     if not 0 <= dropout < 1:
@@ -51,9 +45,7 @@ def adapt(
     paths = sorted({path for target in targets for path in _paths(model, target)})
     if not paths:
         raise UsageError("lora_targets must name a layer; got none. Use lora_targets=none to train without adapters.")
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=paths)
-    with torch_seeded(seed_of(seed, "adapters")):
-        adapted: nn.Module = inject_adapter_in_model(config, model)
+    adapted = inject(model, paths, rank, alpha, dropout, seed)
     for parameter in head.parameters():
         parameter.requires_grad_(True)
     return adapted

@@ -1,0 +1,306 @@
+"""Low-rank adapters (LoRA; Hu et al. 2022) of any model by peft, around a frozen base.
+
+With ``--adapt`` only the adapters and the classifier train. Everything else is the base. Its tensors become buffers
+that no state dict has. So they are in no layer, no message and no checkpoint, and every algorithm works as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import Layer
+from fl_core.models.heads import head_path
+from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tree import Tree
+
+ALL, ATTENTION = "all", "attn"
+PARTS = ("lora_A", "lora_B")
+"""The two factors of an adapter, which are layers of their own: the update of a weight is B A."""
+PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LINEAR = (nn.Linear, *_CONVOLUTIONS)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters that ``--adapt lora:r=8,targets=attn`` asks for.
+
+    Attributes:
+        r: rank of an update, at least 1.
+        targets: ``all`` linear and convolutional layers but the classifier, ``attn`` for linear layers of attention, or
+            ends of module paths such as ``attn.qkv``. In the text they are separated by ``+``.
+        alpha: an update is alpha / r times B A. None means r.
+        dropout: share of an adapter's inputs that training drops, from 0 to below 1.
+    """
+
+    r: int = 8
+    targets: tuple[str, ...] = (ALL,)
+    alpha: float | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise UsageError(f"r of adapt must be at least 1; got {self.r}. Write such as lora:r=8.")
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise UsageError(f"alpha of adapt must be above 0; got {self.alpha}. Leave it out for r.")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(
+                f"dropout of adapt must be at least 0 and below 1; got {self.dropout}. Leave it out for 0."
+            )
+
+
+def parse(text: str) -> Lora:
+    """Read what ``--adapt`` asks for.
+
+    >>> parse("lora:r=4,targets=attn.qkv+attn.proj")
+    Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0)
+
+    Raises:
+        UsageError: another method than lora, an unknown or repeated key, or a value out of range.
+    """
+    method, _, rest = text.partition(":")
+    check_known("method of adapt", method, ("lora",))
+    found: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        key, _, value = pair.partition("=")
+        check_known("key of adapt", key, [field.name for field in fields(Lora)])
+        if key in found:
+            raise UsageError(f"{key} of adapt must be given once; got {text!r}. Separate targets by +.")
+        try:
+            found[key] = tuple(value.split("+")) if key == "targets" else (int if key == "r" else float)(value)
+        except ValueError as error:
+            raise UsageError(f"{key} of adapt must be a number; got {value!r}. Write such as lora:r=8.") from error
+    return Lora(**found)
+
+
+def with_adapters(
+    model: nn.Module, lora: Lora, layers: Sequence[Layer], example: Tensor, seed: int
+) -> tuple[nn.Module, tuple[Layer, ...]]:
+    """Freeze a model as the base of adapters, and return it with the layers that train.
+
+    The model is changed. Its predictions stay, since B starts at zero. A starts at draws of the run's seed. In each
+    layer of the model the factors A are one layer and the factors B another. The classifier trains as before.
+
+    Args:
+        layers: of the model without adapters.
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: peft is not installed, a target is no linear layer, or the model does not end in one.
+    """
+    head = head_path(model, example)
+    paths = _targeted(model, lora, head)
+    names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
+    of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
+    model = inject(model, paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout, seed)
+    for parameter in model.get_submodule(head).parameters():
+        parameter.requires_grad_(True)
+    _freeze(model, head)
+    return model, tuple(part for layer in layers for part in _parts(layer, of_path, tree.named_tensors(model)))
+
+
+def _parts(layer: Layer, of_path: Mapping[str, str], live: Mapping[str, Tensor]) -> list[Layer]:
+    """Return what trains of a layer: the factors A and B of its adapters, and tensors that are not frozen."""
+    inside = [path for path, name in of_path.items() if name in layer.tensors]
+    found = [
+        Layer(
+            f"{layer.name}.{part}",
+            tuple(f"{path}.{part}.default.weight" for path in inside),
+            (),
+            layer.output,
+            layer.used,
+        )
+        for part in PARTS
+        if inside
+    ]
+    parameters = tuple(name for name in layer.parameters if name in live)
+    rest = replace(
+        layer, parameters=parameters, buffers=tuple(name for name in layer.buffers if name in live), frozen=()
+    )
+    return [*found, rest] if rest.tensors else found
+
+
+def _targeted(model: nn.Module, lora: Lora, head: str) -> list[str]:
+    """Return the module paths of the layers that get adapters."""
+    inner = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    fit = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, _LINEAR) and path != head and not any(path.startswith(f"{each}.") for each in inner)
+    }
+    groups = {path: module.groups for path, module in fit.items() if isinstance(module, _CONVOLUTIONS)}
+    chosen = {
+        ALL: [path for path in fit if lora.r % groups.get(path, 1) == 0],
+        ATTENTION: [path for path, module in fit.items() if type(module) is nn.Linear and _in_attention(model, path)],
+    }
+    for path in fit:
+        steps = path.split(".")
+        for k in range(len(steps)):
+            chosen.setdefault(".".join(steps[k:]), []).append(path)
+    chosen = {target: paths for target, paths in chosen.items() if paths}
+    if not chosen:
+        raise UsageError(f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none.")
+    found = {path for target in lora.targets for path in chosen[check_known("target of adapt", target, chosen)]}
+    uneven = [path for path in fit if path in found and lora.r % groups.get(path, 1)]
+    if uneven:
+        raise UsageError(
+            f"r of adapt must be a multiple of the {groups[uneven[0]]} groups of {uneven[0]}; got {lora.r}. "
+            "Use targets=all, which leaves such layers out."
+        )
+    return [path for path in fit if path in found]
+
+
+def _in_attention(model: nn.Module, path: str) -> bool:
+    parents = path.split(".")[:-1]
+    around = (model.get_submodule(".".join(parents[: k + 1])) for k in range(len(parents)))
+    return any(re.search("attention|attn", type(module).__name__, re.IGNORECASE) for module in around)
+
+
+def _freeze(model: nn.Module, head: str) -> None:
+    """Turn all tensors that do not train into buffers outside of the state dict. Each module keeps their names."""
+    made: dict[int, Tensor] = {}  # tied tensors stay one
+    for path, module in model.named_modules():
+        if path == head:
+            continue
+        parameters = [name for name, each in module._parameters.items() if each is not None and not each.requires_grad]
+        buffers = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+        for name in parameters:
+            tensor = module._parameters.pop(name)
+            assert tensor is not None
+            module.register_buffer(name, made.setdefault(id(tensor), tensor.detach()), persistent=False)
+        module._non_persistent_buffers_set.update(buffers)
+        if parameters or buffers:
+            module.frozen_base = (*parameters, *buffers)  # type: ignore[assignment]
+
+
+# --- the base ----------------------------------------------------------------------------------------------------
+
+
+def base(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the frozen base by name, without copying. Others have none."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, module in model.named_modules():
+        for name in getattr(module, "frozen_base", ()):
+            tensor = getattr(module, name)
+            if isinstance(tensor, Tensor):
+                found.setdefault(id(tensor), (f"{path}.{name}".lstrip("."), tensor))
+    return dict(found.values())
+
+
+def whole(model: nn.Module) -> Tree:
+    """Return a copy of the tensors of a model and of its base."""
+    return {**tree.state_dict(model), **tree.clone(base(model))}
+
+
+def load_whole(model: nn.Module, source: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a model and of its base into it, strictly.
+
+    Raises:
+        UsageError: names or shapes differ.
+    """
+    frozen = base(model)
+    tree.load(model, {name: tensor for name, tensor in source.items() if name not in frozen})
+    tree.check_same(frozen, {name: source[name] for name in frozen if name in source}, "the base", "the tree")
+    for name, tensor in frozen.items():
+        tensor.copy_(source[name])
+
+
+# --- files of a trained model --------------------------------------------------------------------------------------
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """Return a copy with the adapters added to the base, so that all tensors have their names without adapters.
+
+    A model without a base is returned as it is.
+    """
+    if not base(model):
+        return model
+    from peft.tuners.lora import LoraLayer
+
+    model = copy.deepcopy(model)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()  # type: ignore[operator]
+            model.set_submodule(path, module.get_base_layer())
+    for module in model.modules():
+        module._non_persistent_buffers_set.difference_update(getattr(module, "frozen_base", ()))
+    return model
+
+
+def peft_files(model: nn.Module, lora: Lora) -> tuple[bytes, bytes]:
+    """Return the contents of peft's two files, :data:`PEFT_WEIGHTS` and :data:`PEFT_CONFIG`.
+
+    ``peft.PeftModel.from_pretrained(base, folder)`` loads them into the model without adapters.
+
+    Raises:
+        UsageError: peft's file cannot name what trains.
+    """
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
+
+    live = tree.state_dict(model)
+    paths = [path for path, module in model.named_modules() if isinstance(module, LoraLayer)]
+    rest = sorted({name.rpartition(".")[0] for name in live if not any(f".{part}." in name for part in PARTS)})
+    same = [path for path, _ in model.named_modules() if rest and path.endswith(rest[0])]
+    if not paths or not base(model) or len(rest) != 1 or same != rest:
+        raise UsageError(
+            "format peft needs a model of --adapt with a classifier that peft can name; "
+            f"got one that trains {listing(rest) or 'nothing'} besides {len(paths)} adapters. Leave --format out."
+        )
+    config = LoraConfig(**_settings(paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout))
+    config.modules_to_save, config.inference_mode = rest, True
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        described = (Path(folder) / PEFT_CONFIG).read_bytes()
+    weights: Tree = {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in live.items()}
+    return save(weights), described
+
+
+# --- peft ----------------------------------------------------------------------------------------------------------
+
+
+def _settings(paths: Iterable[str], rank: int, alpha: float, dropout: float) -> dict[str, Any]:
+    exactly = "|".join(re.escape(path) for path in paths)  # a list would also take longer paths with these ends
+    return {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": exactly}
+
+
+def inject(
+    model: nn.Module,
+    paths: Iterable[str],
+    rank: int,
+    alpha: float,
+    dropout: float,
+    seed: int,
+    **patterns: Mapping[str, float],
+) -> nn.Module:
+    """Let peft put adapters around the modules at these paths, drawn from the run's seed. Only they train then.
+
+    Args:
+        patterns: ``rank_pattern`` and ``alpha_pattern``, as peft takes them.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UsageError(
+            "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or train without them: "
+            "leave --adapt out, or use lora_targets=none."
+        ) from error
+    if any(".lora_A." in name for name, _ in model.named_parameters()):
+        raise UsageError(
+            "lora_targets must be none with --adapt, which adapts the model. Add --option lora_targets=none."
+        )
+    config = LoraConfig(**_settings(paths, rank, alpha, dropout), **patterns)
+    with torch_seeded(seed_of(seed, "adapters")):
+        adapted: nn.Module = inject_adapter_in_model(config, model)
+    return adapted
