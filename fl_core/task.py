@@ -251,9 +251,7 @@ def assemble(
         drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)
     if adapters:
-        model, plain_layers = lora.with_adapters(
-            model, adapters, plain_layers, models.example(data.shape), config.seed
-        )
+        model, plain_layers = lora.with_adapters(model, adapters, plain_layers, models.example(data.shape), config.seed)
     plain = BaseModel(model)
     model = below.wrap_model(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
     if config.batchnorm == "drop":

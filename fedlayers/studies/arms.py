@@ -72,9 +72,9 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
 
     Args:
         names: each is ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
-            ``last_K``, the first or the last K layers; ``lora_A`` or ``lora_B``, one factor of all adapters; the path of a
-            plan; an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small model two default names may be the same cut. It
-            counts once.
+            ``last_K``, the first or the last K layers; ``lora_A`` or ``lora_B``, one factor of all adapters; the path
+            of a plan; an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small
+            model two default names may be the same cut. It counts once.
         layers: the model's.
         algorithm: obeys the cuts that are named alone.
 
@@ -145,4 +145,5 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
 
 def _is_cut(text: str) -> bool:
     end, _, size = text.partition("_")
-    return text in (*CUTS, *PARTS) or text.endswith(".json") or (end in ("first", "last") and size.isascii() and size.isdigit())
+    counted = end in ("first", "last") and size.isascii() and size.isdigit()
+    return text in CUTS or text in PARTS or text.endswith(".json") or counted

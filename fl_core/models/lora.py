@@ -181,7 +181,7 @@ def _freeze(model: nn.Module, head: str) -> None:
             module.register_buffer(name, made.setdefault(id(tensor), tensor.detach()), persistent=False)
         module._non_persistent_buffers_set.update(buffers)
         if parameters or buffers:
-            module.frozen_base = (*parameters, *buffers)  # type: ignore[assignment]
+            module.frozen_base = (*parameters, *buffers)
 
 
 # --- the base ----------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def merged(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model)
     for path, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
-            module.merge()  # type: ignore[operator]
+            module.merge()
             model.set_submodule(path, module.get_base_layer())
     for module in model.modules():
         module._non_persistent_buffers_set.difference_update(getattr(module, "frozen_base", ()))
@@ -300,7 +300,7 @@ def inject(
         raise UsageError(
             "lora_targets must be none with --adapt, which adapts the model. Add --option lora_targets=none."
         )
-    config = LoraConfig(**_settings(paths, rank, alpha, dropout), **patterns)
+    settings: dict[str, Any] = _settings(paths, rank, alpha, dropout) | patterns
     with torch_seeded(seed_of(seed, "adapters")):
-        adapted: nn.Module = inject_adapter_in_model(config, model)
+        adapted: nn.Module = inject_adapter_in_model(LoraConfig(**settings), model)
     return adapted
