@@ -158,6 +158,9 @@ def _targeted(model: nn.Module, lora: Lora, head: str) -> list[str]:
             f"r of adapt must be a multiple of the {groups[uneven[0]]} groups of {uneven[0]}; got {lora.r}. "
             "Use targets=all, which leaves such layers out."
         )
+    widest = max(fit[path].weight[0].numel() for path in found)
+    if lora.r > widest:
+        raise UsageError(f"r of adapt must be at most {widest}, the largest width of a target; got {lora.r}. Lower it.")
     return [path for path in fit if path in found]
 
 

@@ -59,21 +59,22 @@ def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tm
     assert server(found) == server(wanted)
 
 
+@pytest.mark.parametrize("adapt", [None, "lora:r=2"])
 def test_a_site_whose_torch_draws_other_weights_starts_from_the_server_s_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapt: str | None
 ) -> None:
-    """Heads that an algorithm adds come from the server, too."""
+    """Heads that an algorithm adds come from the server, too, and so does the frozen base of adapters."""
     drawn: list[str] = []
 
     def assembled(config: RunConfig, **rest: Any) -> Task:
         task = assemble(config, **rest)
         with torch.no_grad():
-            for parameter in task.model.parameters():
-                parameter.add_(1.0)
+            for tensor in (*task.model.parameters(), *task.model.buffers()):
+                tensor.add_(1.0)
         drawn.append(tree.digest(tree.state_dict(task.model)))
         return task
 
-    config = config_for("fedrod", participation=1.0)
+    config = config_for("fedrod", participation=1.0, adapt=adapt)
     wanted = here(config)
     monkeypatch.setattr("fedlayers.remote.site.assemble", assembled)
     found = federation.federate(config, link(tmp_path), progress=False)

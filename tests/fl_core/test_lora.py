@@ -1,0 +1,180 @@
+"""Low-rank adapters: what is frozen and sent, exports, and what is refused."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedlayers as fl
+from fl_core import models, tree
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.models import lora
+from fl_core.runner import assemble, resume, run
+from fl_core.training import evaluate
+from tests.conftest import BLOCKS, CONFIG, TOY, network
+
+pytest.importorskip("peft")
+ADAPTED = replace(CONFIG, adapt="lora:r=2", stack="off")
+HEART = RunConfig(dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3")
+
+
+def test_a_model_predicts_as_before_its_adapters_train() -> None:
+    task = assemble(ADAPTED, data=TOY, model=network("plain"))
+    x = models.example(TOY.shape, n=5)
+    assert torch.equal(evaluate.predict(task.model, x), evaluate.predict(network("plain"), x))
+    assert [layer.name for layer in task.layers] == ["fc1.lora_A", "fc1.lora_B", "fc2.lora_A", "fc2.lora_B", "fc3"]
+    assert lora.base(task.model).keys() == {
+        f"{layer}.base_layer.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("kind", ["norm", "vit"])
+def test_the_base_stays_and_is_counted_once(kind: str) -> None:
+    engine = run(replace(ADAPTED, local_scores=True), data=TOY, model=network(kind), progress=False)
+    before = tree.state_dict(network(kind))
+    frozen = lora.base(engine.client_runner.workspace.model)
+    assert {name.replace(".base_layer", ""): tree.digest({"": each}) for name, each in frozen.items()} == {
+        name: tree.digest({"": each}) for name, each in before.items() if not name.startswith(("fc2.", "head."))
+    }
+    assert frozen.keys().isdisjoint(engine.server.trees["model"])
+    rows = [row for row in engine.ledger.rows if row["metric"] == "bytes_base"]
+    assert [(row["round"], row["value"]) for row in rows] == [(0, tree.n_bytes(frozen))]
+    sent = {row["value"] for row in engine.ledger.rows if row["metric"] in ("bytes_down", "bytes_up")}
+    assert sent == {tree.n_bytes(engine.server.trees["model"])}
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "layers"),
+    [
+        ("vit", "attn", ["blocks.0.lora_A", "blocks.0.lora_B", "blocks.1.lora_A"]),
+        ("vit", "blocks.2.mlp.fc2+blocks.2.mlp.fc1", ["blocks.2.lora_A", "blocks.2.lora_B", "head"]),
+        ("norm", "conv", ["conv.lora_A", "conv.lora_B", "fc2"]),
+    ],
+)
+def test_targets_choose_where_adapters_are(model: str, targets: str, layers: list[str]) -> None:
+    task = assemble(replace(ADAPTED, adapt=f"lora:r=2,targets={targets}"), data=TOY, model=network(model))
+    assert [layer.name for layer in task.layers][:3] == layers
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedper", "scaffold", "fedrod", "pfedgate", "pfedhn", "fedra", "depthfl", "fedpft", "pfedpt"]
+)
+def test_algorithms_train_adapters_alone(algorithm: str) -> None:
+    options = {"lora_targets": None} if algorithm in ("fedra", "depthfl") else {}
+    config = replace(ADAPTED, rounds=1, algorithm=algorithm, options=options)
+    config = replace(config, model="vit", model_options=BLOCKS["vit"])
+    engine = run(config, data=TOY, progress=False)
+    names = {name for layer in engine.task_info.layers for name in layer.tensors}
+    assert any("lora_B" in name for name in names)
+    assert not any(name.startswith("blocks.") and "lora_" not in name for name in names)
+
+
+def test_a_run_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
+    config = replace(ADAPTED, algorithm="fedper", model="vit", model_options=BLOCKS["vit"], adapt="lora:dropout=0.5")
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    run(config, whole, data=TOY, progress=False)
+    run(config, part, data=TOY, progress=False, until=1)
+    resume(part, data=TOY, progress=False)
+    ends = [fl.Run(each).checkpoint("last") for each in (whole, part)]
+    assert len({tree.digest(end.server.trees["model"]) for end in ends}) == 1
+    assert len({tree.digest(state.trees["model"]) for end in ends for state in [end.clients["b"]]}) == 1
+    columns = ["metric", "client", "round", "model", "split", "variant"]
+    one, other = (fl.Run(each).rows()[1].sort_values(columns)["value"].to_numpy() for each in (whole, part))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("heart") / "run"
+    run(replace(HEART, algorithm="fedper"), out, progress=False)
+    return out
+
+
+def test_an_export_has_the_adapters_in_the_plain_model(trained: Path, tmp_path: Path) -> None:
+    made = fl.export(trained, tmp_path / "va.safetensors", client="va")
+    own, task = fl.load_models(trained, which="personal")
+    x = task.data.clients[0].test.x
+    plain = models.build("heart_mlp", task.data.shape, 5)
+    assert tree.state_dict(made.model()).keys() == tree.state_dict(plain).keys()
+    torch.testing.assert_close(evaluate.predict(made.model(), x), evaluate.predict(own["va"], x), rtol=0, atol=1e-5)
+    raw = np.random.default_rng(0).normal(size=(4, 10))
+    with torch.no_grad():
+        expected = own["va"].eval()(made.inputs.samples(raw).x)
+    torch.testing.assert_close(fl.predict(made.path, raw).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_peft_loads_an_export_into_the_initial_model(trained: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    fl.export(trained, tmp_path / "adapter", client="va", format="peft")
+    own, task = fl.load_models(trained, which="personal")
+    x = task.data.clients[0].test.x
+    base = models.build("heart_mlp", task.data.shape, 5, seed=0)
+    assert not torch.equal(evaluate.predict(base, x), evaluate.predict(own["va"], x))
+    loaded: Any = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    torch.testing.assert_close(evaluate.predict(loaded, x), evaluate.predict(own["va"], x), rtol=0, atol=1e-6)
+
+
+def test_peft_names_need_a_run_with_adapters_and_one_classifier(tmp_path: Path) -> None:
+    for name, config in (("plain", replace(HEART, adapt=None)), ("fedrod", replace(HEART, algorithm="fedrod"))):
+        run(replace(config, rounds=1), tmp_path / name, progress=False)
+        with pytest.raises(UsageError, match="peft"):
+            fl.export(tmp_path / name, tmp_path / "out", client="va", format="peft")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_new_client_joins_with_adapters() -> None:
+    made = fl.run(replace(HEART, algorithm="fedper", leave_out_client="va"), progress=False).newcomer
+    assert made is not None
+    assert any("lora_A" in name for name in tree.state_dict(made.model))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"adapt": "dora:r=2"}, "method.*dora"),
+        ({"adapt": "lora:rank=2"}, "key.*rank"),
+        ({"adapt": "lora:r=2,r=3"}, "once"),
+        ({"adapt": "lora:r=two"}, "number"),
+        ({"adapt": "lora:r=0"}, "at least 1"),
+        ({"adapt": "lora:r=37"}, "at most 36"),
+        ({"adapt": "lora:alpha=nan"}, "alpha"),
+        ({"adapt": "lora:dropout=1"}, "dropout"),
+        ({"adapt": "lora:targets=attn"}, "attn"),
+        ({"adapt": "lora:targets=fc3"}, "fc3"),
+        ({"adapt": "lora", "batchnorm": "local"}, "batchnorm"),
+        ({"adapt": "lora", "algorithm": "fedra", "model": "vit"}, "lora_targets"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    own = {"model_options": BLOCKS["vit"]} if "model" in keys else {}
+    model = None if "model" in keys else network("plain")
+    with pytest.raises(UsageError, match=message) as caught:
+        run(replace(CONFIG, **keys, **own), tmp_path / "run", data=TOY, model=model, progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_peft_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "peft":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r"fedlayers\[lora\]"):
+        assemble(ADAPTED, data=TOY, model=network("plain"))
+
+
+def test_without_adapters_a_configuration_has_no_key_for_them() -> None:
+    assert "adapt" not in CONFIG.to_json()
+    assert RunConfig.from_json(ADAPTED.to_json()) == ADAPTED
