@@ -400,6 +400,8 @@ def format_of(out: Path, asked: str | None) -> str:
     if asked is None:
         return named or FORMATS[0]
     check_known("format of a model", asked, FORMATS)
+    if asked == PEFT and named is not None:
+        raise UsageError(f"format peft must have a new folder; got {out}, the name of a file. Name it {out.stem}.")
     if named not in (None, asked):
         suffix = next(suffix for suffix, name in SUFFIXES.items() if name == asked)
         raise UsageError(

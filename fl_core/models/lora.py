@@ -303,6 +303,9 @@ def inject(
         raise UsageError(
             "lora_targets must be none with --adapt, which adapts the model. Add --option lora_targets=none."
         )
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # its fused pass in evaluation would use the weights without adapters
     settings: dict[str, Any] = _settings(paths, rank, alpha, dropout) | patterns
     with torch_seeded(seed_of(seed, "adapters")):
         adapted: nn.Module = inject_adapter_in_model(LoraConfig(**settings), model)

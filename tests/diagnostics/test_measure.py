@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -46,6 +48,16 @@ def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
     ours = report.frame[report.frame["variant"] != "training"].reset_index(drop=True)
     columns = [name for name in by_hand.frame if name not in ("round", "model", "split")]
     pd.testing.assert_frame_equal(ours[columns], by_hand.frame[columns])
+
+
+@pytest.mark.parametrize("metric", ["cka", "grad_variance", "hessian_trace", SENSITIVITY])
+def test_adapters_are_measured_as_other_layers_are(metric):
+    pytest.importorskip("peft")
+    report = measure.diagnose_task(runner.assemble(replace(CONFIG, adapt="lora:r=2")), (metric,), progress=False)
+    assert list(dict.fromkeys(report.frame["layer"]))[:2] == ["fc1.lora_A", "fc1.lora_B"]
+    values = report.frame["value"]
+    assert values.notna().all()
+    assert values.nunique() > 4
 
 
 def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):

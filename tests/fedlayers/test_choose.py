@@ -45,6 +45,16 @@ def test_a_cut_shares_what_its_name_says(name: str, shared: str) -> None:
     assert arm.algorithm == ("fedrep" if ":" in name else "fedper")
 
 
+def test_the_factors_of_adapters_are_arms() -> None:
+    adapted = tuple(Layer(name, (name,)) for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head"))
+    one, other = arms_of(["lora_A", "fedrep:lora_B"], adapted)
+    assert one.plan is not None
+    assert other.plan is not None
+    assert (one.plan.shared, other.plan.shared) == (("a.lora_A", "b.lora_A"), ("a.lora_B", "b.lora_B"))
+    with pytest.raises(UsageError, match="--adapt"):
+        arms_of(["lora_A", "nothing"], LAYERS)
+
+
 def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
     LayerPlan(LAYERS, ("b", "d")).save(tmp_path / "mine.json")
     mine, ditto = arms_of([str(tmp_path / "mine.json"), "ditto"], LAYERS)

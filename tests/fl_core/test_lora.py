@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import fedlayers as fl
 from fl_core import models, tree
@@ -48,6 +49,20 @@ def test_the_base_stays_and_is_counted_once(kind: str) -> None:
     assert [(row["round"], row["value"]) for row in rows] == [(0, tree.n_bytes(frozen))]
     sent = {row["value"] for row in engine.ledger.rows if row["metric"] in ("bytes_down", "bytes_up")}
     assert sent == {tree.n_bytes(engine.server.trees["model"])}
+
+
+def test_adapters_of_a_fused_layer_count_in_evaluation() -> None:
+    class Encoder(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self[0](x.flatten(1, 2)).mean(1))
+
+    encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    model = assemble(ADAPTED, data=TOY, model=Encoder(encoder, nn.Linear(6, 3))).model
+    x = models.example(TOY.shape, n=5)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), model.train()(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +128,8 @@ def test_an_export_has_the_adapters_in_the_plain_model(trained: Path, tmp_path: 
 def test_peft_loads_an_export_into_the_initial_model(trained: Path, tmp_path: Path) -> None:
     from peft import PeftModel
 
+    with pytest.raises(UsageError, match="new folder"):
+        fl.export(trained, tmp_path / "adapter.safetensors", client="va", format="peft")
     fl.export(trained, tmp_path / "adapter", client="va", format="peft")
     own, task = fl.load_models(trained, which="personal")
     x = task.data.clients[0].test.x
