@@ -296,7 +296,9 @@ def assemble(
     if plan is not None:
         plan = built.plan(plan)
     task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
-    task.algorithm(plan)  # its own configuration is checked here
+    decides = task.algorithm(plan).decides  # its own configuration is checked here, too
+    if adapters and plan is None and (decides or config.plan == AUTO):
+        _check_steps(data, int(config.batch_size or 1))
     if config.leave_out_client is not None:
         task.check_joinable()
     return task
@@ -394,6 +396,16 @@ def drop_statistics(model: nn.Module) -> None:
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):
             setattr(module, key, None)
+
+
+def _check_steps(data: FederatedData, batch: int) -> None:
+    """Check that the first epoch has more than a step. In the first one B is zero, so that A has no gradient."""
+    single = [client.name for client in data.clients if len(client.train) <= batch]
+    if single:
+        raise UsageError(
+            f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
+            f"step at {listing(single)}. Lower it, or give a plan."
+        )
 
 
 def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -> None:

@@ -167,6 +167,8 @@ def test_a_new_client_joins_with_adapters() -> None:
         ({"adapt": "lora:targets=attn"}, "attn"),
         ({"adapt": "lora:targets=fc3"}, "fc3"),
         ({"adapt": "lora", "batchnorm": "local"}, "batchnorm"),
+        ({"adapt": "lora", "algorithm": "playerfl", "batch_size": 20}, "batch_size.*20"),
+        ({"adapt": "lora", "algorithm": "fedper", "plan": "auto", "batch_size": 20}, "batch_size.*20"),
         ({"adapt": "lora", "algorithm": "fedra", "model": "vit"}, "lora_targets"),
     ],
 )
