@@ -59,6 +59,8 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
     run = store.Run(path)
     config, whole, plan = run.task_config(), _has_global_model(run), run.plan()
+    if config.get("adapt") is not None:
+        raise UsageError(f"init must be a run without adapters; got {path}. Export its model, and name that file.")
     planned = find(config["algorithm"]).base_algorithm(config["options"]).uses_plan and plan is not None
     which = "last" if run.stopping() is None else run.best_round("global" if whole else None)
     server = run.checkpoint(which, lazy=True).server.trees

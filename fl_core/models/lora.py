@@ -137,7 +137,10 @@ def _targeted(model: nn.Module, lora: Lora, head: str) -> list[str]:
     fit = {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, _LINEAR) and path != head and not any(path.startswith(f"{each}.") for each in inner)
+        if isinstance(module, _LINEAR)
+        and "weight" in module._parameters  # not a parametrised one
+        and path != head
+        and not any(path.startswith(f"{each}.") for each in inner)
     }
     groups = {path: module.groups for path, module in fit.items() if isinstance(module, _CONVOLUTIONS)}
     chosen = {

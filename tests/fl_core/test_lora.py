@@ -125,6 +125,16 @@ def test_an_export_has_the_adapters_in_the_plain_model(trained: Path, tmp_path: 
     torch.testing.assert_close(fl.predict(made.path, raw).logits, expected, rtol=0, atol=1e-5)
 
 
+def test_a_run_begins_with_an_export_but_not_with_adapters(trained: Path, tmp_path: Path) -> None:
+    made = fl.export(trained, tmp_path / "va.safetensors", client="va")
+    task = assemble(replace(HEART, init=str(made.path)))
+    frozen, weights = lora.base(task.model), made.model().state_dict()
+    assert all(torch.equal(each, weights[name.replace(".base_layer", "")]) for name, each in frozen.items())
+    assert len(frozen) == 6
+    with pytest.raises(UsageError, match="without adapters"):
+        assemble(replace(HEART, init=str(trained)))
+
+
 def test_peft_loads_an_export_into_the_initial_model(trained: Path, tmp_path: Path) -> None:
     from peft import PeftModel
 
