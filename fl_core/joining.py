@@ -39,8 +39,9 @@ def join(
     model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Newcomer:
-    """Give a new client a model of a finished run: the shared layers, and a few epochs on its own training samples.
+    """Give a new client a model of a run: the shared layers, and a few epochs on its own training samples.
 
+    The run may still train. Then the newest checkpoint is used.
     Layers that are not shared start as in the run's initial model. Its samples are prepared as those of the run, and
     split by the run's seed. Its validation samples choose among the numbers of epochs.
 

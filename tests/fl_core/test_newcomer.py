@@ -16,6 +16,7 @@ from fedlayers.cli.main import main
 from fl_core import rows, runner, tree
 from fl_core.data import FederatedData
 from fl_core.layers import layers_of
+from fl_core.records import writing
 from fl_core.training import evaluate
 from tests.conftest import CONFIG, TOY, network
 
@@ -155,6 +156,21 @@ def test_a_new_client_joins_a_finished_run_as_if_it_had_been_left_out(tmp_path):
     with torch.no_grad():
         expected = made.model(new)
     assert torch.equal(fl.predict(tmp_path / "b.safetensors", new.numpy(), model=model).outputs, expected)
+
+
+def test_a_new_client_joins_a_run_that_still_trains(tmp_path):
+    """It gets the newest checkpoint. The lock that the run holds does not matter, for nothing is written."""
+    rest = {name: pair for name, pair in SAMPLES.items() if name != LEFT}
+    config, model = replace(CONFIG, algorithm="fedper", rounds=3), network("plain")
+    short, whole = (tmp_path / name for name in ("short", "whole"))
+    runner.run(config, short, data=rest, model=model, progress=False, until=2)
+    fl.run(replace(config, rounds=2), whole, data=rest, model=model, progress=False)
+    with writing.reopen(short):
+        running = fl.join(short, SAMPLES[LEFT], client=LEFT, epochs=(0, 1), data=rest, model=model)
+    ended = fl.join(whole, SAMPLES[LEFT], client=LEFT, epochs=(0, 1), data=rest, model=model)
+    assert set(running.frame["round"]) == {2}
+    first, second = (f[f["model"] != "alone"].drop(columns="run") for f in (running.frame, ended.frame))
+    pd.testing.assert_frame_equal(first, second)
 
 
 def test_a_table_joins_with_the_preparation_of_the_run(tmp_path, monkeypatch, capsys):
