@@ -241,7 +241,8 @@ class Engine:
                 reply.work = {name: value for name, value in reply.work.items() if "/loss" not in name}
                 self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
                 continue
-            work[client, "bytes_up", ""] += reply.message.bytes
+            how, sent = reply.compressed or ("", reply.message.bytes)
+            work[client, "bytes_up", how] += sent
             if reply.epsilon is not None:
                 work[client, "epsilon", f"delta {reply.epsilon[1]:g}"] = reply.epsilon[0]
             if reply.summed:

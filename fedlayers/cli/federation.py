@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
@@ -265,6 +265,9 @@ class Federate(Configured):
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
     resume: Annotated[Path | None, option("Continue this run instead of a new one.", "DIR")] = None
     secure_sum: Annotated[bool, option("Let the server receive updates only as their sum.")] = False
+    compress: Annotated[
+        Literal["bf16"] | None, option("Let sites send updates in bfloat16: half the bytes, other bits.")
+    ] = None
     federation: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
@@ -298,6 +301,8 @@ class Federate(Configured):
                 raise UsageError(
                     f"{self.resume} began without a secure sum. Leave --secure-sum out, or begin a new run."
                 )
+            if self.compress and stored[FEDERATION].get("compress") != self.compress:
+                raise UsageError(f"{self.resume} began without compression. Leave --compress out, or begin a new run.")
         out = self.resume or self.out
         with _noted(out), self.federation.linked(known) as link:
             from fedlayers.remote import federation
@@ -312,6 +317,7 @@ class Federate(Configured):
                     "command": line,
                     "log": self.logger,
                     "secure_sum": self.secure_sum,
+                    "compress": self.compress or "",
                 }
                 engine = federation.federate(config, link, self.out, **options)
             finished(engine, out)

@@ -14,6 +14,7 @@ import fl_core
 from fedlayers.instruments import default_instruments
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
+from fedlayers.remote.compression import check_compressed
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.policy import check_needs_sum
 from fedlayers.remote.remote_clients import RemoteClients, RpcClient, TimeoutPolicy
@@ -59,6 +60,7 @@ def federate(
     until: int | None = None,
     log: Collection[str | Logger] = (),
     secure_sum: bool = False,
+    compress: str = "",
     known: Sequence[Mapping[str, Any]] = (),
 ) -> Engine:
     """Run an algorithm over the sites of a link.
@@ -72,6 +74,8 @@ def federate(
         plan, instruments, command, progress, until, log: as for :func:`fl_core.runner.run`.
         secure_sum: the server receives updates only as their sum, in fixed point, so that bits differ from those of one
             process (:mod:`fedlayers.remote.secure_sum`). Each row ``secure_sum`` has the number of summed clients.
+        compress: ``bf16`` sends updates in half the bytes, so that bits differ from those of one process
+            (:mod:`fedlayers.remote.compression`). The rows ``bytes_up`` name it.
         known: the facts from an earlier :func:`greet`, which must be unchanged.
 
     Warns:
@@ -85,6 +89,10 @@ def federate(
     line = RpcClient(link, timeouts)
     if secure_sum:
         check_summable(config, line.names)
+    if compress:
+        check_compressed(compress, config.algorithm)
+        if secure_sum:
+            raise UsageError("compress must be left out with a secure sum, which has fixed-point numbers; got both.")
     facts = greet(line)
     if known:
         check_same(list(map(_known, known)), facts, "this federation")
@@ -99,9 +107,9 @@ def federate(
     for note in (*task.said, *task.algorithm_notes()):  # on their data the sites are silent
         warnings.warn(note, stacklevel=2)
     run = uuid4().hex
-    home = join(line, task, facts, run, secure_sum)
-    summed = {"secure_sum": True} if secure_sum else {}
-    beside = {FEDERATION: {"run": run, **summed, "sites": [_known(each) for each in facts]}}
+    home = join(line, task, facts, run, secure_sum, compress)
+    ways = ({"secure_sum": True} if secure_sum else {}) | ({"compress": compress} if compress else {})
+    beside = {FEDERATION: {"run": run, **ways, "sites": [_known(each) for each in facts]}}
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
     return runner.start(task, out, instruments, clients=home, beside=beside, command=command, **options)
 
@@ -133,7 +141,7 @@ def resume(
     data = together(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
-        return join(line, task, facts, known["run"], known.get("secure_sum", False))
+        return join(line, task, facts, known["run"], known.get("secure_sum", False), known.get("compress", ""))
 
     return runner.resume(
         out,
@@ -306,7 +314,12 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
 
 
 def join(
-    line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, secure_sum: bool = False
+    line: RpcClient,
+    task: Task,
+    facts: Sequence[Mapping[str, Any]],
+    run: str,
+    secure_sum: bool = False,
+    compress: str = "",
 ) -> RemoteClients:
     """Let every site build the run's task with its own samples. Return the client backend.
 
@@ -332,6 +345,8 @@ def join(
     }
     if secure_sum:
         common["secure_sum"] = True
+    if compress:
+        common["compress"] = compress
     packets = {name: Packet({**common, "number": number}, {"start": whole}) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         fields(answered(site, packet).head, protocol.JOINED)
@@ -339,7 +354,7 @@ def join(
         from fedlayers.remote.secure_sum.at_server import SummingClients  # here alone: it needs cryptography
 
         return SummingClients(line, line.names, initial, run)
-    return RemoteClients(line, line.names, initial, run)
+    return RemoteClients(line, line.names, initial, run, compress=compress)
 
 
 def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlayers.remote.compression import start_of
 from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
 from fl_core.errors import NonFiniteError, RunError, UsageError
@@ -160,8 +161,7 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
                     "Use an algorithm without masks, such as fedavg."
                 )
             if tensor.is_floating_point():
-                like = received.trees.get(kind, {}).get(name)
-                like = initial[name] if like is None and kind == "model" and name in initial else like
+                like = start_of(kind, name, received, initial)
                 starts[kind, name] = torch.zeros_like(tensor) if like is None else like
                 moved[kind, name] = tensor.double() - starts[kind, name].double()
     noised = _noised(moved, privacy.clip, privacy.noise)

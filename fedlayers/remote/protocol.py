@@ -29,6 +29,7 @@ from torch import Tensor
 
 import fl_core
 from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
+from fedlayers.remote.compression import expanded
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
 from fl_core.errors import UsageError
@@ -36,6 +37,7 @@ from fl_core.execution.requests import SCORED, ClientReply, ClientRequest, Finet
 from fl_core.plan import LayerPlan
 from fl_core.scores import TABLE
 from fl_core.storage.schema import COUNT, Each, validate
+from fl_core.tree import Tree
 
 PROTOCOL, OLDEST = 2, 2
 """The newest and the oldest protocol that this version speaks."""
@@ -77,9 +79,10 @@ JOIN = {
     "model": str,
     "layers": [str],
     "secure_sum": bool,
+    "compress": str,
 }
-OF_SUM = ("secure_sum",)
-"""The entry of a request ``join`` that only runs with a secure sum have."""
+OPTIONAL = ("secure_sum", "compress")
+"""The entries of a request ``join`` that only runs with a secure sum or with compressed updates have."""
 MEASURE = {
     "run": str,
     "metrics": [str],
@@ -296,16 +299,23 @@ def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
 
 
 def reply_of(
-    packet: Packet, request: ClientRequest, model: Mapping[str, Tensor], site: str
+    packet: Packet, request: ClientRequest, model: Tree, site: str, compress: str = ""
 ) -> tuple[ClientReply, StateSchema]:
     """Return the reply to a server's request.
+
+    Args:
+        model: tensors by name, which the site's tensors must match. compress: how the site compresses updates.
 
     Raises:
         PacketError: names the site, and says what is wrong.
     """
     try:
         values = fields(packet.head, REPLY)
-        check_trees(packet.trees, model, f"site {site!r}")
+        message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
+        sent = message.bytes
+        if compress and isinstance(request, TrainRequest):
+            message = expanded(message, request.message, model)
+        check_trees(message.trees, model, f"site {site!r}")
         _check_scores(values["scores"], request)
         if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):
             raise PacketError("a reply must hold numbers only; got tensors or data.")
@@ -323,13 +333,14 @@ def reply_of(
         name: {split: {key: _number(value) for key, value in each.items()} for split, each in splits.items()}
         for name, splits in values["scores"].items()
     }
-    message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
     outline = StateSchema(
         {name: tuple(each) for name, each in values["outline"]["trees"].items()},
         frozenset(values["outline"]["changed"]),
     )
     spent = None if epsilon is None else (float(epsilon[0]), float(epsilon[1]))
-    return ClientReply(request.client, message, scores, values["work"], observations, epsilon=spent), outline
+    reply = ClientReply(request.client, message, scores, values["work"], observations, epsilon=spent)
+    reply.compressed = (compress, sent) if compress else None
+    return reply, outline
 
 
 def _check_scores(scores: Mapping[str, Any], request: ClientRequest) -> None:

@@ -231,6 +231,7 @@ class RemoteClients:
     Args:
         names: of the clients, in order; each is a site's. initial: the model before the first round.
         run: the run's name at the sites. lane: which of its exchanges; an early measurement has its own.
+        compress: how sites compress their updates (:mod:`fedlayers.remote.compression`); empty = not at all.
     """
 
     moved = 0.0
@@ -242,7 +243,9 @@ class RemoteClients:
         initial: Tree,
         run: str,
         lane: str = "main",
+        compress: str = "",
     ) -> None:
+        self.compress = compress
         self.line, self.names, self.initial, self.run_id, self.lane = line, list(names), initial, run, lane
         self.versions = dict.fromkeys(self.names, BEGINNING)
         self.saved = dict(self.versions)
@@ -323,7 +326,7 @@ class RemoteClients:
             LOG.warning(f"site {name} did not answer in time")
             self._missing.add(name)
             return ClientReply(request.client, missing=True)
-        reply, outline = protocol.reply_of(packet, request, self.initial, name)
+        reply, outline = protocol.reply_of(packet, request, self.initial, name, self.compress)
         if isinstance(request, TrainRequest) and not request.lost:
             self.versions[name] = f"{request.rnd.index + 1:06d}-{request.rnd.exchange}"
             self._outlines[request.client] = outline
@@ -361,7 +364,7 @@ class RemoteClients:
 
     def fork(self) -> RemoteClients:
         self._beside += 1
-        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}")
+        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.compress)
 
 
 def left(*paths: Path | str) -> pd.DataFrame:

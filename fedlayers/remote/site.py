@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.remote import metrics, protocol, state_store
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
+from fedlayers.remote.compression import check_compressed, compressed
 from fedlayers.remote.log import LOG
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
@@ -191,7 +192,7 @@ class Site:
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
     def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
-        asked = fields(packet.head, protocol.JOIN, protocol.OF_SUM)
+        asked = fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
         joined = _Joined(self, packet, session)
@@ -224,7 +225,7 @@ class _Joined:
 
     def __init__(self, site: Site, packet: Packet, session: str) -> None:
         self.site, self.session, self.seq = site, session, 0
-        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN, protocol.OF_SUM)
+        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
         others = {each["name"]: each for each in asked["sites"]}
         self.number = asked["number"]
         if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
@@ -233,6 +234,8 @@ class _Joined:
         site.policy.check_code(config)
         site.check_algorithm(config.algorithm, config.options)
         site.policy.check_summed(config.algorithm, asked.get("secure_sum", False))
+        if "compress" in asked:
+            check_compressed(asked["compress"], config.algorithm)
         site.check_samples()
         site.audit.check(self.number, config.seed)
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
@@ -258,6 +261,7 @@ class _Joined:
         self.initial = tree.state_dict(self.task.model)
         self.home = LocalClients(Serial(runner_of), data, self.initial)
         self.root = site.folder / asked["run"]
+        self.compress = asked.get("compress", "")
         self.sums: SiteSums | None = None
         if asked.get("secure_sum"):
             from fedlayers.remote.secure_sum.at_site import SiteSums  # here alone: it needs cryptography
@@ -436,6 +440,8 @@ class _Joined:
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
         outline = StateSchema.of(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
+        if self.compress and isinstance(asked, TrainRequest):
+            reply.message = compressed(reply.message, asked.message, self.initial)
         if member is None or self.sums is None:
             return protocol.reply_packet(reply, outline)
         masked = self.sums.masked(member, reply.message, self.home.algorithm.task_info, self.number)

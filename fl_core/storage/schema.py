@@ -53,7 +53,12 @@ CONFIG = {
     "command": str,
     "words?": [str],
     "lost_replies?": [[(COUNT, str)]],
-    "federation?": {"secure_sum?": bool, "run": str, "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}]},
+    "federation?": {
+        "secure_sum?": bool,
+        "compress?": str,
+        "run": str,
+        "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
+    },
 }
 
 
