@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import fedlayers as fl
 from fedlayers.backends import cluster
 from fedlayers.studies.compare import compare
 from fedlayers.studies.training_job import TrainingJob
@@ -34,7 +37,7 @@ TRIES = 3
 """A node gives itself up if it has not started within 15 seconds, which a busy machine may take."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two_nodes() -> Iterator[Any]:
     """A cluster of a head and another node, with a CPU each."""
     import ray
@@ -57,25 +60,30 @@ def two_nodes() -> Iterator[Any]:
         nodes.shutdown()
 
 
-@pytest.mark.slow
-def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
-    tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def killed(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Kill the other node once a run there has a checkpoint here. Name the run and its round."""
     (other,) = two_nodes.worker_nodes
-    killed: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     events = cluster.Cluster.events
 
     def killing(self: cluster.Cluster, running: dict[int, TrainingJob]) -> Any:
-        """Kill the other node once a run there has a checkpoint here."""
         for handle, run in running.items():
             there = self._nodes.get(handle, ("", "", ""))[1] == other.node_id
             done = Run(run.path).rounds[-1:] if (run.path / "config.json").exists() else []
-            if there and done and not killed:
+            if there and done and not found:
                 two_nodes.remove_node(other, allow_graceful=False)
-                killed.append((run.name, done[0]))
+                found.append((run.name, done[0]))
         return events(self, running)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cluster.Cluster, "events", killing)
+    return found
+
+
+@pytest.mark.slow
+def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
+    tmp_path: Path, two_nodes: Any, killed: list[tuple[str, int]]
+) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         theirs = compare(
@@ -87,3 +95,28 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
     ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here", progress=False)
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert ours.table.equals(theirs.table)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_race_goes_on_when_a_node_is_lost(tmp_path: Path, two_nodes: Any, killed: list[tuple[str, int]]) -> None:
+    arms = ("nothing", "half", "all_but_last")
+    theirs = fl.choose(CONFIG, tmp_path / "ray", arms=arms, backend=f"ray:{two_nodes.address}")
+    assert len(killed) == 1
+    ours = fl.choose(CONFIG, tmp_path / "here", arms=arms)
+    assert theirs.plan == ours.plan
+    assert theirs.table.equals(ours.table)
+
+
+@pytest.mark.slow
+def test_the_command_ends_when_its_runs_have_ended(tmp_path: Path) -> None:
+    words = ["compare", "--dataset", "heart", "--algorithms", "local", "fedavg"]
+    words += ["--rounds", "1", "--backend", "ray", "--out"]
+    made = subprocess.run(
+        [sys.executable, "-m", "fedlayers", *words, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    assert "fedavg" in made.stdout
