@@ -1,0 +1,252 @@
+"""Judge cuts early: a ridge regression from two validation curves to the final gap, and races that rest on it.
+
+``REGISTERED_JUDGE.md`` defines every number. The judge was fitted on the data families of before, and then frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from figures.decision.families import FAMILIES
+from figures.decision.finished import CUTS, JOBS, MAIN_CUT, STUDY
+from figures.decision.finished_regret import by_family, drawn, interval
+from figures.decision.finished_runs import CURVE
+from figures.decision.finished_ways import ARMS, Array, Part, best
+from fl_core.stopping import smoothed
+
+SHARE = 0.15
+"""Share of the planned maximum of rounds after which the judge speaks."""
+PENALTY = 0.1
+LATEST = 8
+"""Evaluations over which a slope is taken."""
+FEATURES = ("gap", "slope", "level", "noise")
+Curves = Mapping[tuple[str, int, str, int], dict[int, float]]
+"""Scores on validation by round, of each federation, seed, cut and place of the rate."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A linear forecast of what the deeper of two cuts gains at the end, in macro-F1.
+
+    Attributes:
+        weights: one for each of :data:`FEATURES`.
+    """
+
+    constant: float
+    weights: tuple[float, ...]
+
+    def gain(self, shallow: Array, deep: Array) -> float:
+        """Return what the cut that shares more layers will score above the other on held-out samples."""
+        return self.constant + float(np.dot(self.weights, features(shallow, deep)))
+
+    def winner(self, curves: Sequence[Array]) -> int:
+        """Return the place of the curve with the greatest mean gain on the others; curves are in order of depth."""
+        gains = np.zeros(len(curves))
+        for a, b in combinations(range(len(curves)), 2):
+            gain = self.gain(curves[a], curves[b])
+            gains[[a, b]] += -gain, gain
+        return best(gains)
+
+
+def smooth(curve: Array) -> Array:
+    """Return a curve as the stopping rule sees it: means over three evaluations."""
+    return np.array(list(smoothed(dict(enumerate(curve.tolist()))).values()))
+
+
+def features(shallow: Array, deep: Array) -> Array:
+    """Return the judge's numbers of two validation curves up to the same round.
+
+    ``gap`` is the deeper cut's best smoothed score above the other's, ``slope`` the same of gains an evaluation.
+    ``level`` and ``noise`` are means of the two: the best smoothed score, and the deviation of steps.
+    """
+
+    def own(curve: Array) -> tuple[float, float, float]:
+        latest = curve[-LATEST:]
+        if len(latest) < 3:
+            return float(np.nanmax(smooth(curve))), 0.0, 0.0
+        slope = float(np.polyfit(np.arange(len(latest)), latest, 1)[0])
+        return float(np.nanmax(smooth(curve))), slope, float(np.std(np.diff(latest)))
+
+    (top_a, slope_a, noise_a), (top_b, slope_b, noise_b) = own(shallow), own(deep)
+    return np.array([top_b - top_a, slope_b - slope_a, (top_a + top_b) / 2, (noise_a + noise_b) / 2])
+
+
+def known(part: Part) -> bool:
+    """Return whether a federation's data family is one of before, on which the judge is fitted."""
+    return part.family not in FAMILIES
+
+
+FROZEN = Judge(-0.01224, (0.554, 0.0391, 0.03405, -0.1745))
+"""The judge as it was registered: fitted on the known families, rounded to four digits."""
+
+
+# --- curves and the fit ----------------------------------------------------------------------------------------
+
+
+def curves_of(frame: pd.DataFrame) -> Curves:
+    """Return the validation curves of packed rows."""
+    own = frame[(frame["metric"] == CURVE) & (frame["estimator"] == CUTS)].sort_values("round")
+    found = {}
+    for (run, seed, cut), part in own.groupby(["run", "seed", "variant"], observed=True):
+        job = JOBS[str(run)]
+        place = STUDY[job.federation].rates.index(job.config.lr)
+        rounds = (int(done) for done in part["round"])
+        found[job.federation, int(str(seed)), str(cut), place] = dict(zip(rounds, part["value"], strict=True))
+    return found
+
+
+def horizon(part: Part, share: float) -> float:
+    """Return the round of a share of the planned maximum."""
+    return share * float(STUDY[part.name].config.rounds or 1)
+
+
+def seen(part: Part, curves: Curves, seed: int, cut: int, rate: int, share: float) -> Array | None:
+    """Return a run's curve up to a share of the planned maximum; None where it diverged."""
+    curve = curves.get((part.name, seed, part.cuts.variants[cut], rate))
+    if curve is None or np.isnan(part.cuts.validation[seed, cut, rate]):
+        return None
+    return np.array([value for done, value in curve.items() if done <= horizon(part, share)])
+
+
+def arms(part: Part) -> list[int]:
+    """Return the places of the four arms, in order of depth."""
+    return [k for k, name in enumerate(part.cuts.variants) if name in ARMS]
+
+
+def fit(parts: Iterable[Part], curves: Curves, share: float = SHARE) -> Judge:
+    """Fit the judge: all pairs of arms at each rate and seed, each family with the same weight.
+
+    The penalty is on standardised features; the constant has none.
+    """
+    lines, gaps, families = [], [], []
+    for part in parts:
+        for seed in part.seeds:
+            for rate in range(part.cuts.validation.shape[2]):
+                for a, b in combinations(arms(part), 2):
+                    shallow, deep = (seen(part, curves, seed, cut, rate, share) for cut in (a, b))
+                    if shallow is not None and deep is not None:
+                        lines.append(features(shallow, deep))
+                        gaps.append(part.cuts.held_out[seed, b, rate] - part.cuts.held_out[seed, a, rate])
+                        families.append(part.family)
+    x, y = np.array(lines), np.array(gaps)
+    weights = 1 / pd.Series(families).map(pd.Series(families).value_counts()).to_numpy(float)
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    z = np.column_stack([np.ones(len(x)), (x - mean) / spread])
+    penalty = PENALTY * weights.sum() * np.diag([0.0] + [1.0] * x.shape[1])
+    found = np.linalg.solve(z.T @ (weights[:, None] * z) + penalty, z.T @ (weights * y))
+    slopes = found[1:] / spread
+    return Judge(float(found[0] - slopes @ mean), tuple(map(float, slopes)))
+
+
+# --- races -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Raced:
+    """What a race ends with in one seed.
+
+    Attributes:
+        score: of its model on held-out samples.
+        race: rounds that the arms trained at the given rate.
+        total: rounds in all, those that tuned the rate included.
+    """
+
+    score: float
+    race: float
+    total: float
+
+
+def raced(
+    part: Part, curves: Curves, seed: int, judge: Judge | None, share: float = SHARE, rates: float = 1.0
+) -> Raced:
+    """Race four arms to a share of the planned maximum, and finish the one that is preferred.
+
+    Four rates of all but the last layer come first. The best smoothed score on validation prefers one of them, and
+    one of the arms where there is no judge.
+
+    Args:
+        rates: the share to which rates are tried.
+    """
+    main, trained = part.cut(MAIN_CUT), np.nan_to_num(part.cuts.rounds[seed])
+    tried = [seen(part, curves, seed, main, rate, rates) for rate in range(trained.shape[1])]
+    rate = best(np.array([top(curve) for curve in tried]))
+    places = arms(part)
+    racing = {cut: curve for cut in places if (curve := seen(part, curves, seed, cut, rate, share)) is not None}
+    if judge is None or share >= 1:
+        won = list(racing)[best(np.array([top(curve) for curve in racing.values()]))]
+    else:
+        won = list(racing)[judge.winner(list(racing.values()))]
+    spent = {cut: min(float(trained[cut, rate]), horizon(part, share)) for cut in places}
+    spent[won] = float(trained[won, rate])
+    tuning = np.minimum(trained[main], horizon(part, rates))
+    again = max(0.0, spent[main] - float(tuning[rate]))  # what is left of a run that tuned
+    total = float(tuning.sum()) + again + sum(rounds for cut, rounds in spent.items() if cut != main)
+    return Raced(float(part.cuts.held_out[seed, won, rate]), sum(spent.values()), total)
+
+
+def top(curve: Array | None) -> float:
+    """Return the best smoothed score of a curve; NaN without one."""
+    return float("nan") if curve is None or np.isnan(curve).all() else float(np.nanmax(smooth(curve)))
+
+
+Judges = Callable[[Part], Judge | None]
+"""The judge of a federation: the frozen one, one fitted without its family, or none."""
+
+
+def without_family(parts: Sequence[Part], curves: Curves, share: float = SHARE) -> Judges:
+    """Return judges that are fitted on the known families but that of the federation."""
+    found = {
+        family: fit([part for part in parts if known(part) and part.family != family], curves, share)
+        for family in {part.family for part in parts}
+    }
+    return lambda part: found[part.family]
+
+
+# --- the numbers -----------------------------------------------------------------------------------------------
+
+RACES: Mapping[str, tuple[bool, float, float]] = {
+    "four rates to the end, four cuts to the end": (False, 1.0, 1.0),
+    "the same, cuts judged by the frozen judge": (True, SHARE, 1.0),
+    "the same, cuts judged by their scores": (False, SHARE, 1.0),
+    "rates and cuts judged early, cuts by the frozen judge": (True, SHARE, SHARE),
+    "rates and cuts judged early, by their scores": (False, SHARE, SHARE),
+}
+"""Whether the judge decides, the share to which cuts are raced, and that to which rates are tried."""
+
+
+def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame:
+    """Return what each race loses against the best cut, and costs: one line each, in macro-F1.
+
+    ``more`` is what it loses above the first line. ``race`` and ``total`` are in runs of all but the last layer at the
+    rate that is not tuned, ``planned`` is the race in planned maxima; all are means over federations.
+    """
+    base = np.array([np.nanmean(part.cuts.rounds[:, part.cut(MAIN_CUT), part.base]) for part in parts])
+    most = np.array([horizon(part, 1.0) for part in parts])
+    lines, first = [], np.array([])
+    for name, (judged, share, rates) in RACES.items():
+        each = [
+            [raced(part, curves, seed, judges(part) if judged else None, share, rates) for seed in part.seeds]
+            for part in parts
+        ]
+        lost = [
+            float(np.mean(part.reference() - [one.score for one in own])) for part, own in zip(parts, each, strict=True)
+        ]
+        values = by_family(parts, lost).to_numpy()
+        first = first if lines else values
+        draws = drawn(len(values))
+        mean, more = interval(values, draws), interval(values - first, draws)
+        race, total = (np.array([np.mean([getattr(one, what) for one in own]) for own in each]) for what in COSTS)
+        lines.append({
+            "way": name, "lost": mean.value, "low": mean.low, "high": mean.high, "more": more.value,
+            "more_low": more.low, "more_high": more.high, "race": np.mean(race / base), "total": np.mean(total / base),
+            "planned": np.mean(race / most), "families": len(values),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+COSTS = ("race", "total")
