@@ -73,11 +73,33 @@ def below_best(parts: Sequence[Part]) -> pd.DataFrame:
     return table.loc[[cut for cut in CUT_NAMES if cut in table.index]]
 
 
+def _raced(parts: Sequence[Part]) -> pd.DataFrame:
+    columns = ["family", "gap", "model", "plan"]
+    return pd.DataFrame([(part.family, *each) for part in parts for each in races(part)], columns=columns).dropna()
+
+
+def calibration(parts: Sequence[Part]) -> dict[str, float]:
+    """Return how well a race's loss is foreseen from the other families.
+
+    ``one`` is the mean squared error of the share of races that lose less than :data:`POINT`; ``thirds`` is that of the
+    share in the race's third of distances. ``covered`` is the share of races below the 90 % quantile of loss.
+    """
+    found, lines = _raced(parts), []
+    for family in found["family"].unique():
+        own, others = found[found["family"] == family], found[found["family"] != family]
+        ends = others["gap"].quantile([1 / 3, 2 / 3]).to_numpy()
+        good = others["model"] < POINT
+        of_third = good.groupby(np.digitize(others["gap"], ends)).mean()
+        known = of_third.reindex(np.digitize(own["gap"], ends)).to_numpy(float)
+        seen = (own["model"] < POINT).to_numpy(float)
+        below = own["model"] <= others["model"].quantile(0.9)
+        lines.append(np.column_stack([(good.mean() - seen) ** 2, (known - seen) ** 2, below]))
+    return dict(zip(("one", "thirds", "covered"), map(float, np.concatenate(lines).mean(axis=0)), strict=True))
+
+
 def certainty(parts: Sequence[Part]) -> pd.DataFrame:
     """Return how often a race loses less than :data:`POINT`, over all races and over thirds of what they show."""
-    found = pd.DataFrame(
-        [(part.family, *each) for part in parts for each in races(part)], columns=["family", "gap", "model", "plan"]
-    ).dropna()
+    found = _raced(parts)
     third = pd.qcut(found["gap"].rank(method="first"), 3, labels=["least", "middle", "greatest"])
     lines = []
     for name, own in (("any", found), *((str(name), part) for name, part in found.groupby(third, observed=True))):
@@ -243,6 +265,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         markdown(_worth(parts)),
         "## How certain one race is",
         markdown(_certainty(certainty(parts))),
+        _calibrated(calibration(parts)),
         "Four rates, then four cuts at the best, in each seed. The model is what won. The plan is its cut and rate in "
         "other seeds. The last column is the least and the most with one data family left out. A greater "
         "distance on validation does not mean a smaller loss. So `choose` prints the first line.",
@@ -335,6 +358,13 @@ def _certainty(table: pd.DataFrame) -> dict[str, list[str]]:
         "9 of 10 models lose at most, points": [f"{100 * line.tail:.1f}" for line in lines],
         "model, a family left out": [f"{100 * line.low:.0f} to {100 * line.high:.0f} %" for line in lines],
     }
+
+
+def _calibrated(found: Mapping[str, float]) -> str:
+    return (
+        f"Foreseen for a family from the others: the first line has a mean squared error of {found['one']:.3f}, the "
+        f"thirds {found['thirds']:.3f}. {100 * found['covered']:.0f} % of races lose less than the 90 % quantile."
+    )
 
 
 def _patience(frame: pd.DataFrame) -> dict[str, list[str]]:

@@ -227,7 +227,8 @@ def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame
     """
     base = np.array([np.nanmean(part.cuts.rounds[:, part.cut(MAIN_CUT), part.base]) for part in parts])
     most = np.array([horizon(part, 1.0) for part in parts])
-    lines, first = [], np.array([])
+    lines: list[dict[str, float | str]] = []
+    first = np.array([])
     for name, (judged, share, rates) in RACES.items():
         each = [
             [raced(part, curves, seed, judges(part) if judged else None, share, rates) for seed in part.seeds]

@@ -1,0 +1,74 @@
+"""The judge of validation curves: its numbers, its fit, and the costs of races that stop arms early."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from figures.decision import judge
+from figures.decision.finished import MAIN_CUT, STUDY
+from figures.decision.finished_ways import parts_of
+from tests.figures.test_decision_finished import NAMES, plain, simulated
+
+
+def curves_of(federations, late):
+    """Curves that rise to their run's score by round 40; `late` names a cut that is flat until round 32."""
+    found = {}
+    for name, seed, cut, rate in product(federations, range(3), NAMES, range(4)):
+        rise = [float(done > 32) if cut == late else min(1.0, done / 20) for done in range(2, 42, 2)]
+        end = plain(name, seed, cut, rate)
+        found[name, seed, cut, rate] = {2 * k + 2: end * share for k, share in enumerate(rise)}
+    return found
+
+
+def test_features_are_of_the_deeper_cut_minus_the_other():
+    up, flat = np.arange(10) / 10, np.full(10, 0.4)
+    assert judge.features(flat, up) == pytest.approx([0.4, 0.1, 0.6, 0.0])
+    assert judge.features(up, flat)[:2] == pytest.approx([-0.4, -0.1])
+    assert judge.features(flat[:1], up[:1]) == pytest.approx([-0.4, 0.0, 0.2, 0.0])
+
+
+def test_without_a_penalty_the_fit_is_least_squares(monkeypatch):
+    monkeypatch.setattr(judge, "PENALTY", 0.0)
+    names = ("heart", "tweets_table")
+    parts, curves = parts_of(simulated(plain, names)), curves_of(names, late="")
+    lines, gaps = [], []
+    for part, seed, rate in product(parts, range(3), range(4)):
+        for a, b in ((0, 2), (0, 3), (0, 4), (2, 3), (2, 4), (3, 4)):
+            pair = [np.array(list(curves[part.name, seed, NAMES[k], rate].values()))[:15] for k in (a, b)]
+            lines.append(judge.features(*pair))
+            gaps.append(part.cuts.held_out[seed, b, rate] - part.cuts.held_out[seed, a, rate])
+    found = judge.fit(parts, curves)
+    errors = np.array(gaps) - found.constant - np.array(lines) @ found.weights
+    assert errors @ np.column_stack([np.ones(len(lines)), lines]) == pytest.approx(0, abs=1e-8)
+
+
+def test_a_race_that_stops_early_costs_less_and_a_late_winner_needs_a_judge():
+    name = "chile"
+    part, curves = parts_of(simulated(plain, (name,)))[0], curves_of((name,), late=MAIN_CUT)
+    full = judge.raced(part, curves, 0, None, share=1.0)
+    assert (full.race, full.total) == (4 * 40, 7 * 40)
+    assert full.score == pytest.approx(part.cuts.held_out.max())
+    blind = judge.raced(part, curves, 0, None)
+    assert (blind.race, blind.total) == (3 * 30 + 40, 4 * 40 + 2 * 30 + 40)
+    assert blind.score < full.score
+    wise = judge.raced(part, curves, 0, judge.Judge(0.0, (-1.0, 0.0, 0.0, 0.0)), rates=1.0)
+    assert wise.score == pytest.approx(full.score)
+    assert judge.raced(part, curves, 0, None, rates=judge.SHARE).total == 4 * 30 + 2 * 30 + 40
+
+
+def test_a_run_that_diverged_does_not_win_and_its_rounds_count():
+    part, curves = parts_of(simulated(plain, ("chile",)))[0], curves_of(("chile",), late="")
+    others = [name for name in NAMES if name != "half"]
+    left = {key: curve for key, curve in curves.items() if key[2] in others}
+    best_of_rest = max(part.cuts.held_out[0, NAMES.index(name)].max() for name in others)
+    raced = judge.raced(part, left, 0, judge.Judge(0.0, (1.0, 0.0, 0.0, 0.0)))
+    assert raced.score == pytest.approx(best_of_rest)
+    assert raced.race == 3 * 30 + 40
+
+
+def test_the_judge_is_fitted_on_families_of_before_alone():
+    parts = parts_of(simulated(plain, ("chile", "heart", "digits_turned", "digits_dirichlet")))
+    assert [judge.known(part) for part in parts] == [False, True, True, True]
+    curves = curves_of(tuple(STUDY), late="")
+    assert judge.without_family(parts, curves)(parts[1]) == judge.fit(parts[2:], curves)
