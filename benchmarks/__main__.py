@@ -9,7 +9,19 @@ from typing import Any
 
 import tyro
 
-from benchmarks import diagnosis, federation, machine, measurements, peers, picture, scale, startup, training
+from benchmarks import (
+    diagnosis,
+    federation,
+    machine,
+    measurements,
+    peers,
+    picture,
+    scale,
+    stacking,
+    startup,
+    training,
+    transformer,
+)
 from benchmarks.pairs import table
 from fl_core.errors import RunError, UsageError, check_known
 
@@ -19,6 +31,8 @@ JOBS: dict[str, Callable[..., Any]] = {
     **training.JOBS,
     **machine.JOBS,
     "startup": startup.startup,
+    **transformer.JOBS,
+    **stacking.JOBS,
     "peers": peers.peers,
     "harness": peers.harness,
     "scale": scale.scale,

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -39,40 +40,46 @@ PARTS = {
 REST = "other"
 
 
-def part_of(frame: FrameType | None) -> str:
+def part_of(frame: FrameType | None, parts: Mapping[str, tuple[str, ...]] = PARTS) -> str:
     """The part of the innermost function on the stack whose file a part names."""
     while frame is not None:
-        found = part_of_file(frame.f_code.co_filename)
+        found = part_of_file(frame.f_code.co_filename, parts)
         if found is not None:
             return found
         frame = frame.f_back
     return REST
 
 
-def part_of_file(path: str) -> str | None:
+def part_of_file(path: str, parts: Mapping[str, tuple[str, ...]] = PARTS) -> str | None:
     """The part that names this file, by the longest of the places that do; None: none does."""
     path = path.removeprefix(f"{ROOT}/")  # the checkout's own folder may have any name
-    hits = [(len(place), part) for part, places in PARTS.items() for place in places if place in path]
+    hits = [(len(place), part) for part, places in parts.items() for place in places if place in path]
     return max(hits)[1] if hits else None
 
 
-def sampled(words: list[str]) -> tuple[Counter[str], float, float]:
-    """Run ``fedlayers`` with these words; looks at it by part, CPU seconds and seconds by the clock."""
+def sampled(
+    work: Callable[[], object], parts: Mapping[str, tuple[str, ...]] = PARTS
+) -> tuple[Counter[str], float, float]:
+    """Do some work; looks at it by part, CPU seconds and seconds by the clock."""
     seen: Counter[str] = Counter()
 
     def look(number: int, frame: FrameType | None) -> None:
-        seen[part_of(frame)] += 1
+        seen[part_of(frame, parts)] += 1
 
     signal.signal(signal.SIGPROF, look)
     cpu, clock = time.process_time(), time.perf_counter()
     signal.setitimer(signal.ITIMER_PROF, EVERY, EVERY)
     try:
-        from fedlayers.cli.main import main
-
-        main(words)
+        work()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return seen, time.process_time() - cpu, time.perf_counter() - clock
+
+
+def _called(words: list[str]) -> None:
+    from fedlayers.cli.main import main
+
+    main(words)
 
 
 def command(words: list[str]) -> Path:
@@ -81,7 +88,7 @@ def command(words: list[str]) -> Path:
     It runs in this process, so that workers' time is not seen.
     """
     with tempfile.TemporaryDirectory() as folder:
-        seen, cpu, clock = sampled([*words, "--out", str(Path(folder) / "out")])
+        seen, cpu, clock = sampled(lambda: _called([*words, "--out", str(Path(folder) / "out")]))
     table = pd.DataFrame({"part": list(seen), "share": list(seen.values())})
     table["share"] /= table["share"].sum()
     table["seconds"] = (table["share"] * cpu).round(2)

@@ -100,20 +100,20 @@ def _measure(name: str, size: int, answer: multiprocessing.connection.Connection
         curve.job(curve.sizes[0], stack)()
     with ExitStack() as stack:
         work = curve.job(size, stack)
-        before = _peak_from_now()
+        before = peak_from_now()
         start = time.process_time()
         work()
         seconds = time.process_time() - start
-        answer.send((seconds, max(_memory("VmHWM") - before, 0.0)))
+        answer.send((seconds, max(memory("VmHWM") - before, 0.0)))
 
 
-def _peak_from_now() -> float:
+def peak_from_now() -> float:
     """MB of this process now, which the kernel's peak (VmHWM) is counted from again."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _memory("VmRSS")
+    return memory("VmRSS")
 
 
-def _memory(which: str) -> float:
+def memory(which: str) -> float:
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[which].split()[0]) * 1024 / 1e6
 

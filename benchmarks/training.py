@@ -101,7 +101,7 @@ def federation(clients: int, n: int, shape: tuple[int, ...], classes: int = 10, 
 @contextmanager
 def rounds(
     config: RunConfig,
-    data: FederatedData,
+    data: FederatedData | None = None,
     make: Callable[[TaskInfo], Algorithm] | None = None,
     model: nn.Module | None = None,
     count: int = 10**6,
@@ -109,7 +109,7 @@ def rounds(
     """A started engine; each call of its ``step`` is a round without evaluation.
 
     Args:
-        make, model: the algorithm and the model, if they are not the configuration's.
+        data, make, model: samples, algorithm and model, if they are not the configuration's.
     """
     task = assemble(config, data=data, model=model)
     client_runner = task.client_runner()
@@ -213,12 +213,13 @@ def _job(
             if config.workers
             else f"{config.algorithm}, stacked clients"
         )
-        ours, theirs = (partial(_repeat, work, times) for work in (engine.step, bare))
+        ours, theirs = (partial(repeat, work, times) for work in (engine.step, bare))
         how += f", {times} rounds" if times > 1 else ""
         return [compare(name, how, ours, text, theirs, at_most=at_most, pairs=pairs, clock=time.perf_counter)]
 
 
-def _repeat(work: Callable[[], object], times: int) -> None:
+def repeat(work: Callable[[], object], times: int) -> None:
+    """Do some work several times."""
     for _ in range(times):
         work()
 

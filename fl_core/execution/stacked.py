@@ -1,4 +1,7 @@
-"""Joint training of clients of a small perceptron along a leading client axis, which shares each step's overhead."""
+"""Joint training of clients of a small perceptron along a leading client axis, which shares each step's overhead.
+
+The forward pass is written out, since ``torch.func.vmap`` takes more than twice the time (``benchmarks/README.md``).
+"""
 
 from __future__ import annotations
 
@@ -275,7 +278,7 @@ def _descend(
         step_losses = []
         for x, y, weights in batches.between(done, end, left):
             losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
-            losses.backward(weights, inputs=params)
+            losses.backward(weights)
             step_losses.append(losses.detach())
             if longest is not None:
                 _clip_each(params, longest)

@@ -41,7 +41,7 @@ class Training:
         precision: ``bf16`` computes the model's passes, forward and backward, with PyTorch's autocast to bfloat16
             (8 bits of mantissa); what comes out of them is float32 again. Weights, gradients, losses, the
             optimiser, averages, evaluation and diagnostics are float32 or float64 in either. It is faster on CPUs
-            with AVX512-BF16 or AMX and on GPUs, and slower on others; it is never chosen by timing.
+            with AVX512-BF16 or AMX, and slower on others; it is never chosen by timing.
     """
 
     epochs: int = 1

@@ -1,0 +1,131 @@
+"""Benchmark of a vision transformer on PACS: rounds of all weights against rounds of low-rank adapters."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks import training
+from benchmarks.pairs import Measured, compare
+from benchmarks.scale import memory, peak_from_now
+from fedlayers.studies.choose import choose
+from fl_core import runner, tree
+from fl_core.config import RunConfig
+from fl_core.engine import Engine
+from fl_core.errors import UsageError
+from fl_core.execution.client_backend import LocalClients
+from fl_core.execution.client_runner import OPTIMIZER_TREE
+
+LORA = "lora:r=8,targets=attn"
+WHOLE = RunConfig(
+    dataset="pacs", max_samples=1200, model="timm:vit_tiny_patch16_224",
+    model_options={"embed_dim": 256, "num_heads": 8}, rounds=10, epochs=1, batch_size=32, lr=0.0003, optimizer="adamw",
+    weight_decay=0.01, keep_optimizer=True, loss="cross_entropy", eval_every=10,
+)  # fmt: skip
+"""PACS has four clients. Images of 64 x 64 are 16 patches. The base of the race is trained by this."""
+ADAPTED = replace(WHOLE, adapt=LORA, lr=0.001, rounds=3, eval_every=1)
+ARMS = ("nothing", "lora_A", "lora_B", "half", "all_but_last")
+TIMED = 160
+"""Samples of the rounds that are timed."""
+PAIRS = 6
+NO_INTERVAL = (float("nan"), float("nan"))
+
+
+def transformer(pairs: int = PAIRS) -> list[Measured]:
+    """A vision transformer of 9.7 million parameters on PACS: what low-rank adapters save.
+
+    Everything runs on one thread. Times are CPU seconds. A round has 4 clients and no evaluation.
+    """
+    torch.set_num_threads(1)
+    some = replace(WHOLE, max_samples=TIMED)
+    with training.rounds(some) as whole, training.rounds(replace(some, adapt=LORA)) as adapted:
+        found = [compare("transformer", f"{LORA}, a round", adapted.step, "all weights", whole.step, pairs=pairs)]
+        sizes = [(_sent(engine), _kept(engine)) for engine in (whole, adapted)]
+    peaks = [_alone(adapt) for adapt in (None, LORA)]
+    for text, values in (
+        ("sent by a client in a round", [size[0] for size in sizes]),
+        ("of optimiser state that a client keeps", [size[1] for size in sizes]),
+        ("of peak memory of a round in a new process", peaks),
+    ):
+        before, after = values
+        names = (f"{LORA}, {after:.4g} MB {text}", f"all weights, {before:.4g} MB")
+        found.append(Measured("transformer", *names, before / after, *NO_INTERVAL, unit="memory"))
+    return found
+
+
+def _sent(engine: Engine) -> float:
+    """Return the MB that one client sent in one round."""
+    return max(float(row["value"]) for row in engine.rows if row["metric"] == "bytes_up") / 1e6
+
+
+def _kept(engine: Engine) -> float:
+    """Return the MB of the first client's optimiser."""
+    assert isinstance(engine.clients, LocalClients)
+    return tree.n_bytes(engine.clients.states[engine.names[0]].trees[OPTIMIZER_TREE]) / 1e6
+
+
+def _alone(adapt: str | None) -> float:
+    """Return the MB by which a round raises the peak memory of a new process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_peak, adapt).result()
+
+
+def _peak(adapt: str | None) -> float:
+    torch.set_num_threads(1)
+    with training.rounds(replace(WHOLE, max_samples=TIMED, adapt=adapt)) as engine:
+        before = peak_from_now()
+        engine.step()
+    return memory("VmHWM") - before
+
+
+def race(pairs: int = 1) -> list[Measured]:
+    """The same transformer: a race over which adapters are shared, from a base that FedAvg has trained.
+
+    Args:
+        pairs: number of seeds.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        runner.run(WHOLE, base, progress=False)
+        config, seeds = replace(ADAPTED, init=str(base)), range(pairs)
+        choice = choose(config, Path(folder) / "choose", arms=ARMS, seeds=seeds, complete=False, tell=print)
+    print(choice.text())
+    text = f"rounds 1 to {ADAPTED.rounds} after {WHOLE.rounds} of all weights"
+    return [
+        Measured("transformer", f"share {arm} of {LORA}", text, value, *NO_INTERVAL, pairs=pairs, unit="macro-F1")
+        for arm, value in zip(choice.table["arm"], choice.table[choice.main], strict=True)
+    ]
+
+
+def gpu(pairs: int = PAIRS) -> list[Measured]:
+    """S1, S2 and the transformer on a CUDA device, next to the same rounds on processors.
+
+    Raises:
+        UsageError: there is no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise UsageError("benchmark gpu must run on a machine with a CUDA device; got none. Use another machine.")
+    found = []
+    for name, config, *own in (
+        ("S1", *training._cross_device()),
+        ("S2", *training._cross_silo()),
+        ("transformer", WHOLE),
+    ):
+        data, model = (*own, None, None)[:2]
+        with (
+            training.rounds(replace(config, device="cuda", workers=0), data, model=model) as fast,
+            training.rounds(config, data, model=model) as slow,
+        ):
+            device, text = torch.cuda.get_device_name(), f"{config.workers} workers on processors"
+            found.append(compare(name, device, fast.step, text, slow.step, pairs=pairs, clock=time.perf_counter))
+    return found
+
+
+JOBS = {"gpu": gpu, "transformer": transformer, "transformer-choose": race}

@@ -1,0 +1,34 @@
+"""The jobs of the transformer, of a CUDA device and of torch.func."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import stacking, transformer
+from benchmarks.__main__ import command
+from fl_core import models
+from fl_core.tree import distance
+
+
+def test_without_a_cuda_device_the_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        command(["gpu"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "CUDA device" in said
+    assert said.count("\n") == 1
+
+
+def test_the_transformer_has_the_parameters_that_the_page_names() -> None:
+    config = transformer.WHOLE
+    model = models.build(str(config.model), (3, 64, 64), 7, options=config.model_options)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == 9.7
+
+
+def test_all_ways_of_stacking_take_the_same_steps() -> None:
+    written, *others = (each() for each in stacking.sides(10))
+    assert all(distance(written, other) < 1e-5 for other in others)
