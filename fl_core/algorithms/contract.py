@@ -21,33 +21,6 @@ from fl_core.plan import LayerPlan
 from fl_core.training.phases import Phase
 
 FROZEN, CONTENTS = "_frozen", "_contents"
-RENAMED = {
-    "held": "submodel",
-    "up": "uploaded",
-    "kept": "local_tensors",
-    "open": "server_state",
-    "start": "client_state",
-    "candidates": "client_start, which scores models with ctx.score",
-    "insides": "observations",
-    "look": "client_observations",
-    "finish": "finetuning",
-    "tunes": "finetuning",
-    "adapts": "finetuning",
-    "decides": "default_plan, which gives None",
-    "least_layers": "resolve_plan, which raises a UsageError",
-    "splits": "uses_plan",
-    "cuts": "removes_layers",
-    "paired": "keeps_server_pair",
-    "foreseeable": "static_traffic",
-    "adds": "added_modules",
-    "adopt": "resolve_plan",
-    "under": "base_algorithm",
-    "build": "wrap_model",
-    "begin": "client_start",
-    "reply": "client_update",
-    "send": "server_message",
-}
-"""What hooks were called in version 0.1, and their names now."""
 _PLACE = (
     "An algorithm is copied to workers and built anew on resume; what changes in a run belongs to the State of the "
     "server or of a client: State.trees for tensors, State.meta for plain data"
@@ -66,7 +39,7 @@ class AlgorithmLike(Protocol):
 
 
 def check_hooks(algorithm: type, base: type) -> None:
-    """Refuse a hook by an old name, a misspelt one or one with other arguments, and a ``Config`` of another kind.
+    """Refuse a misspelt hook, one with other arguments, and a ``Config`` of another kind.
 
     The class's own hooks are replaced by themselves with a check of what they return.
     A method that is not inherited counts as a misspelt hook if it has a hook's arguments and nearly its name. Losses
@@ -77,8 +50,6 @@ def check_hooks(algorithm: type, base: type) -> None:
     """
     where = f"{algorithm.__module__}.{algorithm.__qualname__}"
     for name, member in list(vars(algorithm).items()):
-        if name in RENAMED:
-            raise UsageError(f"{where}: hook {name!r} must have its present name, {RENAMED[name]}. Rename it.")
         if name == "Config" and not is_dataclass(member):
             raise UsageError(f"{where}.Config must be a frozen dataclass. Write @dataclass(frozen=True) above it.")
         hook, own = vars(base).get(name), getattr(member, "__func__", member)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS, register
-from fl_core.algorithms.contract import HOOK_SPECS, RENAMED, check_unchanged, freeze
+from fl_core.algorithms.contract import HOOK_SPECS, check_unchanged, freeze
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner
@@ -242,12 +241,6 @@ def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
     fresh, used = task.algorithm(task.plan), play(algorithm=name, rounds=1, model=model).engine.algorithm
     assert inside(used) == inside(fresh)
     assert used.task_info == fresh.task_info
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_hook_by_a_former_name_is_refused_with_its_new_one(old: str, new: str) -> None:
-    with pytest.raises(UsageError, match=rf"'{old}'.*{re.escape(new)}"):
-        type("Old", (Algorithm,), {old: lambda self: None})
 
 
 def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
