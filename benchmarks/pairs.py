@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -122,7 +123,7 @@ def judged(
     """The median of ratios with its interval, compared with a target."""
     found = median_interval(ratios)
     target, holds = "", ""
-    few = "" if found.status == "ok" else found.status
+    few = f"too few values: {len(ratios)}" if math.isnan(found.low) else ""
     if at_most is not None:
         target, holds = f"<= {at_most:g}", few or ("yes" if found.high <= at_most else "no")
     if at_least is not None:

@@ -69,8 +69,8 @@ def of_seeds(values: pd.DataFrame, holds: Callable[[pd.Series], bool]) -> tuple[
 def median_ends(values: pd.Series) -> Interval:
     """Return the median with its 95 % interval; of too few values for one, with their range."""
     found = median_interval(values)
-    if found.status == "ok":
-        return Interval(*found[:3])
+    if not math.isnan(found.low):
+        return found
     return Interval(found.value, float(values.min(skipna=False)), float(values.max(skipna=False)))
 
 

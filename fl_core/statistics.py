@@ -47,19 +47,6 @@ class Pairs(NamedTuple):
     p_value: NDArray[np.float64]
 
 
-class MedianInterval(NamedTuple):
-    """A median, the ends of its interval and the probability that they enclose it.
-
-    The ends and ``coverage`` are NaN if ``status`` is not ``ok``.
-    """
-
-    value: float
-    low: float
-    high: float
-    coverage: float
-    status: str = "ok"
-
-
 @dataclass(frozen=True)
 class FriedmanTest:
     """The result of Friedman's test, with a chi-square ``statistic`` of ``n_algorithms`` - 1 degrees of freedom.
@@ -86,17 +73,14 @@ def combine(values: Values, weights: Values) -> float:
     return float((w / w.sum()) @ m) if _whole(m) else math.nan
 
 
-def median_interval(values: Values, level: float = 0.95) -> MedianInterval:
-    """Return the median and a confidence interval between two of the values, from their order alone.
+def median_interval(values: Values, level: float = 0.95) -> Interval:
+    """Return the median and a confidence interval between two of the values, from their order alone (Conover, 1999).
 
-    The ends are the k-th smallest and the k-th largest of n values. They enclose the median of any continuous
-    distribution with probability 1 - 2 P(B < k). Here B counts the heads of n fair coins. The largest k with a
-    ``coverage`` of at least ``level`` is used. With fewer than 6 values no k is enough at 95 %.
+    The ends are the k-th smallest and the k-th largest value, with the largest k that has the level for any continuous
+    distribution. With fewer than 6 values no k is enough at 95 %, and the ends are NaN.
 
     >>> median_interval([1, 2, 4, 8, 16, 32, 64])
-    MedianInterval(value=8.0, low=1.0, high=64.0, coverage=0.984375, status='ok')
-    >>> median_interval([1, 2, 4]).status
-    'too few values: 3 cover the median with probability 0.75'
+    Interval(value=8.0, low=1.0, high=64.0)
 
     Raises:
         UsageError: there are no values, or the level is not between 0 and 1.
@@ -104,16 +88,11 @@ def median_interval(values: Values, level: float = 0.95) -> MedianInterval:
     (x,) = _aligned(values=values)
     _check_level(level)
     if not _whole(x):
-        return MedianInterval(math.nan, math.nan, math.nan, math.nan, "a value is not finite")
-    median, n = float(np.median(x)), len(x)
-    below = np.cumsum([math.comb(n, k) for k in range((n + 1) // 2)], dtype=object)  # outcomes of B <= k, exactly
-    coverages = [1 - 2 * int(count) / 2**n for count in below]
-    k = sum(coverage >= level for coverage in coverages)
-    if not k:
-        status = f"too few values: {n} cover the median with probability {coverages[0]:g}"
-        return MedianInterval(median, math.nan, math.nan, math.nan, status)
-    ordered = np.sort(x)
-    return MedianInterval(median, float(ordered[k - 1]), float(ordered[n - k]), coverages[k - 1])
+        return Interval(math.nan, math.nan, math.nan)
+    from scipy import stats
+
+    ends = stats.quantile_test(x, p=0.5).confidence_interval(level)
+    return Interval(float(np.median(x)), float(ends.low), float(ends.high))
 
 
 def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> Interval:
