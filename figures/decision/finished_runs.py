@@ -54,12 +54,14 @@ class Ended:
         best: the best round, one for all clients.
         stopped: rounds that were trained.
         curve: the score on validation of each evaluated round.
+        server: the server's model at the best round.
     """
 
     models: dict[int, Tree]
     best: int
     stopped: int
     curve: dict[int, float]
+    server: Tree
 
 
 def stopping(engine: Engine) -> tuple[int, dict[int, float]]:
@@ -69,20 +71,24 @@ def stopping(engine: Engine) -> tuple[int, dict[int, float]]:
     return rule.best[PERSONAL], {done: score for done, score in rule.scores[PERSONAL].items() if done > 0}
 
 
-def to_stop(task: runner.Task, config: RunConfig, plan: LayerPlan | None) -> Ended:
+def to_stop(task: runner.Task, config: RunConfig, plan: LayerPlan | None, initial: Tree | None = None) -> Ended:
     """Train on a task's data to the stop.
+
+    Args:
+        initial: the model to start from; default the seed's.
 
     Raises:
         NonFiniteError: training met NaN or infinity.
     """
     with TemporaryDirectory() as out:
-        engine = runner.run(config, Path(out) / "run", loaded=task.data, plan=plan, progress=False)
+        engine = runner.run(config, Path(out) / "run", loaded=task.data, plan=plan, initial=initial, progress=False)
         assert engine.writer is not None
         stopped = engine.done
         best, curve = stopping(engine)
         engine.restore(engine.writer.run.checkpoint(best))
         models = {number: dict(engine.models(number)[PERSONAL]) for number in range(len(task.data.clients))}
-    return Ended(models, best, stopped, curve)
+        server = dict(engine.server.trees["model"])
+    return Ended(models, best, stopped, curve, server)
 
 
 class Outputs:
