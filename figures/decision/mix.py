@@ -21,8 +21,8 @@ from scipy import optimize, special
 from fedlayers.studies.mixture import fit_weights, mixed
 from figures import items, packing
 from figures.decision import finished_ways, runs, stitch
-from figures.decision.finished import DITTO, EVERY, MAIN_CUT, STUDY
 from figures.decision.federations import cuts
+from figures.decision.finished import DITTO, EVERY, MAIN_CUT, STUDY
 from figures.decision.finished_runs import HELD_OUT, ROWS, STOPPED, VALIDATION, to_stop
 from figures.decision.finished_runs import NAME as FINISHED
 from figures.decision.finished_ways import ARMS
