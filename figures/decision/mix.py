@@ -185,7 +185,7 @@ def one_run(federation: Federation, nothing: LayerPlan, rate: float) -> Iterator
     with TemporaryDirectory() as folder:
         heads = Path(folder) / "heads.safetensors"
         stitch.save_heads(heads, ditto.models)
-        options = {"algorithm": stitch.NAME, "options": {"heads": str(heads)}}
+        options: dict[str, Any] = {"algorithm": stitch.NAME, "options": {"heads": str(heads)}}
         config = replace(config, rounds=rounds, checkpoint_every=rounds, **options)
         ended = to_stop(task, config, plans[depth], ditto.server)
     yield rows.row(STOPPED, ended.stopped, round=ended.best, variant=CONTINUED, **about)

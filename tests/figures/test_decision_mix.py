@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from figures import recipe
-from figures.decision import finished, finished_runs, mix, stitch
+from figures import items, packing, recipe
+from figures.decision import finished, finished_runs, finished_ways, mix, mix_page, stitch
 from figures.decision.finished import STUDY
 from figures.decision.finished_ways import ARMS
 from fl_core import runner, tree
@@ -108,3 +109,32 @@ def test_a_temperature_sharpens_models_that_are_always_right(task):
     flat = {"validation": [np.zeros_like(log) - np.log(10) for log in sharp]}
     _, loss = federation.validation(flat)
     assert loss == pytest.approx(-np.log(10))
+
+
+# --- the analysis ----------------------------------------------------------------------------------------------
+
+
+def test_log_losses_of_stored_logs_are_the_stored_losses():
+    folder = items.ROWS / finished_runs.NAME
+    rows = pd.concat([frame for _, frame in packing.read(folder / "chile.rows.parquet")])
+    (part,) = finished_ways.parts_of(rows)
+    found = mix_page.log_losses(part, pd.read_parquet(folder / "chile.logs.parquet"))
+    own = rows[(rows["metric"] == "loss") & (rows["split"] == "held_out") & (rows["estimator"] == "cuts")]
+    for (seed, cut, run), each in own.groupby(["seed", "variant", "run"]):
+        rate = STUDY["chile"].rates.index(float(run.partition("@")[2]))
+        stored = np.average(each["value"].astype(float), weights=each["n_train"].astype(float))
+        assert found[seed, part.cut(cut), rate] == pytest.approx(stored, abs=0.005)
+
+
+def test_a_random_cut_loses_all_of_a_random_cut_s_loss_and_way_minus_itself_is_nothing():
+    seeds = [
+        mix_page.Seed(name, 0, dict.fromkeys(WAYS, lost), dict.fromkeys(WAYS, lost), (True,))
+        for name, lost in (("chile", 0.1), ("smoking", 0.3))
+    ]
+    found = mix_page.table(seeds, mix_page.LOSS, draws=50).set_index("way")
+    assert found.loc[mix_page.RANDOM, "share"] == pytest.approx(1)
+    assert found.loc[mix_page.MIXED, "regret"] == pytest.approx(0.2)
+    assert mix_page.gain(seeds, mix_page.F1, mix_page.MIXED, mix_page.PICK).value == pytest.approx(0)
+
+
+WAYS = (*mix_page.KEPT, mix_page.PICK, "pick, scaled", mix_page.RANDOM)
