@@ -17,10 +17,9 @@ from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items
 from figures.items import Drawing, Finding, View
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
-from figures.page import markdown
+from figures.page import markdown, seeds_in_words
 from figures.player_fl.expectations import OFFSET, seed_by_seed
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
-from figures.player_fl.views import count
 from figures.ranking import ALPHA
 from fl_core.statistics import friedman
 
@@ -120,8 +119,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     ]
     what = f"{NETWORKS[shown].title} after one epoch: medians over clients and " if shown else ""
     caption = (
-        f"{what}{count(header['seeds'])}. The last panel has Friedman's test of the paper's printed tables. It "
-        "compares the algorithms or (with the table transposed) the datasets."
+        f"{what}{seeds_in_words(header['seeds'])}. The last panel has Friedman's test of the paper's printed tables. "
+        "It compares the algorithms or (with the table transposed) the datasets."
     )
     findings = [each for dataset, curve in networks.items() for each in _findings(NETWORKS[dataset].at(header), curve)]
     return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(networks, tests))

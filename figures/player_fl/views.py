@@ -22,6 +22,7 @@ from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
 from figures.items import Drawing, Finding, View
 from figures.layerwise import BY_LAYER, SENSITIVITY, band, by_layer, curves, dissimilarity, lines_beside, read_off
+from figures.page import span
 from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
 from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.released import FIGURE_BATCH
@@ -236,18 +237,14 @@ def _caption(
         if run in runs:
             missing[run] = f"{missing.get(run, run)} {seed}"
     upper, lower = (way.what for way in ways)
+    seeds = span([len(had) for run, had in header["had"].items() if run in runs] or [header["seeds"]])
     printed = "Its ranges are grey" if banded else "No values of it were read off"
     return (
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
-        f"Rows have {count(header['seeds'])}. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
+        f"Rows have {seeds} seeds a network. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
         f"classes and MIMIC-III cannot be had. {' '.join(told) or 'No rows yet.'}"
         + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
     )
-
-
-def count(seeds: int) -> str:
-    """A list of numbers of seeds as text."""
-    return f"{seeds} seed{'' if seeds == 1 else 's'}"
 
 
 def _sizes(
