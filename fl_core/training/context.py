@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class Context:
     reference: Tree
     labels: Tensor
     trees: dict[str, Tree] = field(default_factory=dict)
-    infer: Callable[[Mapping[str, Tensor], Tensor], Tensor] = _not_here
+    infer: Callable[..., Tensor] = _not_here
     batches: Callable[..., Iterator[tuple[Tensor, Tensor]]] = _not_here
     score: Callable[[Tree, str], dict[str, float]] = _not_here
     submodel: frozenset[str] | None = None

@@ -182,10 +182,14 @@ class Workspace:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
         self._ahead = (x, outputs)
 
-    def infer(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training."""
+    def infer(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Tensor:
+        """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training.
+
+        Args:
+            options: as of :meth:`forward`.
+        """
         with in_mode(self.model, False), torch.no_grad():
-            return torch.func.functional_call(self.model, dict(params), (x,))
+            return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:

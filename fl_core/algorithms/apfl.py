@@ -1,8 +1,4 @@
-"""An algorithm from outside: adaptive personalised federated learning.
-
-fedlayers run --dataset heart --algorithm examples.algorithms.apfl:APFL --option alpha=0.25 --out runs/apfl
-fedlayers resume runs/apfl --allow-code examples.algorithms.apfl:APFL
-"""
+"""A personal model mixed with the global one, by a share that each client learns."""
 
 from __future__ import annotations
 
@@ -12,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, register
-from fl_core.errors import UsageError
+from fl_core.algorithms.base import Algorithm, Round, State, register
+from fl_core.algorithms.options import Share
+from fl_core.training.context import Context
+from fl_core.training.phases import Phase
+from fl_core.training.steps import Batch, Steps
 from fl_core.tree import Tree, clone
 
 PERSONAL, SHARE = "personal", "share"
@@ -30,9 +29,6 @@ class APFL(Algorithm):
 
     The global model equals FedAvg's for every alpha. Without ``adapt``, alpha = 0 gives every client the global model.
     alpha = 1 is training alone. The personal model has the running statistics of the mixture's own passes.
-
-    Raises:
-        UsageError: alpha is above 1.
     """
 
     name = "apfl"
@@ -42,12 +38,8 @@ class APFL(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        alpha: float = 0.5
+        alpha: Share = 0.5
         adapt: bool = True
-
-        def __post_init__(self) -> None:
-            if self.alpha > 1:
-                raise UsageError(f"apfl: alpha must be at most 1; got {self.alpha}. Choose a share such as 0.5.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

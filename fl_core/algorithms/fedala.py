@@ -1,8 +1,4 @@
-"""An algorithm from outside: adaptive local aggregation.
-
-fedlayers run --dataset heart --algorithm examples.algorithms.fedala:FedALA --option layers=2 --out runs/fedala
-fedlayers resume runs/fedala --allow-code examples.algorithms.fedala:FedALA
-"""
+"""A start of local training between own and global model, learnt entry by entry."""
 
 from __future__ import annotations
 
@@ -14,8 +10,10 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
-from fl_core.algorithms import Algorithm, Batch, Context, Message, Round, State, register
+from fl_core.algorithms.base import Algorithm, Message, Round, State, register
 from fl_core.errors import UsageError
+from fl_core.training.context import Context
+from fl_core.training.steps import Batch
 from fl_core.tree import Tree, select
 
 WEIGHTS = "weights"
