@@ -237,7 +237,7 @@ def _caption(
         if run in runs:
             missing[run] = f"{missing.get(run, run)} {seed}"
     upper, lower = (way.what for way in ways)
-    seeds = span([len(had) for run, had in header["had"].items() if run in runs] or [header["seeds"]])
+    seeds = span([len(had) for run, had in header["had"].items() if had and run in runs] or [header["seeds"]])
     printed = "Its ranges are grey" if banded else "No values of it were read off"
     return (
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "

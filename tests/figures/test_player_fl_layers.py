@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for moment in MOMENTS:
             algorithm = "fedavg" if moment == FEDERATED else "local"
             runs[run_of(dataset, moment)] = replace(config, algorithm=algorithm)
-    small = replace(STUDY, runs=runs)
+    small = replace(STUDY, runs=runs, more_seeds={})
     digits = [name for name in runs if name.startswith("fashion")]
     recipe.train(small, root / NAME, only=digits, progress=False)
     recipe.train(small, root / NAME, seeds=1, progress=False)
