@@ -59,7 +59,12 @@ class Packet:
 
 
 def encode(packet: Packet) -> bytes:
-    """Return the packet as bytes.
+    """Return the packet as bytes. Errors are as in :func:`encoded`."""
+    return b"".join(encoded(packet))
+
+
+def encoded(packet: Packet) -> list[bytes | memoryview]:
+    """Return the packet's bytes in parts. Tensors are not copied.
 
     Raises:
         PacketError: the head has a value that JSON cannot express, such as NaN or infinity.
@@ -69,7 +74,7 @@ def encode(packet: Packet) -> bytes:
     except (TypeError, ValueError) as error:
         raise PacketError(f"a packet must hold plain data and tensors only: {error}") from error
     flat = blobs.joined(packet.trees)
-    return b"".join((MAGIC, len(head).to_bytes(8, "little"), head, *(blobs.parts(flat) if flat else ())))
+    return [MAGIC, len(head).to_bytes(8, "little"), head, *(blobs.parts(flat) if flat else ())]
 
 
 def decode(data: bytes, most: int | None = None) -> Packet:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlayers.remote import metrics, protocol, state_store
 from fedlayers.remote.audit import Audit
-from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, fields, most_bytes
+from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, encoded, fields, most_bytes
 from fedlayers.remote.compression import check_compressed, compressed
 from fedlayers.remote.log import LOG
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
@@ -87,10 +87,13 @@ class Site:
 
         Each reply is written into the site's list of what has left, before it leaves.
         """
-        asked = {"kind": "", "run": ""}
+        asked, size = {"kind": "", "run": ""}, len(request)
         try:
             with self.policy.limited(self._idle):
-                reply = self._answer(request, asked)
+                packet = decode(request, self.policy.memory * MEGABYTE)
+                key = state_store.key(packet.head, request)
+                del request  # the packet holds its tensors
+                reply = self._answer(packet, key, size, asked)
                 data = encode(reply)
         except Exception as error:  # a site survives any error of a request, and reports it
             if isinstance(error, LimitError):
@@ -103,7 +106,7 @@ class Site:
             LOG.info(f"answered {asked['kind']} {asked['run']} with {len(data)} bytes")
         try:
             self.sent.write(asked["kind"], asked["run"], reply, data)
-            metrics.add("received_bytes_total", len(request), self.name)
+            metrics.add("received_bytes_total", size, self.name)
             metrics.add("sent_bytes_total", len(data), self.name)
         except (OSError, RunError) as error:  # what cannot be written down does not leave
             LOG.error(str(error))
@@ -133,8 +136,7 @@ class Site:
                 "Use another one, such as fedavg or fedprox."
             )
 
-    def _answer(self, request: bytes, asked: dict[str, str]) -> Packet:
-        packet = decode(request, self.policy.memory * MEGABYTE)
+    def _answer(self, packet: Packet, key: str, size: int, asked: dict[str, str]) -> Packet:
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
         asked |= {"kind": printable(kind[:40]), "run": printable(str(packet.head.get("run", ""))[:40])}
         asks = self.policy.approve == "ask"
@@ -147,7 +149,7 @@ class Site:
         elif kind == "race":
             reply = self._race(packet)
         elif kind == "join":
-            reply = self._join(packet, request, stamp["session"])
+            reply = self._join(packet, stamp)
         else:
             known = ("hello", "moments", "race", "join", "measure", *protocol.WORK)
             check_known("request", kind, (*known, *protocol.SUM_FORMS))
@@ -160,7 +162,7 @@ class Site:
             if kind in protocol.SUM_FORMS:
                 reply = joined.sum_step(packet, **stamp)
             else:
-                reply = joined.measure(packet, request) if kind == "measure" else joined.work(packet, request, **stamp)
+                reply = joined.measure(packet, key) if kind == "measure" else joined.work(packet, key, size, **stamp)
         return Packet({**reply.head, **stamp}, reply.trees)
 
     def _hello(self, packet: Packet) -> Packet:
@@ -191,14 +193,14 @@ class Site:
         self.audit.write("race", asked["number"], asked["seed"])
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
-    def _join(self, packet: Packet, request: bytes, session: str) -> Packet:
+    def _join(self, packet: Packet, stamp: Mapping[str, Any]) -> Packet:
         asked = fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
-        joined = _Joined(self, packet, session)
+        joined = _Joined(self, packet, stamp["session"])
         path = self.folder / asked["run"]
         path.mkdir(parents=True, exist_ok=True)
-        Folder(path).write("join", request)
+        Folder(path).write("join", *encoded(Packet({**packet.head, **stamp}, packet.trees)))
         self._keep(asked["run"], joined)
         return Packet({"kind": "joined", "sizes": joined.sizes})
 
@@ -290,20 +292,19 @@ class _Joined:
         """Record an answer of this run's split."""
         self.site.audit.write(kind, self.number, self.task.config.seed)
 
-    def work(self, packet: Packet, request: bytes, session: str, seq: int) -> Packet:
-        """Answer one request for work."""
+    def work(self, packet: Packet, key: str, size: int, session: str, seq: int) -> Packet:
+        """Answer one request for work, of a number of bytes."""
         head, form = packet.head, protocol.FORMS[packet.head["kind"]]
-        key = state_store.key(head, request)
         in_sum = None if self.sums is None else head.pop("secure_sum", None)
         values = fields(head, form)
-        if len(request) > (most := most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES)):
-            raise PacketError(f"a request must have at most {most:,} bytes for this model; got {len(request):,}.")
+        if size > (most := most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES)):
+            raise PacketError(f"a request must have at most {most:,} bytes for this model; got {size:,}.")
         if not _LANE.fullmatch(values["lane"]):
             raise PacketError(f"lane must match {_LANE.pattern}; got {values['lane'][:80]!r}.")
         lane = StateStore(self.root / values["lane"])
         trains = head["kind"] == "train"
         if trains and (known := lane.reply(values["to"], key)) is not None:
-            return decode(known)  # asked twice, or again after the reply was lost: trained once
+            return known  # asked twice, or again after the reply was lost: trained once
         self._check_turn(session, seq)
         algorithm = self._algorithm(values)
         asked = protocol.request_of(packet, self.number, self.initial)
@@ -321,7 +322,7 @@ class _Joined:
         if isinstance(asked, TrainRequest) and not asked.lost:
             state = self.home.states[self.site.name]
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
-            lane.commit(values["to"], state, kept, key, encode(answer))
+            lane.commit(values["to"], state, kept, key, answer)
             self._present = (values["lane"], values["to"])
             metrics.put("rounds_done", asked.rnd.index + 1)
             lane.keep({values["saved"], values["from"], values["to"]})
@@ -346,7 +347,7 @@ class _Joined:
         if session == self.session and seq < self.seq:
             raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
 
-    def measure(self, packet: Packet, request: bytes) -> Packet:
+    def measure(self, packet: Packet, key: str) -> Packet:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.
 
         With noise, all but the values come from random data of the same shape, which are measured too. The reply is
@@ -360,7 +361,7 @@ class _Joined:
         check_nulls(asked["null"], asked["null_draws"])
         if self.site.privacy.on:
             check_values_alone(asked["metrics"], asked["options"])
-            folder, stored = Folder(self.root), f"measured-{state_store.key(packet.head, request)}"
+            folder, stored = Folder(self.root), f"measured-{key}"
             if folder.has(stored):
                 return decode(folder.read(stored))
         header, rows = self._measured(self.task, asked)
@@ -372,7 +373,7 @@ class _Joined:
         add_noise_to_rows(rows, shown, self.site.privacy, self.site.account)
         self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
-        folder.write(stored, encode(answer))
+        folder.write(stored, *encoded(answer))
         return answer
 
     def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from fedlayers.remote.codec import Packet, PacketError, decode, encode
+from fedlayers.remote.codec import Packet, PacketError, decode, encoded
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError
 from fl_core.storage.files import Folder
@@ -26,9 +26,9 @@ class StateStore:
     >>> import torch
     >>> versions = StateStore(Path("of_an_example"))
     >>> state = State({"model": {"head.weight": torch.ones(2)}}, {"rounds": 1})
-    >>> versions.commit("000001-train", state, {}, "b5bb", b"the reply")
+    >>> versions.commit("000001-train", state, {}, "b5bb", Packet({"kind": "done"}))
     >>> versions.state("000001-train").meta, versions.reply("000001-train", "b5bb")
-    ({'rounds': 1}, b'the reply')
+    ({'rounds': 1}, Packet(head={'kind': 'done'}, trees={}))
     >>> versions.keep({"000002-train"})
     >>> versions.names
     []
@@ -43,15 +43,15 @@ class StateStore:
         found = (name.removesuffix(".reply") for name in self.folder.names() if name.endswith(".reply"))
         return [name for name in found if self.folder.has(f"{name}.state")]
 
-    def commit(self, version: str, state: State, kept: dict[str, Tree], key: str, reply: bytes) -> None:
+    def commit(self, version: str, state: State, kept: dict[str, Tree], key: str, reply: Packet) -> None:
         """Store a state with its models, then the reply to the work of that :func:`key`."""
         check_version(version)
         self.path.mkdir(parents=True, exist_ok=True)
         self.folder.remove(f"{version}.reply")
         head = {"kind": "state", "meta": state.meta, "kept": list(kept)}
         trees = {STATE + name: each for name, each in state.trees.items()} | kept
-        self.folder.write(f"{version}.state", encode(Packet(head, trees)))
-        self.folder.write(f"{version}.reply", key.encode() + b"\n" + reply)
+        self.folder.write(f"{version}.state", *encoded(Packet(head, trees)))
+        self.folder.write(f"{version}.reply", key.encode() + b"\n", *encoded(reply))
 
     def state(self, version: str) -> State:
         """Return the state of a version.
@@ -67,12 +67,12 @@ class StateStore:
         """Return the models that were stored with a version. For errors see :meth:`state`."""
         return {name: each for name, each in self._packet(version).trees.items() if not name.startswith(STATE)}
 
-    def reply(self, version: str, key: str) -> bytes | None:
+    def reply(self, version: str, key: str) -> Packet | None:
         """Return the reply of this version's work, if its key is the same."""
         if not _VERSION.fullmatch(version) or version not in self.names:
             return None
         stored, _, reply = self.folder.read(f"{version}.reply").partition(b"\n")
-        return reply if stored == key.encode() else None
+        return decode(reply) if stored == key.encode() else None
 
     def keep(self, versions: set[str]) -> None:
         """Remove all other versions."""
@@ -83,7 +83,7 @@ class StateStore:
     def put_tuned(self, version: str, done: int, model: Tree) -> None:
         """Store the model that was fine-tuned from a version, or from the start, after ``done`` rounds."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.folder.write(_tuned(version, done), encode(Packet({"kind": "tuned"}, {"model": model})))
+        self.folder.write(_tuned(version, done), *encoded(Packet({"kind": "tuned"}, {"model": model})))
 
     def tuned(self, version: str, done: int) -> Tree | None:
         """Return the model that :meth:`put_tuned` stored, if any."""
@@ -118,5 +118,5 @@ def key(head: dict[str, object], request: bytes) -> str:
     lasting = {name: value for name, value in head.items() if name not in VOLATILE}
     size = int.from_bytes(request[8:16], "little")
     sha = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode())
-    sha.update(request[16 + size :])
+    sha.update(memoryview(request)[16 + size :])
     return sha.hexdigest()

@@ -206,10 +206,11 @@ class Folder:
 
     # --- writing ---
 
-    def write(self, name: str, data: bytes, lasting: bool = True) -> None:
+    def write(self, name: str, *data: bytes | memoryview, lasting: bool = True) -> None:
         """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
 
         Args:
+            data: the contents, in any number of parts.
             lasting: whether the file's name is on the disk, too, when this returns. Otherwise :meth:`sync` its folder.
         """
         with self._named(name), self._folder_of(name, make=True) as (folder, last):
@@ -219,7 +220,7 @@ class Folder:
             try:
                 handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=folder)
                 with os.fdopen(handle, "wb") as file:
-                    file.write(data)
+                    file.writelines(data)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
