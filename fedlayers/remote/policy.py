@@ -22,8 +22,22 @@ if TYPE_CHECKING:
     from fl_core.training.phases import Phase
 
 MEGABYTE = 10**6
+PARAMETERS = 30_000_000
+"""Numbers of a model at most, by default."""
 MEASURING: tuple[str, dict[str, Any], str] = (PLayerFL.name, {}, "stats")
 """The algorithm, its options and the exchange by which clients measure ahead of a run."""
+
+
+def memory_for(parameters: int) -> int:
+    """Return the megabytes that a request to train a plain model of so many numbers may take at a site.
+
+    The code takes up to 200 MB. Each number takes up to 12 copies of 4 bytes: five that stay, a gradient, Adam's two,
+    and those of the request and the reply on their way. Batches are small beside that.
+
+    >>> memory_for(30_000_000)
+    1640
+    """
+    return 200 + math.ceil(12 * 4 * parameters / MEGABYTE)
 
 
 def check_alone(names: Sequence[str]) -> None:
@@ -113,7 +127,8 @@ class Policy:
         approve: "always", or "ask": the site's owner allows each run by hand, before anything but the facts leaves.
         splits: maximum number of splits of its data into training, validation and test samples, one per seed.
         parameters, layers: maximum size of a model; layers are modules with tensors of their own.
-        memory: maximum megabytes of requests, in addition to the idle site's.
+        memory: maximum megabytes of requests, in addition to the idle site's; by default what plain training of the
+            largest model takes that the default of ``parameters`` allows, by :func:`memory_for`.
         epochs: maximum epochs of a client in one exchange, all phases together.
         seconds: maximum time of one request: a client's work in an exchange, a measurement, or building a model.
     """
@@ -126,9 +141,9 @@ class Policy:
     secure_sum: str = "allow"
     approve: str = "always"
     splits: int = 5
-    parameters: int = 30_000_000
+    parameters: int = PARAMETERS
     layers: int = 1000
-    memory: int = 800
+    memory: int = memory_for(PARAMETERS)
     epochs: int = 100
     seconds: float = 3600.0
 

@@ -20,7 +20,7 @@ import torch
 from fedlayers.remote import federation, protocol, site_diagnosis
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
-from fedlayers.remote.policy import Policy
+from fedlayers.remote.policy import Policy, memory_for
 from fedlayers.remote.site import HERE, Site, _Joined
 from fedlayers.remote.site_data import PresplitData
 from fl_core import limits, tree
@@ -158,6 +158,18 @@ def test_work_that_takes_too_long_is_interrupted_and_the_site_goes_on(
     assert "[policy] seconds" in found["reason"]
     assert answered(site, requests["join"])["kind"] == "joined"
     assert answered(site, requests["train"])["kind"] == "done"
+
+
+@pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
+def test_the_default_memory_trains_any_model_that_the_default_parameters_allow(tmp_path: Path) -> None:
+    assert Policy().memory == memory_for(Policy().parameters)
+    width = 2500  # the same rule for a smaller model, which leaves little beyond the code's own memory
+    sizes, parameters = (width, width), int(1.03 * width**2)
+    policy = Policy(parameters=parameters, memory=memory_for(parameters))
+    line = InMemoryTransport({"a": Site(PresplitData(TOY, "a"), tmp_path, policy)})
+    config = replace(ONE, algorithm="fedavg", optimizer="adam", rounds=2, lr=1e-6, model_options={"sizes": sizes})
+    engine = federation.federate(config, line, progress=False)
+    assert 0.97 * parameters < sum(tensor.numel() for tensor in engine.initial.values()) <= parameters
 
 
 @pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
