@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from fedlayers.studies.mixture import GAP, fit_weights, mixed
+from figures.decision.mixture import GAP, fit_weights, mixed
 from fl_core.errors import UsageError
 
 
