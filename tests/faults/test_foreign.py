@@ -185,10 +185,10 @@ def test_a_journal_of_another_run_is_refused(run, other):
 def test_a_journal_names_blobs_before_they_are_there(sound, tmp_path, monkeypatch):
     announced, write = [], files.Folder.write
 
-    def watched(self, name, data, lasting=True):
+    def watched(self, name, *data, lasting=True):
         if name.startswith("blobs/"):
             announced.append(name.removeprefix("blobs/")[:64] in self.read("journal.jsonl").decode().split())
-        write(self, name, data, lasting)
+        write(self, name, *data, lasting=lasting)
 
     monkeypatch.setattr(files.Folder, "write", watched)
     made(tmp_path / "run")
