@@ -27,6 +27,8 @@ PERIOD = 1.0
 """Seconds between checks for new files and events."""
 REACHED = 10.0
 """Seconds to wait for an answer from the cluster's address."""
+STARTS = 3
+"""How often a cluster of this machine is started. On a busy machine its parts may be late."""
 AHEAD = 4
 """Number of file batches that a node may have ready."""
 
@@ -149,12 +151,19 @@ def connected(address: str) -> tuple[Any, bool]:
     """
     ray = reachable(address)
     ours = not ray.is_initialized()
-    if ours:
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    for left in reversed(range(1 if address else STARTS) if ours else ()):
         try:
             ray.init(address=address or None, include_dashboard=False, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:  # such as another version of Ray or Python
-            raise UsageError(f"There is no Ray cluster at {address or 'this machine'}: {_first(error)}") from error
+            break
+        except Exception as error:  # another version of Ray or Python, or a late part: Ray has no kind of its own
+            ray.shutdown()
+            if not left:
+                where = address or "this machine"
+                way = "Try again when the machine is less busy, or check its versions."
+                raise UsageError(
+                    f"a Ray cluster must be ready at {where}; got: {_first(error).rstrip('.')}. {way}"
+                ) from error
     return ray, ours
 
 

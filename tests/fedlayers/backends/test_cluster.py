@@ -112,11 +112,17 @@ def test_a_race_goes_on_when_a_node_is_lost(tmp_path: Path, two_nodes: Any, kill
 def test_the_command_ends_when_its_runs_have_ended(tmp_path: Path) -> None:
     words = ["compare", "--dataset", "heart", "--algorithms", "local", "fedavg"]
     words += ["--rounds", "1", "--backend", "ray", "--out"]
-    made = subprocess.run(
-        [sys.executable, "-m", "fedlayers", *words, str(tmp_path / "out")],
-        capture_output=True,
+    made = subprocess.Popen(
+        [sys.executable, "-u", "-m", "fedlayers", *words, str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "errors").open("w"),
         text=True,
-        timeout=120,
     )
-    assert made.returncode == 0, made.stderr
-    assert "fedavg" in made.stdout
+    assert made.stdout is not None
+    try:
+        told = next((line for line in made.stdout if "fedavg" in line), "")  # a busy machine may need minutes for this
+        assert told, (tmp_path / "errors").read_text()
+        made.communicate(timeout=60)
+    finally:
+        made.kill()
+    assert made.returncode == 0, (tmp_path / "errors").read_text()

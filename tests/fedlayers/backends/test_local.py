@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedlayers as fl
-from fedlayers.backends import base
+from fedlayers.backends import base, cluster
 from fedlayers.backends.base import InProcessBackend, Result, carry_out
 from fedlayers.backends.local import Local
 from fedlayers.backends.names import check_backend, open_backend, open_parallel
@@ -176,6 +176,40 @@ def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
         open_backend("ray:127.0.0.1:1"),
     ):
         pass
+
+
+class LateRay:
+    """Ray, whose parts are late a number of times."""
+
+    def __init__(self, late: int) -> None:
+        self.late, self.ended = late, 0
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str | None, **_: Any) -> None:
+        self.late -= 1
+        if self.late >= 0:
+            raise Exception("The current node timed out during startup.\nSecond line.")  # as Ray does
+
+    def shutdown(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize(
+    ("late", "address", "started"), [(0, "", True), (2, "", True), (3, "", False), (1, "h:1", False)]
+)
+def test_a_late_cluster_is_started_again_and_given_up_in_one_line(
+    late: int, address: str, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = LateRay(late)
+    monkeypatch.setattr(cluster, "reachable", lambda _: ray)
+    if started:
+        assert cluster.connected(address) == (ray, True)
+    else:
+        with pytest.raises(UsageError, match=r"^a Ray cluster .* timed out during startup\. Try .*\.$"):
+            cluster.connected(address)
+    assert ray.ended == late, "what is half started is ended"
 
 
 @pytest.mark.slow
