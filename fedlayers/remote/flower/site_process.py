@@ -281,11 +281,11 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
             if message.has_error():
                 return task.drop()
             try:
-                request = wire.unpacked(message.content)
+                request = [wire.taken(message)]
             except ValueError as error:
                 reply = wire.failure(message, str(error))
             else:
-                reply = wire.answer(message, answers.answer(request))
+                reply = wire.answer(message, answers.answer(request.pop()))  # the site alone holds the request
             task.send([reply])
         task.end()
     except wire.LOST:

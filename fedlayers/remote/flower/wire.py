@@ -214,6 +214,12 @@ def unpacked(content: RecordDict) -> bytes:
     return payload
 
 
+def taken(message: Message) -> bytes:
+    """Remove a message's bytes and return them, so that the caller alone holds them. Errors: see :func:`unpacked`."""
+    content, message.content = message.content, RecordDict()
+    return unpacked(content)
+
+
 def answer(message: Message, payload: bytes) -> Message:
     """Return the reply to a message."""
     return Message(packed(payload), reply_to=message)
