@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 from fl_core.records import store
-from fl_core.storage.files import signed
+from fl_core.storage.files import Folder, signed
 from fl_core.stored_models import load_models
 from tests.conftest import TOY, play
 from tests.conftest import federation as toy
@@ -351,6 +352,47 @@ def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_ag
     wanted, found = (decode(site.answer(line.asked["train"])) for site in sites)
     assert found.trees.keys() == wanted.trees.keys()
     assert all(tree.digest(found.trees[name]) == tree.digest(wanted.trees[name]) for name in wanted.trees)
+
+
+def disk_full(at: int, asked: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """Fail write number ``at`` of a site while it answers. Return the kind of its reply, and the number of writes."""
+    count = 0
+
+    def failing(way: Callable[..., None]) -> Callable[..., None]:
+        def write(folder: Folder, name: str, *data: bytes) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise OSError(errno.ENOSPC, "No space left on device", name)
+            way(folder, name, *data)
+
+        return write
+
+    with monkeypatch.context() as patch:
+        for way in ("write", "append"):
+            patch.setattr(Folder, way, failing(getattr(Folder, way)))
+        return str(decode(asked()).head["kind"]), count
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_full_disk_at_a_site_fails_and_asking_again_gives_the_same(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Listening(tmp_path / "listening")
+    federation.federate(replace(SHORT, algorithm="fedper", participation=1.0, rounds=1), line, progress=False)
+    whole, full = (Site(PresplitData(TOY, "a"), tmp_path / name) for name in ("whole", "full"))
+    for site in (whole, full):
+        site.answer(line.asked["join"])
+    kind, writes = disk_full(at, lambda: full.answer(line.asked["train"]), monkeypatch)
+    assert (kind, writes >= at) == ("failed", True)
+    assert disk_full(0, lambda: whole.answer(line.asked["train"]), monkeypatch) == ("done", 5), "all writes are tried"
+    wanted, found = (decode(site.answer(line.asked["train"])) for site in (whole, full))
+    assert found.head["kind"] == "done"
+    assert {name: tree.digest(each) for name, each in found.trees.items()} == {
+        name: tree.digest(each) for name, each in wanted.trees.items()
+    }
+    names = {site.folder: sorted(path.name for path in site.folder.rglob("*.*")) for site in (whole, full)}
+    assert names[full.folder] == names[whole.folder], "no part of a file is left"
 
 
 def test_scores_alone_come_back_where_scores_are_asked_for(tmp_path: Path) -> None:

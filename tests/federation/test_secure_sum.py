@@ -84,6 +84,7 @@ def members(count: int, of: Callable[[str], Identity] = Unsigned) -> tuple[dict[
     return made, {name: member.advertise() for name, member in made.items()}, context
 
 
+@pytest.mark.tries(1000)
 def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors() -> None:
     """A site may be lost before it sends keys, shares, its update, or the shares that remove masks."""
     draw, few, complete = random.Random(0), 0, 0
