@@ -79,7 +79,16 @@ ROOMS = {
         "diagnosis",
         "measure",
     ),
-    "fedlayers": ("instruments", "backends", "remote", "studies", "run_result runs", "catalogue demo", "cli", "lists"),
+    "fedlayers": (
+        "instruments",
+        "backends",
+        "remote",
+        "studies",
+        "run_result runs",
+        "leaderboard catalogue demo",
+        "cli",
+        "lists",
+    ),
 }
 """Rooms of each package from the bottom up: a room imports rooms of its own floor and below, never from above."""
 

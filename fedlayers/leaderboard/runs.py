@@ -1,0 +1,253 @@
+"""The runs of the leaderboard: each is one line of JSON, and is made again to the same bits."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from fedlayers.instruments import default_instruments
+from fedlayers.leaderboard.federations import FEDERATIONS, Scene
+from fedlayers.leaderboard.methods import (
+    ADVICE,
+    MAJORITY,
+    METHODS,
+    POOLED,
+    RATES,
+    SCORED,
+    TUNING,
+    Method,
+    Setting,
+    best_setting,
+    configured,
+    next_setting,
+)
+from fedlayers.run_result import RunResult
+from fedlayers.studies.baselines import majority
+from fedlayers.studies.choose import choose
+from fl_core import runner, tree
+from fl_core.data.registry import Location
+from fl_core.engine import Engine
+from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.execution.client_backend import LocalClients
+from fl_core.plan import CANDIDATE, Evidence, LayerPlan
+from fl_core.stopping import smoothed
+from fl_core.training import evaluate, losses
+
+STORED = Path(__file__).parent / "rows"
+"""The folder of the rows that come with the package, one file a federation."""
+METRICS = ("accuracy", "macro_f1", "loss")
+"""Held-out scores of a client, in the order of a row's ``clients``."""
+KEYS = frozenset({
+    "federation", "method", "seed", "setting", "validation", "best", "stopped", "sent", "computed", "stored", "clients",
+    "status",
+})  # fmt: skip
+Row = dict[str, Any]
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+def read(*folders: Path) -> list[Row]:
+    """Return the rows below some folders.
+
+    Raises:
+        UsageError: a line is no row of a leaderboard. The message names file and line.
+    """
+    found = []
+    for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UsageError(f"{path}, line {number} must be JSON: {error}. Remove that line.") from error
+            if not isinstance(row, dict) or row.keys() != KEYS:
+                got = sorted(row) if isinstance(row, dict) else type(row).__name__
+                raise UsageError(f"{path}, line {number} must have the keys {sorted(KEYS)}; got {got}. Remove it.")
+            found.append(row)
+    return found
+
+
+def add(folder: Path, row: Row) -> None:
+    """Append a row to its federation's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{row['federation']}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, sort_keys=True, allow_nan=False) + "\n")
+
+
+def number(value: float | None) -> float:
+    """Return a stored number; NaN where there is none."""
+    return math.nan if value is None else value
+
+
+# --- what is missing ---------------------------------------------------------------------------------------------
+
+
+def missing(rows: Sequence[Row], federation: str, name: str, method: Method) -> tuple[int, Setting] | None:
+    """Return the seed and the setting of a cell's next run; None if the cell is complete.
+
+    A cell is a federation with a method. Its trials come first, then its scored runs at the best of them.
+    """
+    own = [row for row in rows if (row["federation"], row["method"]) == (federation, name)]
+    tried = [(row["setting"], number(row["validation"])) for row in own if row["seed"] == TUNING]
+    if method.kind == MAJORITY:
+        setting: Setting | None = None
+    elif method.kind == ADVICE:
+        setting = None if tried else {}
+    else:
+        setting = next_setting(method, tried)
+    if setting is not None:
+        return TUNING, setting
+    done = {row["seed"] for row in own}
+    left = [seed for seed in SCORED if seed not in done]
+    return (left[0], best_setting(tried) if tried else {}) if left else None
+
+
+def complete(rows: Sequence[Row], federation: str, methods: Iterable[str] = METHODS) -> bool:
+    """Return whether every method has all its scored runs on a federation."""
+    there = {(row["method"], row["seed"]) for row in rows if row["federation"] == federation}
+    return all((name, seed) in there for name in methods for seed in SCORED)
+
+
+def run(
+    out: Path,
+    budget: float = math.inf,
+    federations: Sequence[str] = (),
+    methods: Mapping[str, Method] = METHODS,
+    data_root: Location | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    known: Path = STORED,
+) -> int:
+    """Make the missing runs, federation by federation, until the budget is spent. Return their number.
+
+    Args:
+        out: the folder of new rows. Runs that ``known`` or it has are not made again.
+        budget: minutes. No run begins later; one that has begun ends.
+        federations: their names; default all.
+        tell: receives a line for each complete cell.
+
+    Raises:
+        UsageError: an unknown federation, a budget that is not above 0, or a table that is not there.
+    """
+    if not budget > 0:
+        raise UsageError(f"budget must be above 0 minutes; got {budget:g}.")
+    chosen = [check_known("federation", name, FEDERATIONS) for name in federations] or list(FEDERATIONS)
+    end, count, rows = time.monotonic() + 60 * budget, 0, read(*dict.fromkeys((known, out)))
+    for federation in chosen:
+        scenes: dict[int, Scene] = {}
+        for name, method in methods.items():
+            while (asked := missing(rows, federation, name, method)) is not None:
+                if time.monotonic() > end:
+                    return count
+                seed, setting = asked
+                if seed not in scenes:
+                    scenes[seed] = Scene(federation, seed, data_root)
+                rows.append(trained(scenes[seed], name, method, setting))
+                add(out, rows[-1])
+                count += 1
+                if missing(rows, federation, name, method) is None:
+                    tell(f"{federation}: {method.title} is complete")
+    return count
+
+
+def again(
+    rows: Sequence[Row], count: int, seed: int = 0, data_root: Location | None = None
+) -> Iterator[tuple[Row, Row]]:
+    """Make some stored runs, chosen at random, once more. Yield the stored and the new row.
+
+    Raises:
+        UsageError: there are fewer rows.
+    """
+    if not 1 <= count <= len(rows):
+        raise UsageError(f"again must be from 1 to the {len(rows)} stored runs; got {count}.")
+    for row in random.Random(seed).sample(list(rows), count):
+        method = METHODS[check_known("stored method", row["method"], METHODS)]
+        setting = {} if method.kind == ADVICE and row["seed"] == TUNING else row["setting"]
+        yield row, trained(Scene(row["federation"], row["seed"], data_root), row["method"], method, setting)
+
+
+# --- one run -----------------------------------------------------------------------------------------------------
+
+
+def trained(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
+    """Make one run, and return its row. Runs of the tuning seed are not scored on held-out samples."""
+    row: Row = dict.fromkeys(sorted(KEYS))
+    row |= {"federation": scene.name, "method": name, "seed": scene.seed, "setting": setting, "status": "ok"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # notes on small clients and single classes, the same in every run
+            if method.kind == MAJORITY:
+                predict, _ = majority(scene.data)
+                row["clients"] = scores(scene, predict)
+            elif method.kind == ADVICE and scene.seed == TUNING:
+                row["setting"] = advised(scene)
+            else:
+                row |= finished(scene, method, setting)
+    except NonFiniteError as error:
+        row["status"] = f"diverged: {error}"
+    return row
+
+
+def finished(scene: Scene, method: Method, setting: Setting) -> Row:
+    """Train a method to its stop. Return its validation score, best round, costs and held-out scores."""
+    data = scene.pooled() if method.kind == POOLED else scene.data
+    config = scene.config
+    plan = None
+    if method.kind == ADVICE:
+        plan = LayerPlan(scene.task.layers, tuple(setting["plan"]), Evidence(rule=CANDIDATE))
+    config = replace(config, **configured(method, setting))
+    engine = runner.run(config, loaded=data, plan=plan, progress=False, instruments=default_instruments())
+    rule = engine.stopping
+    assert rule is not None
+    best = rule.best[rule.main]
+    row: Row = {"validation": smoothed(rule.scores[rule.main])[best], "best": best, "stopped": engine.done}
+    if scene.seed == TUNING:
+        return row
+    models = RunResult(engine).models
+    pooled = method.kind == POOLED
+    row["clients"] = scores(scene, lambda client, x: evaluate.predict(models["all" if pooled else client], x))
+    return row if pooled else row | costs(engine)
+
+
+def costs(engine: Engine) -> Row:
+    """Return what a client sends and receives, computes and stores in a run, means over clients: bytes, FLOPs, bytes.
+
+    Storage is the state that a client keeps between rounds, without samples.
+    """
+    frame, clients = engine.to_frame(), len(engine.names)
+    total = frame.groupby("metric")["value"].sum()
+    assert isinstance(engine.clients, LocalClients)
+    states = [engine.clients.states[name].trees for name in engine.names]
+    kept = sum(tree.n_bytes(each) for trees in states for each in trees.values())
+    sent = float(total.get("bytes_up", 0.0) + total.get("bytes_down", 0.0))
+    return {"sent": sent / clients, "computed": float(total["flops"]) / clients, "stored": kept / clients}
+
+
+def scores(scene: Scene, predict: Callable[[str, torch.Tensor], torch.Tensor]) -> dict[str, list[float | None]]:
+    """Return each client's held-out scores, of :data:`METRICS`, and its number of training samples last."""
+    found: dict[str, list[float | None]] = {}
+    with tree.one_thread():
+        for client in scene.data.clients:
+            part = scene.held_out[client.name]
+            values = evaluate.scores(predict(client.name, part.x), part.y, losses.CrossEntropy(), 1)
+            finite = [float(values[metric]) if math.isfinite(values[metric]) else None for metric in METRICS]
+            found[client.name] = [*finite, len(client.train)]
+    return found
+
+
+def advised(scene: Scene) -> Setting:
+    """Return what ``choose`` advises with its defaults for one's own data: a plan, and the rate that it tuned."""
+    with TemporaryDirectory() as folder:
+        choice = choose(scene.config, Path(folder), seeds=(scene.seed,), complete=False, tune_rates=len(RATES))
+    assert choice.plan is not None
+    assert choice.rates is not None
+    return {"lr": choice.rates.lr, "keep_optimizer": False, "plan": list(choice.plan.shared)}
