@@ -24,6 +24,7 @@ GROUPS = {
         "compare": "studies:Compare",
         "tune": "studies:Tune",
         "regret": "studies:Regret",
+        "leaderboard": "leaderboard:Leaderboard",
     },
     "Train": {
         "run": "runs:Run",

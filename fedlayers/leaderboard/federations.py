@@ -19,7 +19,7 @@ from fl_core.data.federated import ClientData
 from fl_core.data.own import as_data
 from fl_core.data.partitions import SPLITS
 from fl_core.data.registry import Location
-from fl_core.data.root import find_file
+from fl_core.data.root import find_root
 from fl_core.errors import UsageError, check_known
 from fl_core.task import Task
 
@@ -113,10 +113,10 @@ def source_of(name: str, data_root: Location | None = None) -> Source:
         source = as_data(_table(name), Reading(**READING))
         assert isinstance(source, Source)
         return replace(source, name=name)
-    try:
-        path = find_file(name, data_root, f"families/{name}.csv")
-    except UsageError as error:
-        raise UsageError(f"{error} The repository makes it: {RECIPE} {name}.") from error
+    file = f"families/{name}.csv"
+    path = find_root(name, data_root, file) / file
+    if not path.is_file():
+        raise UsageError(f"{name} must have its table at {path}; got none. The repository makes it: {RECIPE} {name}.")
     return replace(files.read(path, Reading(**READING)), name=name)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from safetensors.torch import save
 from torch import nn
 
+from fedlayers.leaderboard.federations import turned
 from fl_core import models
 from fl_core.data import Source, open_named
 from fl_core.data.registry import Location, dataset
@@ -56,25 +56,12 @@ def tweets_table(data_root: Location | None) -> Source:
     )
 
 
-DIRECTIONS = ("upright", "left", "down", "right")
-
-
-def _turned(name: str, data_root: Location | None) -> Source:
-    """Return a dataset of square images with four clients. Each sees a quarter, turned by 0, 90, 180 or 270 degrees."""
-    plain = open_named(name, data_root=data_root)
-    owner = np.random.default_rng(0).permutation(len(plain.y)) % len(DIRECTIONS)
-    turned = np.array(plain.x)
-    for quarter in range(1, len(DIRECTIONS)):
-        turned[owner == quarter] = np.rot90(turned[owner == quarter], quarter, axes=(-2, -1))
-    return replace(plain, name=f"{name}_turned", x=turned, owner=owner, owner_names=DIRECTIONS)
-
-
 @dataset(
     "mnist_turned", partition="natural", model="fmnist_cnn", batch_size=16, lr=1e-3, rounds=30, note="of this study"
 )
 def mnist_turned(data_root: Location | None) -> Source:
     """MNIST, seen from another side by each client."""
-    return _turned("mnist", data_root)
+    return turned(open_named("mnist", data_root=data_root), "mnist_turned")
 
 
 @dataset(
@@ -84,7 +71,7 @@ def mnist_turned(data_root: Location | None) -> Source:
 )  # fmt: skip
 def digits_turned(data_root: Location | None) -> Source:
     """Handwritten digits of 8 x 8 pixels, seen from another side by each client."""
-    return _turned("digits", data_root)
+    return turned(open_named("digits", data_root=data_root), "digits_turned")
 
 
 def lora_vit(shape: tuple[int, ...], n_classes: int) -> nn.Module:

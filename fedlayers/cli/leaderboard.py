@@ -1,0 +1,81 @@
+"""The command that shows and extends the leaderboard of methods: leaderboard."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Annotated
+
+from fedlayers import catalogue
+from fedlayers.cli.arguments import option
+from fedlayers.cli.base import Command
+from fl_core.errors import RunError, UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaderboard(Command):
+    """Show how personalised methods compare with equal tuning, or make the runs that are missing.
+
+    Each method has at most 8 trials on validation and three scored seeds. Finished runs are kept, so the same command
+    continues. An algorithm of your own joins the table once its runs are complete.
+
+    Examples:
+        fedlayers leaderboard
+        fedlayers leaderboard --run --budget 30
+        fedlayers leaderboard --run --algorithm my_module:MyMethod --federations heart diabetes
+        fedlayers leaderboard --again 3
+    """
+
+    run: Annotated[bool, option("Make the missing runs.")] = False
+    budget: Annotated[float, option("Minutes after which no further run begins.", "MINUTES")] = math.inf
+    federations: Annotated[tuple[str, ...], option("Federations to run and show; default all.", "NAME [NAME ...]")] = ()
+    algorithm: Annotated[str, option("An algorithm that joins: a name, or package.module:Class.", "NAME")] = ""
+    again: Annotated[int, option("Make N stored runs, chosen at random, once more, and compare them.", "N")] = 0
+    out: Annotated[Path, option("Folder of new rows.", "DIR")] = Path("out/leaderboard")
+    data_root: Annotated[Path | None, option("Folder of the tables; default $FEDLAYERS_DATA_ROOT.", "DIR")] = None
+
+    def main(self, line: str) -> None:
+        if self.budget != math.inf and not self.run:
+            raise UsageError("budget must be used with --run; got it alone. Add --run.")
+        if self.algorithm:
+            catalogue.check("algorithm", self.algorithm)
+
+        from fedlayers.leaderboard import analysis, runs
+        from fedlayers.leaderboard.federations import FEDERATIONS
+        from fedlayers.leaderboard.methods import METHODS, own_method
+        from fl_core.errors import check_known
+
+        chosen = [check_known("federation", name, FEDERATIONS) for name in self.federations] or list(FEDERATIONS)
+        known = METHODS | ({self.algorithm: own_method(self.algorithm)} if self.algorithm else {})
+        if self.run:
+            count = runs.run(self.out, self.budget, chosen, known, self.data_root, print)
+            print(f"{count} new runs in {self.out}")
+        rows = [row for row in runs.read(runs.STORED, self.out) if row["federation"] in chosen]
+        if self.again:
+            self._again(rows)
+            return
+        methods = {name: each for name, each in known.items() if name != self.algorithm or self._joins(rows, chosen)}
+        scored = analysis.scored(rows, methods)
+        print("\n".join(analysis.lead(scored)), analysis.shown(scored).to_string(index=False), sep="\n\n")
+
+    def _joins(self, rows: list[dict[str, object]], chosen: list[str]) -> bool:
+        """Return whether the own algorithm is complete on some federation with all other methods."""
+        from fedlayers.leaderboard import runs
+        from fedlayers.leaderboard.methods import METHODS
+
+        return any(runs.complete(rows, name, [*METHODS, self.algorithm]) for name in chosen)
+
+    def _again(self, rows: list[dict[str, object]]) -> None:
+        from fedlayers.leaderboard import runs
+
+        for stored, new in runs.again(rows, self.again, data_root=self.data_root):
+            same = stored == new
+            print(
+                f"{stored['federation']} {stored['method']} seed {stored['seed']}: {'same' if same else 'other'} bits"
+            )
+            if not same:
+                raise RunError("a stored run must have the same bits when it is made again; got others.")
+
+    def interrupted(self) -> str:
+        return "the same command continues" if self.run else super().interrupted()

@@ -1,0 +1,225 @@
+"""Runs of the leaderboard: trials, resume, budget, own algorithms, and rows of the same bits."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from fedlayers.cli import main as cli
+from fedlayers.leaderboard import federations, runs
+from fedlayers.leaderboard.federations import FEDERATIONS, Scene
+from fedlayers.leaderboard.methods import METHODS, RATES, SCORED, TUNING, best_setting, next_setting, own_method
+from fl_core.algorithms.fedper import FedPer
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from tests.fedlayers.leaderboard import planted
+
+
+class Mine(FedPer):
+    """An own algorithm: FedPer under another name."""
+
+    name = "mine"
+
+
+def tried(method, score):
+    """Return all settings that a method tries under a score of settings."""
+    found: list = []
+    while (setting := next_setting(method, found)) is not None:
+        found.append((setting, score(setting)))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, each in METHODS.items() if each.kind == "train"])
+@pytest.mark.parametrize("best", [1e-4, 3e-3, 1.0])
+def test_at_most_eight_trials_rates_first_one_end_wider_then_a_key_then_the_optimiser(name, best):
+    found = [setting for setting, _ in tried(METHODS[name], lambda s: -abs(math.log(s["lr"] / best)))]
+    own = 2 if METHODS[name].key else 0
+    wider = best != 3e-3
+    assert len(found) == 4 + wider + own + 1 <= 8
+    assert [setting["lr"] for setting in found[:4]] == list(RATES)
+    assert {setting["lr"] for setting in found[4:]} == {{1e-4: 3e-4, 3e-3: 3e-3, 1.0: 1e-1}[best]}
+    assert [METHODS[name].key in setting for setting in found] == [False] * (4 + wider) + [True] * own + [False]
+    assert [setting["keep_optimizer"] for setting in found] == [False] * (len(found) - 1) + [True]
+    assert len({json.dumps(setting, sort_keys=True) for setting in found}) == len(found)
+
+
+def test_the_optimiser_is_tried_at_the_best_value_of_the_key():
+    found = tried(METHODS["ditto"], lambda s: s.get("lam", 0.1))
+    assert found[-1][0]["lam"] == 1.0
+
+
+def test_a_failed_trial_is_never_the_best():
+    assert best_setting([({"lr": 1}, math.nan), ({"lr": 2}, -5.0), ({"lr": 3}, -6.0)]) == {"lr": 2}
+
+
+def test_every_method_and_key_is_there():
+    from dataclasses import fields
+
+    from fl_core.algorithms.base import find
+
+    for method in METHODS.values():
+        if method.algorithm and method.key:
+            config = RunConfig if method.key == "threshold" else find(method.algorithm).Config
+            assert method.key in {field.name for field in fields(config)}, method.title
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Make runs in no time: a row that depends on the setting alone."""
+
+    def trained(scene, name, method, setting):
+        clients = None if scene.seed == TUNING else {"a": [0.5, 0.5, 0.5, 3]}
+        return planted.row(scene.name, name, scene.seed, clients, setting=setting, validation=setting.get("lr"))
+
+    monkeypatch.setattr(runs, "trained", trained)
+
+
+SOME = {name: METHODS[name] for name in ("fedavg", "fedprox", "majority")}
+
+
+def test_runs_resume_after_any_run(quick, tmp_path):
+    assert runs.run(tmp_path / "whole", federations=["heart"], methods=SOME) == 6 + 3 + 8 + 3 + 3
+    whole = (tmp_path / "whole" / "heart.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for done in (0, 1, 8, 12, 22, 23):
+        out = tmp_path / f"{done}"
+        out.mkdir()
+        (out / "heart.jsonl").write_bytes(b"".join(lines[:done]))
+        assert runs.run(out, federations=["heart"], methods=SOME) == 23 - done
+        assert (out / "heart.jsonl").read_bytes() == whole
+
+
+def test_known_rows_are_not_made_again(quick, tmp_path):
+    runs.run(tmp_path / "known", federations=["heart"], methods=SOME)
+    assert runs.run(tmp_path / "new", federations=["heart"], methods=SOME, known=tmp_path / "known") == 0
+
+
+def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(runs.time, "monotonic", lambda: 60.0 * next(now))
+    assert runs.run(tmp_path, budget=4, federations=["heart"], methods=SOME) == 4
+    assert runs.run(tmp_path, budget=2, federations=["heart"], methods=SOME) == 2
+
+
+@pytest.mark.parametrize("budget", [0, -1, math.nan])
+def test_a_budget_is_above_0(budget, tmp_path):
+    with pytest.raises(UsageError, match="budget must be above 0"):
+        runs.run(tmp_path, budget=budget)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("{", "line 2 must be JSON"), ("[1]", "line 2 must have the keys.*list"), ('{"seed": 1}', "line 2.*'seed'")],
+)
+def test_a_bad_line_is_named(tmp_path, line, told):
+    runs.add(tmp_path, planted.row("heart", "local", 11, None))
+    with (tmp_path / "heart.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UsageError, match=told):
+        runs.read(tmp_path)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(federations, "ROUNDS", 2)
+    monkeypatch.setattr(federations, "EVERY", 1)
+
+
+SETTING = {"lr": 0.01, "keep_optimizer": False}
+
+
+def test_runs_are_scored_on_held_out_samples_with_costs(short):
+    scene = Scene("diabetes", SCORED[0])
+    row = runs.trained(scene, "fedper", METHODS["fedper"], SETTING)
+    assert row.keys() == runs.KEYS
+    assert row["status"] == "ok"
+    assert list(row["clients"]) == [client.name for client in scene.data.clients]
+    assert [values[-1] for values in row["clients"].values()] == list(scene.data.weights)
+    head = 16 * 3 + 3
+    body = 10 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16
+    assert (row["sent"], row["stored"]) == (2 * 2 * 4 * body, 4 * head)  # two rounds, both ways, four bytes a number
+    pooled = runs.trained(scene, "centralised", METHODS["centralised"], SETTING)
+    assert list(pooled["clients"]) == list(row["clients"])
+    assert pooled["sent"] is None
+
+
+def test_runs_of_the_tuning_seed_are_not_scored(short):
+    row = runs.trained(Scene("diabetes", TUNING), "local", METHODS["local"], SETTING)
+    assert row["clients"] is None
+    assert 0 <= row["validation"] <= 1
+
+
+def test_the_advice_is_a_plan_and_a_rate_that_choose_tuned(short):
+    scene = Scene("diabetes", TUNING)
+    told = runs.trained(scene, "advice", METHODS["advice"], {})["setting"]
+    assert told["lr"] in RATES
+    assert set(told["plan"]) <= {layer.name for layer in scene.task.layers}
+    row = runs.trained(Scene("diabetes", SCORED[0]), "advice", METHODS["advice"], told)
+    assert row["clients"]
+
+
+def test_stored_runs_have_the_same_bits_again(short, tmp_path):
+    made = {name: METHODS[name] for name in ("local", "majority")}
+    runs.run(tmp_path, federations=["diabetes"], methods=made, known=tmp_path)
+    for stored, new in runs.again(runs.read(tmp_path), 3):
+        assert stored == json.loads(json.dumps(new))
+    with pytest.raises(UsageError, match="again must be from 1"):
+        list(runs.again([], 1))
+
+
+def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
+    name = f"{__name__}:Mine"
+    runs.run(tmp_path, federations=["diabetes"], methods={name: own_method(name), "fedper": METHODS["fedper"]})
+    rows = runs.read(tmp_path)
+    own, usual = ([row for row in rows if row["method"] == each] for each in (name, "fedper"))
+    assert own == [{**row, "method": name} for row in usual]  # the same algorithm has the same bits
+
+
+def test_a_federation_has_no_sample_in_two_places():
+    scene = Scene("diabetes", SCORED[0])
+    parts = [client.split(split).x for client in scene.data.clients for split in ("train", "validation")]
+    seen = {tuple(sample.tolist()) for part in parts for sample in part}
+    held_out = {tuple(sample.tolist()) for part in scene.held_out.values() for sample in part.x}
+    assert not seen & held_out
+    pooled = scene.pooled().clients[0]
+    assert len(pooled.train) == sum(scene.data.weights)
+
+
+def test_a_table_that_is_not_there_names_its_recipe(tmp_path):
+    with pytest.raises(UsageError, match=r"chile\.csv.*figures\.decision\.convert --only chile"):
+        Scene("chile", 0, tmp_path)
+
+
+def test_families_and_natural_clients_are_as_registered():
+    assert len(FEDERATIONS) >= 12
+    assert len({each.family for each in FEDERATIONS.values()}) >= 6
+    natural = [each.natural for each in FEDERATIONS.values()]
+    assert natural == sorted(natural, reverse=True)
+
+
+def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
+    for row in planted.rows(["heart"], lambda federation, method, seed, k: 0.7 if method == "ditto" else 0.5):
+        runs.add(tmp_path, row)
+    monkeypatch.setattr(runs, "STORED", tmp_path)
+    cli.main(["leaderboard", "--out", str(tmp_path / "out")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Ditto")
+    assert len(lines) == len(METHODS) + len([line for line in lines if "points" in line or line.endswith(".")]) + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--federations", "hart"], "did you mean 'heart'"),
+        (["--budget", "3"], "--run"),
+        (["--algorithm", "fedprxo"], "did you mean 'fedprox'"),
+    ],
+)
+def test_the_command_refuses_what_is_not_there(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["leaderboard", *words])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
