@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.scores import REGRESSION
+from fl_core.scores import CLASSIFICATION
 from fl_core.training import losses
+from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
 
 from .activation_cache import ActivationCache
@@ -116,14 +117,14 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
 
     Raises:
         UsageError: the output has another shape, or labels are not class indices from 0 to C - 1. For a loss of
-            numbers, labels must be numbers [n].
+            another task, labels must have its shape.
     """
     z = model(x)
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
         output = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise UsageError(f"{type(model).__name__} must return logits [n, C]; got {output} for {len(x)} samples.")
-    if loss is not None and loss.task == REGRESSION:
-        check_numbers(z, y)
+    if loss is not None and loss.task != CLASSIFICATION:
+        check_targets(z, y, loss.task)
         return z
     if loss is None and z.shape[1] == 1 and y.ndim == 1:
         return z
@@ -134,16 +135,3 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
     if low < 0 or high >= classes:
         raise UsageError(f"labels must be from 0 to {classes - 1}; got label {low if low < 0 else high}.")
     return z
-
-
-def check_numbers(outputs: Tensor, y: Tensor) -> None:
-    """Refuse outputs that are not [n, 1] and targets that are not [n] for a loss of numbers.
-
-    Other shapes would broadcast each output against all targets.
-
-    Raises:
-        UsageError: the message gives their shapes.
-    """
-    if outputs.shape[1] != 1 or y.ndim != 1:
-        shapes = f"{list(outputs.shape)} and {list(y.shape)}"
-        raise UsageError(f"outputs must be [n, 1] and targets [n] for a loss of numbers; got {shapes}.")

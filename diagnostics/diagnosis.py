@@ -23,7 +23,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row
-from fl_core.scores import REGRESSION
+from fl_core.scores import CLASSIFICATION, SURVIVAL
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
@@ -273,14 +273,19 @@ class DiagnosisRequest:
         return every if metric.uses_gradient_pass or metric.needs_all_layers else self.kept(every)
 
     def check_task(self, task: str) -> None:
-        """Refuse metrics that need classes if the task predicts numbers.
+        """Refuse metrics that need classes, or single samples' losses, if the task has none.
 
         Raises:
             UsageError: the message names the metrics.
         """
-        lacking = [metric.name for metric in self.metrics if metric.classes and task == REGRESSION]
+        lacking = [metric.name for metric in self.metrics if metric.classes and task != CLASSIFICATION]
         if lacking:
-            raise UsageError(f"A {task} has no classes. They are needed by {listing(lacking)}: leave that out.")
+            raise UsageError(f"The task {task} has no classes. They are needed by {listing(lacking)}: leave that out.")
+        coupled = [metric.name for metric in self.metrics if metric.separable and task == SURVIVAL]
+        if coupled:
+            raise UsageError(
+                f"The task {task} has no loss of a single sample. It is needed by {listing(coupled)}: leave that out."
+            )
 
     def check(self, every: Sequence[Layer]) -> None:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.

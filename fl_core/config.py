@@ -56,13 +56,13 @@ class DataConfig:
     max_samples: int | None = None
     """Number of samples to partition among clients."""
     task: str = CLASSIFICATION
-    """Task of your own data: classification or regression."""
+    """Task of your own data: classification, regression, survival or multilabel."""
     positive: str | None = None
     """Class of two whose AUROC and AUPRC are scored; default the second."""
     client_column: str = CLIENT_COLUMN
     """Column of clients in your own file."""
     label_column: str = LABEL_COLUMN
-    """Column of labels in your own file."""
+    """Column of labels in your own file; of survival TIME,EVENT, of multilabel LABEL,LABEL,..."""
     text_column: str = TEXT_COLUMN
     """Column of texts in your own file."""
     columns: list[str] | None = None

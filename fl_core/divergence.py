@@ -12,6 +12,7 @@ import torch
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.errors import DivergedError, NonFiniteError
+from fl_core.scores import MULTILABEL
 from fl_core.training.losses import Loss
 from fl_core.training.watching import layer_of
 
@@ -28,9 +29,8 @@ def guessing(criterion: Loss, n_classes: int) -> float:
     """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0."""
     if n_classes < 2:
         return 0.0
-    return float(
-        criterion.per_sample(torch.zeros(n_classes, criterion.outputs(n_classes)), torch.arange(n_classes)).mean()
-    )
+    y = torch.eye(n_classes) if criterion.task == MULTILABEL else torch.arange(n_classes)
+    return float(criterion.per_sample(torch.zeros(n_classes, criterion.outputs(n_classes)), y).mean())
 
 
 def check_finite(algorithm: Algorithm, server: State, done: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ import fl_core
 from fl_core import models, restore, tree
 from fl_core.algorithms.base import Algorithm, find
 from fl_core.algorithms.options import configurations
+from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import lora, programs
 from fl_core.models.options import check_stored, without_weights
 from fl_core.records import store
 from fl_core.restore import allowed_code
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, signed
 from fl_core.stored_models import load_kind
@@ -63,6 +66,11 @@ class Exported:
         """Return the names of the classes, in the order of the logits."""
         return tuple(self.about["classes"])
 
+    @property
+    def task(self) -> str:
+        """Return the task from :data:`fl_core.scores.TASKS`."""
+        return str(self.about.get("task") or (CLASSIFICATION if self.classes else REGRESSION))
+
     def model(self, *, model: Any = None, allow_code: str | Collection[str] = ()) -> nn.Module:
         """Return the model with its trained weights, in evaluation mode.
 
@@ -96,12 +104,15 @@ class Predictions:
         outputs: the model's, float32 [n, C]. They are [n, 1] for a predicted number, or for one logit of the second of
             two classes.
         ids: columns of a table that name its records, by column.
+        task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
+            For multilabel the classes are labels, each with a logit of its own.
     """
 
     samples: tuple[str, ...]
     classes: tuple[str, ...]
     outputs: Tensor
     ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    task: str = ""
 
     @cached_property
     def logits(self) -> Tensor:
@@ -114,17 +125,22 @@ class Predictions:
         """
         if not self.classes:
             raise UsageError("the model must predict classes; got a number. Use the outputs.")
+        if self.task == MULTILABEL:
+            return self.outputs
         single = self.outputs.shape[1] == 1 and len(self.classes) == 2
         return torch.cat([torch.zeros_like(self.outputs), self.outputs], dim=1) if single else self.outputs
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Return the softmax of the logits, float64 [n, C]. Each row sums to 1."""
-        return self.logits.double().softmax(dim=1)
+        """Return the softmax of the logits, float64 [n, C]. Each row sums to 1. Labels have the sigmoid of theirs."""
+        logits = self.logits.double()
+        return logits.sigmoid() if self.task == MULTILABEL else logits.softmax(dim=1)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the class with the largest logit, for ties the first."""
+        """Return the class with the largest logit, for ties the first. Of labels, those above 0 with commas between."""
+        if self.task == MULTILABEL:
+            return tuple(BETWEEN.join(compress(self.classes, row)) for row in (self.outputs > 0).tolist())
         return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))
 
     def frame(self, scores: str = "probability") -> pd.DataFrame:
@@ -311,7 +327,7 @@ def predict(
         raise NonFiniteError(
             f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
-    return Predictions(samples.names, exported.classes, outputs, samples.ids)
+    return Predictions(samples.names, exported.classes, outputs, samples.ids, exported.task)
 
 
 # --- the contents of the JSON file -----------------------------------------------------------------------------
@@ -338,6 +354,7 @@ def described(
         },
         "inputs": Inputs.of(data, config.reading).to_json(),
         "classes": list(data.classes),
+        "task": data.task,
         "layers": [asdict(layer) for layer in task.layers],
         "plan": plan,
         "weights": tree.digest(tree.state_dict(lora.merged(trained))),

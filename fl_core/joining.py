@@ -21,7 +21,7 @@ from fl_core.data.silos import pair_of
 from fl_core.errors import UsageError
 from fl_core.newcomer import Newcomer, train_newcomer
 from fl_core.records import store
-from fl_core.scores import REGRESSION
+from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.task import Task
 
 NAME = "new"
@@ -105,6 +105,8 @@ def _labels(values: Iterable[Any], classes: Sequence[str]) -> np.ndarray:
 def _client(task: Task, new: Any, name: str) -> ClientData:
     """Return a client's samples, prepared as those of a task and split by its seed."""
     inputs, reading, data = Inputs.of(task.data, task.config.reading), task.config.reading, task.data
+    if data.task not in (CLASSIFICATION, REGRESSION):
+        raise UsageError(f"join must have classes or numbers to predict; got task {data.task}. Use --leave-out-client.")
     label, where = reading.label_column, f"samples of {name}"
     if isinstance(new, (str, Path)) and Path(new).suffix.lower() in TABLES:
         columns, _ = tables.named_columns(Path(new), (label,), (label,), reading)

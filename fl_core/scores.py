@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,20 @@ from fl_core.errors import check_known
 if TYPE_CHECKING:
     import pandas as pd
 
-CLASSIFICATION, REGRESSION = "classification", "regression"
-TASKS = (CLASSIFICATION, REGRESSION)
-"""Kinds of task: predict one of several classes, or a number."""
+CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL = "classification", "regression", "survival", "multilabel"
+TASKS = (CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL)
+"""Kinds of task: predict one of several classes, a number, the order of events, or several labels of 0 and 1."""
+
+
+def task_of(dimensions: int, classes: Sequence[str]) -> str:
+    """Return the task of targets with that number of dimensions and these names of classes or labels.
+
+    >>> task_of(1, ("no", "yes")), task_of(1, ()), task_of(2, ()), task_of(2, ("cough", "fever"))
+    ('classification', 'regression', 'survival', 'multilabel')
+    """
+    if dimensions == 1:
+        return CLASSIFICATION if classes else REGRESSION
+    return MULTILABEL if classes else SURVIVAL
 
 
 @dataclass(frozen=True)
@@ -25,8 +36,9 @@ class Score:
         label: its name in tables and pictures.
         higher_is_better: otherwise lower is.
         share: whether it is between 0 and 1 and shown in percent.
-        task: of :data:`TASKS`, or "" for both.
+        task: of :data:`TASKS`, or "" for all.
         missing: the reason if it has no value.
+        chance: its value for predictions that ignore the samples; NaN if it depends on the classes.
     """
 
     label: str
@@ -34,9 +46,11 @@ class Score:
     share: bool
     task: str
     missing: str = ""
+    chance: float = math.nan
 
 
 _ONE_CLASS = "the samples are all of one class"
+_ONE_VALUE = "each label has one value only among the samples"
 
 TABLE: dict[str, Score] = {
     "accuracy": Score("accuracy", True, True, CLASSIFICATION),
@@ -48,17 +62,25 @@ TABLE: dict[str, Score] = {
     "ece": Score("ECE", False, True, CLASSIFICATION),
     "mse": Score("MSE", False, False, REGRESSION),
     "mae": Score("MAE", False, False, REGRESSION),
-    "r2": Score("R2", True, False, REGRESSION, "the targets do not vary among the samples"),
+    "r2": Score("R2", True, False, REGRESSION, "the targets do not vary among the samples", 0.0),
+    "c_index": Score("C-index", True, False, SURVIVAL, "no pair of samples can be compared", 0.5),
+    "macro_auroc": Score("macro-AUROC", True, True, MULTILABEL, _ONE_VALUE, 0.5),
+    "macro_auprc": Score("macro-AUPRC", True, True, MULTILABEL, _ONE_VALUE),
 }
 
 SCORES: dict[str, bool] = {name: score.higher_is_better for name, score in TABLE.items()}
 """Every score, and whether higher is better."""
 
-MAIN = {CLASSIFICATION: "macro_f1", REGRESSION: "r2"}
+MAIN = {CLASSIFICATION: "macro_f1", REGRESSION: "r2", SURVIVAL: "c_index", MULTILABEL: "macro_auroc"}
 """The score for ranking algorithms and judging races, next to the loss."""
 
 
-SHOWN = {CLASSIFICATION: ("macro_f1", "accuracy", "loss"), REGRESSION: ("r2", "mae", "loss")}
+SHOWN = {
+    CLASSIFICATION: ("macro_f1", "accuracy", "loss"),
+    REGRESSION: ("r2", "mae", "loss"),
+    SURVIVAL: ("c_index", "loss"),
+    MULTILABEL: ("macro_auroc", "macro_auprc", "loss"),
+}
 """The scores in a comparison's printed table, unless another is asked for."""
 
 
@@ -81,7 +103,7 @@ def main_score(there: Container[str]) -> str:
     >>> main_score(["loss", "mse", "r2"])
     'r2'
     """
-    return MAIN[REGRESSION] if MAIN[REGRESSION] in there else MAIN[CLASSIFICATION]
+    return next((MAIN[task] for task in TASKS if MAIN[task] in there), MAIN[CLASSIFICATION])
 
 
 def why_missing(name: str, value: float) -> str:

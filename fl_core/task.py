@@ -32,7 +32,7 @@ from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.options import PRETRAINED, wants_weights
 from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
-from fl_core.scores import REGRESSION
+from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.training.workspace import memory_format
@@ -113,9 +113,12 @@ class Task:
         found = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere(), *notes(self.data)]
         batch = int(self.config.batch_size or 1)
         sizes = {client.name: len(client.train) for client in self.data.clients}
-        single = [client.name for client in self.data.clients if len(client.train.y.unique()) < 2]
-        alike = "of one class only" if self.data.classes else "whose targets are all equal"
+        single = [client.name for client in self.data.clients if len(client.train.y.unique(dim=0)) < 2]
+        alike = "of one class only" if self.data.task == CLASSIFICATION else "whose targets are all equal"
         found += self._of_clients(single, lambda name: f"training samples {alike}")
+        if self.data.task == SURVIVAL:
+            unseen = [client.name for client in self.data.clients if not client.train.y[:, 1].any()]
+            found += self._of_clients(unseen, lambda name: "no event among its training samples: it learns nothing")
         few = [name for name, n in sizes.items() if n < batch]
         less = f"training samples, less than a batch of {batch}"
         found += self._of_clients(few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}")
@@ -220,7 +223,7 @@ def assemble(
         raise UsageError(
             f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
         )
-    judged = 2 if data.task == REGRESSION else 1  # the samples of an R2
+    judged = 2 if data.task in (REGRESSION, SURVIVAL) else 1  # the samples of an R2, or of a pair
     blind = [client.name for client in data.clients if len(client.validation) < judged]
     if config.patience and blind:
         without = f"{data.name} has too few for {listing(blind)}"
@@ -281,10 +284,15 @@ def assemble(
         uniform=config.client_weights == "uniform",
         may_stop_every=int(config.eval_every or 1) if config.patience else 0,
     )
+    stack = config.stack
+    if criterion.couples:  # which a sum of single samples' losses does not allow
+        if stack == "on":
+            raise UsageError(f"stack must be auto or off for loss {criterion.name!r}; got on.")
+        stack = "off"
     config = replace(
         config,
         memory_format=memory_format(model, config.memory_format, models.example(data.shape)),
-        stack="on" if stacks(model, config.device, config.stack, config.precision) else "off",
+        stack="on" if stacks(model, config.device, stack, config.precision) else "off",
     )
     if config.workers > 1 and config.stack == "off":
         check_sendable(model)
@@ -333,19 +341,20 @@ def class_weights_of(config: RunConfig, data: FederatedData) -> tuple[float, ...
     """
     weights = weights_of(config.class_weights)
     if isinstance(weights, str):
-        return losses.balanced(data.class_counts().sum().tolist(), data.classes) if data.classes else ()
+        known = data.task == CLASSIFICATION
+        return losses.balanced(data.class_counts().sum().tolist(), data.classes) if known else ()
     return weights
 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     """Return the loss that a configuration names, with its class weights."""
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
-    criterion.check(data.n_classes)
+    criterion.check(data.n_classes, data.task)
     weights = class_weights_of(config, data)
     if weights is None:
         return criterion
     weighted = losses.ClassWeighted(criterion, weights)
-    weighted.check(data.n_classes)
+    weighted.check(data.n_classes, data.task)
     return weighted
 
 
@@ -354,6 +363,8 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
 
 def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int) -> None:
     """Check that a model has more than a single output if its algorithm compares the logits of classes."""
+    if algorithm.needs_logits and criterion.task not in (CLASSIFICATION, REGRESSION):
+        raise UsageError(f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm.")
     if algorithm.needs_logits and outputs != n_classes:
         raise UsageError(
             f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, with one output."

@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 from fl_core.autograd import nodes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.scores import REGRESSION
+from fl_core.scores import CLASSIFICATION
 from fl_core.seeds import seed_of
+from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
 
 from ..capture import activations
-from ..client_model import check_numbers
 
 
 class LossNotFinite(Exception):
@@ -71,16 +71,16 @@ class Differentiable:
         """Return logits [n, C] and each sample's loss [n].
 
         Raises:
-            UsageError: the output is not [n, C], or y does not hold class indices. For a loss of numbers, y must hold
-                numbers [n].
+            UsageError: the output is not [n, C], or y does not hold class indices. For a loss of another task, y
+                must have its shape.
             LossNotFinite: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UsageError(f"the model must return logits [n, C]; got {got} for {len(y)} samples.")
-        if self.loss.task == REGRESSION:
-            check_numbers(logits, y)
+        if self.loss.task != CLASSIFICATION:
+            check_targets(logits, y, self.loss.task)
         else:
             classes = self.loss.logits(logits).shape[1]
             if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= classes:

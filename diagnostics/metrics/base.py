@@ -79,7 +79,8 @@ class Metric:
             ``weights``.
         features: the samples whose outputs it reads, in passes shared with other metrics: the common ``probe``, or each
             client's ``own``. Empty: neither.
-        classes: whether it needs labels that are classes, and so has no value for a regression.
+        classes: whether it needs labels that are classes, and so has no value for other tasks.
+        separable: whether it needs a loss of each sample alone, and so has no value for survival.
         needs_all_layers: whether it needs all layers of the network for the value of one.
         uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. The method
             ``reader()`` of its options then returns a :class:`~diagnostics.gradients.passes.GradientReader`, or None
@@ -109,6 +110,7 @@ class Metric:
     requires: str = "losses"
     features: str = ""
     classes: bool = False
+    separable: bool = False
     needs_all_layers: bool = False
     uses_gradient_pass: bool = False
     default_variant: str = ""
@@ -257,6 +259,7 @@ def metric(
     requires: str = "losses",
     features: str = "",
     classes: bool = False,
+    separable: bool = False,
     needs_all_layers: bool = False,
     uses_gradient_pass: bool = False,
     default_variant: str = "",
@@ -294,7 +297,7 @@ def metric(
         check_known("attribute of a look", name, [each.name for each in fields(PlotStyle)])
     facts: dict[str, Any] = {
         "how": how, "unit": unit, "variants": tuple(variants), "look": PlotStyle(**(look or {})), "pairs": pairs,
-        "distance": distance, "requires": requires, "features": features, "classes": classes,
+        "distance": distance, "requires": requires, "features": features, "classes": classes, "separable": separable,
         "needs_all_layers": needs_all_layers,
         "uses_gradient_pass": uses_gradient_pass, "default_variant": default_variant, "rule": rule,
         "pooled_variants": tuple(pooled_variants),

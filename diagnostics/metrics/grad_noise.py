@@ -94,6 +94,7 @@ class GradNoise:
     how="exact, in the common pass and without forming the gradients where the layer has a formula",
     unit="(loss/weight)^2",
     variants=("trace", "per_parameter"),
+    separable=True,
     look={"label": "per-sample gradient noise", "meaning": "higher = samples disagree more", "log": True},
     uses_gradient_pass=True,
 )

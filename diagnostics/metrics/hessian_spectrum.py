@@ -54,6 +54,7 @@ class HessianSpectrum:
     ),
     unit="loss/weight^2",
     variants=("top1", "top2", "top3"),
+    separable=True,
     look={
         "label": "Hessian eigenvalue",
         "meaning": "higher = sharper",

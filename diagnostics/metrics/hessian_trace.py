@@ -57,6 +57,7 @@ class HessianTrace:
     ),
     unit="loss/weight^2",
     variants=("per_parameter", "absolute"),
+    separable=True,
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},
 )
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:

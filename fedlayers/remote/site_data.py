@@ -27,6 +27,7 @@ from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.tokens import TokenShape
 
 STANDARD = "standard"
@@ -140,6 +141,7 @@ class PresplitData:
 
     def __init__(self, data: FederatedData, client: str) -> None:
         self.name, self._data, self._client = client, data, data.client(client)
+        _check_task(client, data.task)
         self.sizes: Mapping[str, int] = {split: len(self._client.split(split)) for split in SPLITS}
 
     def facts(self) -> dict[str, Any]:
@@ -157,6 +159,11 @@ class PresplitData:
 
     def classes(self, number: int, seed: int) -> int:
         return len(self._client.validation.y.unique()) if self._data.classes else 0
+
+
+def _check_task(name: str, task: str) -> None:
+    if task not in (CLASSIFICATION, REGRESSION):
+        raise UsageError(f"site {name!r}: task must be {CLASSIFICATION} or {REGRESSION} over the network; got {task}.")
 
 
 def common(name: str, data: FederatedData) -> dict[str, Any]:
@@ -278,6 +285,7 @@ class SiteDataset:
     ) -> None:
         self.name = name
         how = replace(Reading.of(reading), classes=None if classes is None else tuple(map(str, classes)))
+        _check_task(name, how.task)
         how = replace(how, scale=how.scale or "none")  # a mean leaves a site only if it is asked for
         how = replace(how, categories=checked(categories or {}))
         if str(dataset) in DATASETS:

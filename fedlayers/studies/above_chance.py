@@ -14,13 +14,14 @@ import pandas as pd
 
 from fl_core import statistics
 from fl_core.data import FederatedData
+from fl_core.scores import CLASSIFICATION, TABLE
 
 METRIC = "balanced_accuracy"
 LEVEL = 0.95
 
 
 class AboveChance(NamedTuple):
-    """The best candidate's balanced accuracy above guessing; for a regression its R2.
+    """The best candidate's balanced accuracy above guessing. Other tasks use their main score above its chance value.
 
     Attributes:
         value: the mean over seeds. About 0: no better than guessing, or than predicting the mean.
@@ -43,13 +44,13 @@ def guessing(data: FederatedData) -> dict[str, float]:
     """Return each client's balanced accuracy of guessing: 1 / classes in its validation samples.
 
     With k classes, predictions that ignore the sample reach a balanced accuracy of at most 1 / k. A client with a
-    single class is left out, since every guess is right. A regression has no classes, so the result is empty.
+    single class is left out, since every guess is right. For tasks without classes the result is empty.
 
     >>> from fl_core.data import load
     >>> guessing(load("digits", partition="pathological", classes_per_client=2, clients=5))["client_0"]
     0.5
     """
-    if not data.classes:
+    if data.task != CLASSIFICATION:
         return {}
     present = (data.class_counts("validation") > 0).sum(axis=1)
     return {str(client): 1 / count for client, count in present.items() if count > 1}
@@ -82,7 +83,7 @@ def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
     Args:
         judged: a line per candidate and seed. Seeds without any number are ignored, and so are candidates that failed
             with a seed.
-        column: ``skill``, or ``r2`` for a regression.
+        column: ``skill``, or the main score of a task without classes, such as ``r2``. Its chance value is subtracted.
 
     >>> means = {"a": 0.5, "b": -9}
     >>> lines = [{"arm": arm, "seed": seed, "r2": means[arm] + 0.01 * seed} for arm in means for seed in range(3)]
@@ -94,6 +95,8 @@ def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
     values = judged.pivot(index="arm", columns="seed", values=column).dropna(axis=1, how="all").dropna()
     if values.empty:
         return UNKNOWN
+    if column in TABLE:
+        values = values - TABLE[column].chance
     each = [statistics.mean_interval(of_arm, len(values), 2 * LEVEL - 1) for _, of_arm in values.iterrows()]
     best = max(each, key=lambda one: one.value if math.isnan(one.low) else one.low)
     return AboveChance(best.value, best.low)

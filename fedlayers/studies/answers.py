@@ -12,7 +12,7 @@ from fedlayers.studies import inference as sure
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.inference import Inference
 from fl_core.errors import listing
-from fl_core.scores import MAIN, REGRESSION, in_column, in_points, label_of
+from fl_core.scores import CLASSIFICATION, MAIN, TABLE, in_column, in_points, label_of
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
 """The two extremes in words."""
@@ -144,9 +144,11 @@ def _guessing(race: Inference) -> str:
     value, low = race.above_chance
     if math.isnan(value) or (math.isnan(low) and value > 0):
         return ""
-    if race.main == MAIN[REGRESSION]:
-        what, number = "predicting the mean", f"R2 {in_column(race.main, value)}"
-        least = "" if math.isnan(low) else f", at least {in_column(race.main, low)}"
+    if race.main != MAIN[CLASSIFICATION]:
+        chance = TABLE[race.main].chance
+        what = "guessing" if chance else "predicting the mean"
+        number = f"{label_of(race.main)} {in_column(race.main, value + chance)}"
+        least = "" if math.isnan(low) else f", at least {in_column(race.main, low + chance)}"
     else:
         what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
         least = "" if math.isnan(low) else f", at least {100 * low:.1f}"

@@ -29,7 +29,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
 from fl_core.restore import check_given
-from fl_core.scores import REGRESSION, check_score
+from fl_core.scores import CLASSIFICATION, check_score
 from fl_core.storage.files import write_atomically
 from fl_core.training.losses import LOSSES
 
@@ -144,8 +144,8 @@ def compare(
     kind = LOSSES[str(resolved(config).loss)].task
     if score:
         check_score(score, kind)
-    if baselines and kind == REGRESSION:
-        raise UsageError("The baselines are classifiers. Leave them out for a regression.")
+    if baselines and kind != CLASSIFICATION:
+        raise UsageError(f"The baselines are classifiers. Leave them out for task {kind}.")
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)

@@ -38,7 +38,7 @@ class Inference:
         differences: a line for each other arm: leader - arm in the main score, its simultaneous 95 % interval,
             ``p_value`` (Holm, over all pairs of arms) and ``excluded``.
         pairs: the same numbers of all pairs of compared arms, by index (arm, other); empty with one seed.
-        above_chance: the best arm's balanced accuracy above guessing; for a regression its R2.
+        above_chance: the best arm's score above guessing, see :class:`fedlayers.studies.above_chance.AboveChance`.
         main: the score that is compared.
         tie: how a tie for the first place was broken, in a sentence.
     """
@@ -154,7 +154,7 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
     table = judged.pivot(index="arm", columns="seed", values=main).loc[order]
     whole = table.dropna()
     names = [str(name) for name in whole.index]
-    learned = best_of(judged, main if main == MAIN[REGRESSION] else "skill")
+    learned = best_of(judged, "skill" if main == MAIN[CLASSIFICATION] else main)
     if not names:  # and so is nothing paired by seed
         left = [name for name in order if table.loc[name].notna().any()]
         return Inference(ALL_DIVERGED, tuple(left), _lines(leader, order, left), _pairs([], None), learned)

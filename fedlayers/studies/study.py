@@ -35,7 +35,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.records.cleaning import runs_below, share
 from fl_core.restore import allowed_by
-from fl_core.scores import REGRESSION
+from fl_core.scores import CLASSIFICATION
 from fl_core.storage.files import Folder, write_atomically
 from fl_core.storage.packing import pack
 from fl_core.training.losses import LOSSES
@@ -129,8 +129,8 @@ def study(
     config = in_memory(config, data, model)
     if config.plan is not None:
         raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
-    if LOSSES[str(resolved(config).loss)].task == REGRESSION:
-        raise UsageError("A study needs classes, and this is a regression. Use choose and compare.")
+    if (kind := LOSSES[str(resolved(config).loss)].task) != CLASSIFICATION:
+        raise UsageError(f"A study must have classes; got task {kind}. Use choose and compare.")
     out = Path(out)
     check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, REGRESSION
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
@@ -121,11 +121,61 @@ def answers(
     Raises:
         UsageError: as :func:`labels` and :func:`targets`, or targets come with names of classes.
     """
-    if task != REGRESSION:
+    if task == CLASSIFICATION:
         return labels(y, where, names, place, whole)
+    if task == MULTILABEL:
+        return several_labels(y, where, names, place)
     if names is not None:
         raise UsageError(f"{where}: names of classes must be left out for task {task}, which predicts numbers.")
-    return targets(y, where, place), ()
+    return (targets(y, where, place) if task == REGRESSION else events(y, where, place)), ()
+
+
+def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
+    """Check times and events, numbers [n, 2] or text of them, as float32 [n, 2].
+
+    Raises:
+        UsageError: names the first time below 0, or the first event other than 0 and 1.
+    """
+    if y.ndim != 2 or y.shape[1] != 2 or not len(y):
+        raise UsageError(f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}.")
+    found = np.stack([targets(column, where, place) for column in y.T], axis=1)
+    for bad, rule in ((found[:, 0] < 0, "times must be at least 0"), (_not_binary(found[:, 1]), _EVENT)):
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise UsageError(f"{where}, {place(row)}: {rule}; got {', '.join(map(str, y[row]))}. The time comes first.")
+    if not found[:, 1].any():
+        raise UsageError(f"{where}: there must be an event; got only censored samples. Check the event column.")
+    return found
+
+
+_EVENT = "events must be 1, or 0 where the sample was censored"
+
+
+def several_labels(
+    y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
+
+    Raises:
+        UsageError: another value, a label with one value only, or less than two labels.
+    """
+    if y.ndim != 2 or y.shape[1] < 2 or not len(y):
+        raise UsageError(f"{where}: multilabel must have two or more labels a sample; got {list(y.shape)}.")
+    names = tuple(map(str, range(y.shape[1]))) if names is None else tuple(names)
+    if len(names) != y.shape[1]:
+        raise UsageError(f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}.")
+    found = np.stack([targets(column, where, place) for column in y.T], axis=1)
+    for name, column, given in zip(names, found.T, y.T, strict=True):
+        if (bad := _not_binary(column)).any():
+            row = int(np.argmax(bad))
+            raise UsageError(f"{where}, {place(row)}: label {name!r} must be 0 or 1; got {given[row]}.")
+        if column.min() == column.max():
+            raise UsageError(f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere.")
+    return found, names
+
+
+def _not_binary(values: Array) -> NDArray[np.bool_]:
+    return (values != 0) & (values != 1)
 
 
 def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
@@ -213,6 +263,8 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
         elif any(value is None for value in y.flat):
             row = next(row for row in others if y.flat[row] is None)
             raise UsageError(f"{where}, {row_of_array(row)}: labels must be numbers or text; got None.")
+    if task in (SURVIVAL, MULTILABEL):
+        return y  # answers checks it with its names
     if task == REGRESSION:
         return targets(y, where)
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)

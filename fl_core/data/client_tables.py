@@ -88,7 +88,7 @@ def header(parts: Sequence[Path], reading: Reading, header_of: Header) -> list[s
 
 def _is_read(name: str, reading: Reading) -> bool:
     """Return whether a column is a feature or has a role."""
-    if name in (reading.label_column, reading.text_column):
+    if name in (*reading.labels, reading.text_column):
         return True
     return name not in (reading.exclude_columns or ()) and (reading.columns is None or name in reading.columns)
 

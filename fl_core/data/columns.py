@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_core import choices
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, TASKS
+from fl_core.scores import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
 CLIENT_COLUMN = "client"
 LABEL_COLUMN = "label"
@@ -29,14 +29,16 @@ class Reading:
     """Settings for reading data. Every field is a key of a run's configuration.
 
     Attributes:
-        client_column, label_column, text_column: a table's columns of clients, classes and texts.
+        client_column, label_column, text_column: a table's columns of clients, classes and texts. For survival the
+            label columns are ``TIME,EVENT``, and for multilabel ``LABEL,LABEL,...``.
         columns: the feature columns to read. None means all.
         exclude_columns: the feature columns not to read.
         separator: between the cells of a .csv file, one character, or ``tab``.
         encoding: of a .csv or .jsonl file, by its Python name.
         scale, impute: fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`. Scale None
             means ``standard`` for a table of the user, and ``none`` for other data.
-        task: whether labels are classes (``classification``) or numbers to predict (``regression``).
+        task: of :data:`fl_core.scores.TASKS`: whether labels are classes, numbers to predict, times and events, or
+            several labels of 0 and 1.
         keep_ids: whether a column that numbers the records may be a feature.
         classes: all classes of the federation, for the data of one client that may lack some. It is not a key of a run.
         categories: all words of the federation, for the columns of words of one client. It is not a key of a run.
@@ -92,6 +94,31 @@ class Reading:
         for key in keys:
             check_known("key of how data are read", key, READING)
         return cls(**keys)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the label columns: one, or several for survival and multilabel."""
+        several = self.task in (SURVIVAL, MULTILABEL)
+        return tuple(self.label_column.split(BETWEEN)) if several else (self.label_column,)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Return the declared names of the classes or labels, or None for those of the data."""
+        return self.labels if self.task == MULTILABEL else self.classes
+
+    def check_labels(self, what: str) -> None:
+        """Check that the task has as many label columns as it needs.
+
+        Raises:
+            UsageError: it does not. The message begins with ``what``, the data.
+        """
+        count, needed = len(self.labels), {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task)
+        fits = needed is None or count == 2 or (count > 2 and self.task == MULTILABEL)
+        if not fits or len(set(self.labels)) < count:
+            raise UsageError(
+                f"{what}: label columns of task {self.task} must be {needed}; got {self.label_column!r}. "
+                f"Name them: --label-column {needed}."
+            )
 
     @property
     def delimiter(self) -> str:

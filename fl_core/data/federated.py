@@ -18,14 +18,15 @@ from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
-from fl_core.scores import CLASSIFICATION, REGRESSION
+from fl_core.scores import CLASSIFICATION, MULTILABEL, task_of
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Samples ``x``, contiguous float32 [n, *shape], with class indices ``y``, int64 [n], or targets, float32 [n].
 
-    Texts are int64 token ids [n, length].
+    Texts are int64 token ids [n, length]. For survival y are times and events, float32 [n, 2]; for multilabel they are
+    0 and 1, float32 [n, C].
     """
 
     x: Tensor
@@ -71,7 +72,8 @@ class FederatedData:
     Attributes:
         name: registry name or path.
         shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.tokens.TokenShape`.
-        classes: names of the classes in the order of class indices. It is empty if numbers are predicted.
+        classes: names of the classes in the order of class indices, or of the labels. It is empty if numbers or events
+            are predicted.
         clients: the clients, in order.
         partition: the client and split of each sample.
         source_digest: SHA-256 of the samples, independent of their partition.
@@ -102,7 +104,7 @@ class FederatedData:
     @property
     def positive(self) -> str:
         """Return the name of the positive one of two classes, or an empty text for another number of classes."""
-        return (self.chosen or self.classes[1]) if self.n_classes == 2 else ""
+        return (self.chosen or self.classes[1]) if self.n_classes == 2 and self.task == CLASSIFICATION else ""
 
     @property
     def positive_index(self) -> int:
@@ -115,18 +117,19 @@ class FederatedData:
         Raises:
             UsageError: there is no such class, or there are not two.
         """
-        if self.n_classes != 2:
-            raise UsageError(f"positive must be with two classes; {self.name} has {self.n_classes}. Leave it out.")
+        if self.n_classes != 2 or self.task != CLASSIFICATION:
+            what = self.n_classes if self.task == CLASSIFICATION else f"the task {self.task}"
+            raise UsageError(f"positive must be with two classes; {self.name} has {what}. Leave it out.")
         return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.scores.TASKS`: classification, or regression without classes."""
-        return CLASSIFICATION if self.classes else REGRESSION
+        """Return the task from :data:`fl_core.scores.TASKS`."""
+        return task_of(self.clients[0].train.y.ndim, self.classes)
 
     @property
     def n_classes(self) -> int:
-        """Return the number of classes, even if a client lacks some. It is 0 if numbers are predicted."""
+        """Return the number of classes or labels, even if a client lacks some. It is 0 without classes."""
         return len(self.classes)
 
     @property
@@ -144,7 +147,9 @@ class FederatedData:
         return self.clients[names.index(check_known("client", name, names))]
 
     def class_counts(self, split: str = "train") -> pd.DataFrame:
-        """Count samples by client and class. For a regression there is one column, ``samples``.
+        """Count samples by client and class, or by client and label.
+
+        For a regression and survival there is one column, ``samples``.
 
         Raises:
             UsageError: an unknown split.
@@ -152,7 +157,9 @@ class FederatedData:
         if not self.classes:
             sizes = {client.name: len(client.split(split)) for client in self.clients}
             return pd.DataFrame({"samples": sizes})
-        counts = [torch.bincount(client.split(split).y, minlength=self.n_classes).cpu() for client in self.clients]
+        ys = [client.split(split).y.cpu() for client in self.clients]
+        several = self.task == MULTILABEL
+        counts = [y.sum(0).long() if several else torch.bincount(y, minlength=self.n_classes) for y in ys]
         names = [client.name for client in self.clients]
         return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
 

@@ -168,12 +168,12 @@ class Inputs:
         """Return the columns that name the records."""
         for name in asked or ():
             check_known(f"column of {where} (ids, --id-columns)", name, header)
-        read = {*self.columns, self.reading.client_column, self.reading.label_column}
+        read = {*self.columns, self.reading.client_column, *self.reading.labels}
         own = [name for name in header if name not in read and self.columns and roles.is_named_as_identifier(name)]
         return own if asked is None else list(asked)
 
     def _table(self, path: Path, ids: Sequence[str] | None) -> Samples:
-        beside = (self.reading.client_column, self.reading.label_column)
+        beside = (self.reading.client_column, *self.reading.labels)
         header = tables.header_of(path, self.reading)
         names = self.columns or [name for name in header if name not in beside]
         if not self.columns and len(names) != self.shape[0]:

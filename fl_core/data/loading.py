@@ -20,7 +20,7 @@ from fl_core.data.silos import source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside
-from fl_core.scores import CLASSIFICATION, REGRESSION
+from fl_core.scores import CLASSIFICATION
 
 
 def load(
@@ -127,7 +127,7 @@ def recipe(
     """
     how = Reading.of(reading)
     if isinstance(dataset, Source):
-        return general(dataset.shape, dataset.owner is not None, how.task)
+        return general(dataset.shape, dataset.owner is not None, dataset.task)
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
     return general(*files.glance(path_of(dataset), how), how.task)
@@ -186,11 +186,12 @@ def _opened(name: str, data_root: Location | None, download: bool, task: str = C
             raise UsageError(f"dataset {name!r} must be a function without required parameters; got {parameter!r}.")
     returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
     source = replace(_as_source(returned, name, task), name=name)
-    if task == REGRESSION and source.classes:
+    if task != CLASSIFICATION and source.task != task:
         raise UsageError(
-            f"dataset {name!r} must have targets for task {task}; got classes {listing(source.classes, 4)}."
+            f"dataset {name!r} must have targets for task {task}; got "
+            f"{f'classes {listing(source.classes, 4)}' if source.classes else source.task}."
         )
-    recipe = member.recipe or general(source.shape, source.owner is not None, task)
+    recipe = member.recipe or general(source.shape, source.owner is not None, source.task)
     return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
 
 

@@ -11,6 +11,7 @@ import torch
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import listing
+from fl_core.scores import CLASSIFICATION
 
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""
@@ -57,7 +58,7 @@ def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
 def _single(data: FederatedData) -> Iterator[str]:
     """Yield classes that have one sample each."""
     labels = torch.cat([client.split(split).y for client in data.clients for split in SPLITS])
-    if labels.is_floating_point():
+    if data.task != CLASSIFICATION:
         return
     single = int((torch.bincount(labels, minlength=data.n_classes) == 1).sum())
     if 2 * single > data.n_classes:
@@ -69,7 +70,7 @@ def _single(data: FederatedData) -> Iterator[str]:
 
 def _positive(data: FederatedData) -> Iterator[str]:
     """Yield the class that AUROC and AUPRC describe, if nobody chose it and it is the usual one of two."""
-    if data.n_classes != 2 or data.chosen:
+    if not data.positive or data.chosen:
         return
     share = float(torch.cat([client.train.y for client in data.clients]).double().mean())
     if share > USUAL:

@@ -13,6 +13,7 @@ import torch
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.seeds import torch_generator
 from fl_core.tokens import TokenShape
 
@@ -70,7 +71,8 @@ def placeholder_data(facts: FederationMetadata, held: Mapping[str, ClientData] |
 def placeholder_client(data: FederatedData, name: str, seed: int) -> FederatedData:
     """Return the federation with random samples in place of one client's. Only the number of its own remains.
 
-    Features are drawn from the standard normal distribution and tokens uniformly. Classes take turns.
+    Features and numbers are drawn from the standard normal distribution, and tokens uniformly. Classes take turns.
+    Times are the absolute values of such numbers; events and labels are 0 and 1 with equal probability.
 
     >>> from fl_core.data import load
     >>> heart = load("heart")
@@ -84,11 +86,22 @@ def placeholder_client(data: FederatedData, name: str, seed: int) -> FederatedDa
     def like(split: Split) -> Split:
         shape, n = split.x.shape, len(split)
         x = torch.randint(tokens, shape, generator=draw) if tokens else torch.randn(shape, generator=draw)
-        y = torch.arange(n) % data.n_classes if data.classes else torch.randn(n, generator=draw)
-        return Split(x.to(split.x), y.to(split.y))
+        return Split(x.to(split.x), _drawn(data.task, split.y.shape, data.n_classes, draw).to(split.y))
 
     other = ClientData(name, **{split: like(data.client(name).split(split)) for split in SPLITS})
     return replace(data, clients=tuple(other if each.name == name else each for each in data.clients))
+
+
+def _drawn(task: str, shape: torch.Size, n_classes: int, draw: torch.Generator) -> torch.Tensor:
+    """Return random targets of a task, as :func:`placeholder_client` draws them."""
+    if task == CLASSIFICATION:
+        return torch.arange(shape[0]) % n_classes
+    if task == REGRESSION:
+        return torch.randn(shape, generator=draw)
+    y = torch.randint(2, shape, generator=draw).float()
+    if task == SURVIVAL:
+        y[:, 0] = torch.randn(shape[0], generator=draw).abs()
+    return y
 
 
 def _empty(name: str, sizes: Mapping[str, int], facts: FederationMetadata) -> ClientData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_core.scores import CLASSIFICATION, REGRESSION
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.tokens import TokenShape
 
 SHARES = (0.64, 0.16, 0.20)
@@ -66,12 +66,16 @@ PATIENCE = 10
 """Evaluations of your own data without a better score on validation, after which a run stops (``decision.tuned``)."""
 
 
+LOSS_OF = {REGRESSION: "mse", SURVIVAL: "cox", MULTILABEL: "multilabel_bce"}
+"""The default loss of the tasks without classes."""
+
+
 def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION, stops: bool = True) -> Recipe:
     """Return the default settings for data without any of their own.
 
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
-    convolutional network, texts a small transformer, and everything else a multilayer perceptron. For a regression the
-    loss is ``mse`` and the partition without natural clients is ``iid``.
+    convolutional network, texts a small transformer, and everything else a multilayer perceptron. Tasks without classes
+    have the losses of :data:`LOSS_OF`. Their partition without natural clients is ``iid``.
 
     Args:
         shape: shape of one sample.
@@ -80,7 +84,7 @@ def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATIO
         stops: whether a run stops when validation no longer improves (:class:`fl_core.stopping.StoppingRule`).
     """
     own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
-    own |= {"loss": "mse", "partition": "iid"} if task == REGRESSION else {}
+    own |= {} if task == CLASSIFICATION else {"loss": LOSS_OF[task], "partition": "iid"}
     own |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):
         return Recipe(**own, **TEXT, note="general values for texts without a recipe")

@@ -16,6 +16,7 @@ from fl_core.data.arrays import Array, Integers
 from fl_core.data.categories import Categories
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
+from fl_core.scores import CLASSIFICATION, task_of
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
 LEAST, MOST = 2, 10_000
@@ -30,8 +31,9 @@ class Source:
         name: registry name or path.
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or
             int64 codes [n, length] of ``words``.
-        y: class indices, int64 [n]; or targets, float32 [n].
-        classes: names of the classes. If empty, ``y`` holds targets, numbers to predict.
+        y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; or labels of 0 and 1,
+            float32 [n, C].
+        classes: names of the classes or labels. If empty, ``y`` holds targets, or times and events.
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n], or None without one.
@@ -72,8 +74,14 @@ class Source:
 
     @property
     def labels(self) -> Integers:
-        """Return class indices, int64 [n]. For a regression all are 0."""
-        return self.y.astype(np.int64, copy=False) if self.classes else np.zeros(len(self), dtype=np.int64)
+        """Return class indices, int64 [n]. Without classes all are 0."""
+        of_classes = self.task == CLASSIFICATION
+        return self.y.astype(np.int64, copy=False) if of_classes else np.zeros(len(self), dtype=np.int64)
+
+    @property
+    def task(self) -> str:
+        """Return the task from :data:`fl_core.scores.TASKS`."""
+        return task_of(self.y.ndim, self.classes)
 
     @property
     def is_image(self) -> bool:
@@ -210,7 +218,7 @@ class Source:
             raise UsageError(f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}.")
         if samples == len(self):
             return np.arange(samples)
-        labels = None if self.shuffled or not self.classes else self.y
+        labels = None if self.shuffled or self.task != CLASSIFICATION else self.y
         keys = [key for key in (self.owner, self.is_train, labels) if key is not None]
         if not keys:
             return np.arange(samples)

@@ -54,22 +54,18 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
         UsageError: as for :func:`read_table`.
     """
     names = feature_columns(path, header, reading)
-    client, label, text_column = (getattr(reading, role) for role in ROLES)
-    beside = [name for name in (client, label, *[text_column] * (names is None)) if name in header]
+    client, labels, text_column = reading.client_column, reading.labels, reading.text_column
+    beside = [name for name in (client, *labels, *[text_column] * (names is None)) if name in header]
     columns, place = read([*beside, *(names or ())], beside)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
     if names is None:
-        names_of = {"client": client, "label": label, "text": text_column}
-        return text.source(path, texts, place, **names_of, task=reading.task, classes=reading.classes)
+        return text.source(path, texts, place, reading)
     owner = None
     owner_names: tuple[str, ...] = ()
     if client in texts:
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(texts[client], dtype=str), where, place=place)
-    where, declared = f"{path}, column {label!r}", reading.classes
-    y, classes = arrays.answers(
-        np.array(texts[label], dtype=str), where, reading.task, declared, place, whole=declared is None
-    )
+    y, classes = text.answers(path, texts, place, reading)
     ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name], owner)]
     if ids:
         out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
@@ -182,21 +178,23 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
         raise UsageError(
             f"{path}: names of columns must be distinct; got {twice!r} as columns {at}. Rename or remove one of them."
         )
-    client, label, text_column = (getattr(reading, role) for role in ROLES)
-    for role, name in zip(ROLES, (client, label, text_column), strict=True):
+    client, labels, text_column = reading.client_column, reading.labels, reading.text_column
+    reading.check_labels(str(path))
+    named = {"client_column": (client,), "label_column": labels, "text_column": (text_column,)}
+    for role, name in ((role, name) for role, names in named.items() for name in names):
         if name != getattr(Reading, role) or role == "label_column":
             _check_role(path, role, name, header, reading)
-    if client == label:
-        raise UsageError(f"{path}: client and label must be different columns; got {label!r} for both.")
-    if text_column in (client, label):
+    if client in labels:
+        raise UsageError(f"{path}: client and label must be different columns; got {client!r} for both.")
+    if text_column in (client, *labels):
         raise UsageError(f"{path}: the text column must not be the client or the label; got {text_column!r}.")
     if text_column in header:
         reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
         return None
-    found = [name for name in header if name not in (client, label)]
+    found = [name for name in header if name not in (client, *labels)]
     for key in ("columns", "exclude_columns"):
         for name in sorted(set(getattr(reading, key) or ()) - set(found)):
-            if name in (client, label):
+            if name in (client, *labels):
                 role = "client" if name == client else "label"
                 raise UsageError(f"{path}: {key} must name features; got {name!r}, the {role}.")
             check_known(f"column of {path} ({key}, --{key.replace('_', '-')})", name, found)
@@ -285,22 +283,23 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     Raises:
         UsageError: it is not such a file, or a key is missing. The message names the line.
     """
-    client_column, label_column, text_column = (getattr(reading, role) for role in ROLES)
+    client_column, text_column = reading.client_column, reading.text_column
+    reading.check_labels(str(path))
     reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "exclude_columns", "separator")
     lines, entries = _entries(path, reading)
-    keys = {"text_column": text_column, "label_column": label_column}
+    keys = [("text_column", text_column), *(("label_column", name) for name in reading.labels)]
     if client_column != CLIENT_COLUMN or client_column in entries[0]:
-        keys["client_column"] = client_column
-    if len(set(keys.values())) < len(keys):
-        raise UsageError(f"{path}: text, label and client must be different columns; got {', '.join(keys.values())}.")
-    kinds = {text_column: str, label_column: object, client_column: str | int}
-    columns = {key: _cells(path, lines, entries, key, flag, kinds[key]) for flag, key in keys.items()}
+        keys.append(("client_column", client_column))
+    if len({key for _, key in keys}) < len(keys):
+        named = ", ".join(key for _, key in keys)
+        raise UsageError(f"{path}: text, label and client must be different columns; got {named}.")
+    kinds = {"text_column": str, "label_column": object, "client_column": str | int}
+    columns = {key: _cells(path, lines, entries, key, role, kinds[role]) for role, key in keys}
 
     def place(row: int) -> str:
         return f"line {lines[row]}"
 
-    names = {"client": client_column, "label": label_column, "text": text_column}
-    return text.source(path, columns, place, **names, task=reading.task, classes=reading.classes)
+    return text.source(path, columns, place, reading)
 
 
 def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], arrays.Place]:

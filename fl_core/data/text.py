@@ -12,9 +12,9 @@ import numpy as np
 from fl_core import limits
 from fl_core.data import arrays
 from fl_core.data.arrays import Integers
+from fl_core.data.columns import Reading
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
-from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
@@ -53,31 +53,33 @@ def source(
     path: Path,
     columns: Mapping[str, Sequence[str]],
     place: arrays.Place,
-    *,
-    client: str,
-    label: str,
-    text: str,
-    task: str = CLASSIFICATION,
-    classes: Sequence[str] | None = None,
+    reading: Reading,
 ) -> Source:
     """Return a source of texts from columns of cells. Columns other than text, label and client are ignored.
-
-    Args:
-        classes: all classes, if the texts are one client's and may lack some.
 
     Raises:
         UsageError: a text is blank, a client or label is empty, or a word is among labels that are numbers.
     """
+    client, text = reading.client_column, reading.text_column
     owner = None
     owner_names: tuple[str, ...] = ()
     if client in columns:
         where = f"{path}, column {client!r}"
         owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
-    where = f"{path}, column {label!r}"
-    y, found = arrays.answers(np.array(columns[label], dtype=str), where, task, classes, place, whole=classes is None)
+    y, found = answers(path, columns, place, reading)
     check(columns[text], f"{path}, column {text!r}", place)
     x, words = encode(columns[text])
     return Source(str(path), x, y, found, owner, owner_names, words=words)
+
+
+def answers(
+    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
+) -> tuple[arrays.Array, tuple[str, ...]]:
+    """Return the targets in a table's label columns, with the names of classes (:func:`fl_core.data.arrays.answers`)."""
+    cells = np.array([columns[name] for name in reading.labels], dtype=str)
+    where, whole = f"{path}, column {reading.label_column!r}", reading.classes is None
+    y = cells[0] if len(cells) == 1 else cells.T
+    return arrays.answers(y, where, reading.task, reading.names, place, whole)
 
 
 def agreed(texts: Source, vocabulary: Path | str) -> Source:

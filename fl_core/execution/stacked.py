@@ -277,7 +277,7 @@ def _descend(
             _put(optimizer, each, entries)
         step_losses = []
         for x, y, weights in batches.between(done, end, left):
-            losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten()).view_as(weights)
+            losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten(0, 1)).view_as(weights)
             losses.backward(weights)
             step_losses.append(losses.detach())
             if longest is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.scores import REGRESSION, SCORES
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
 from fl_core.training.losses import Loss
 from fl_core.untouched import in_mode
 
@@ -48,24 +48,32 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
     = 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1 and below 0 where the mean predicts better; NaN where all
     targets are equal.
 
+    Of survival, for log hazards [n, 1] and times with events [n, 2]: ``c_index`` is Harrell's concordance, 0 to 1. A
+    pair is comparable if the earlier time has an event, or of equal times exactly one. It is concordant if the sample
+    with that event has the higher hazard; equal hazards count a half. NaN without comparable pairs.
+
+    Of labels, for outputs and labels of 0 and 1, both [n, C]: ``macro_auroc`` and ``macro_auprc``, the plain means of
+    each label's area as above, over the labels that have both values among the samples; NaN without any.
+
     Raises:
         UsageError: no samples, shapes that do not agree, labels outside the C classes, or of the wrong kind.
         NonFiniteError: an output is NaN or infinite: its prediction would be arbitrary.
     """
     outputs, y = outputs.detach().cpu(), y.detach().cpu()
-    if outputs.ndim != 2 or y.shape != outputs.shape[:1] or len(y) == 0:
-        raise UsageError(
-            f"scores must be of outputs [n, C] and labels [n]; got {tuple(outputs.shape)} and {tuple(y.shape)}."
-        )
+    check_targets(outputs, y, loss.task)
     logits = loss.logits(outputs).double().numpy()
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
         raise NonFiniteError(f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite")
-    if loss.task != REGRESSION and (y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]):
+    if loss.task == CLASSIFICATION and (y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]):
         raise UsageError(f"labels must be integers from 0 to {logits.shape[1] - 1}; got {y.min()} to {y.max()}.")
     value = float(loss.per_sample(outputs, y).double().mean())
     if loss.task == REGRESSION:
         return {"loss": value, **_of_numbers(logits[:, 0], y.double().numpy())}
+    if loss.task == MULTILABEL:
+        return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
+    if loss.task == SURVIVAL:
+        return {"loss": value, "c_index": concordance(logits[:, 0], *y.double().numpy().T)}
     labels, predicted, classes = y.numpy(), logits.argmax(axis=1), logits.shape[1]
     counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
     right, actual = counts.diagonal(), counts.sum(axis=1)
@@ -152,6 +160,51 @@ def _of_numbers(predicted: Array, target: Array) -> dict[str, float]:
     errors, spread = predicted - target, float(((target - target.mean()) ** 2).sum())
     r2 = 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan
     return {"mse": float((errors**2).mean()), "mae": float(np.abs(errors).mean()), "r2": r2}
+
+
+def concordance(risk: Array, time: Array, event: Array) -> float:
+    """Return Harrell's concordance index of risks with times and events, each [n]; see :func:`scores`.
+
+    >>> concordance(np.array([3.0, 2.0, 2.0]), np.array([1.0, 5.0, 5.0]), np.array([1, 1, 0]))
+    0.8333333333333334
+    """
+    concordant, pairs = 0.0, 0
+    for i in np.flatnonzero(event):
+        others = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
+        concordant += np.count_nonzero(others < risk[i]) + np.count_nonzero(others == risk[i]) / 2
+        pairs += len(others)
+    return concordant / pairs if pairs else math.nan
+
+
+def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
+    """Return the mean areas over the labels [n, C] that vary."""
+    areas = []
+    for k in np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0)):
+        areas.append(_areas(*_sorted(logits[:, k][None, None]), positive[:, k].astype(np.int64), np.array([1])))
+    means = np.mean(areas, axis=0) if areas else (math.nan, math.nan)
+    return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
+
+
+def check_targets(outputs: Tensor, y: Tensor, task: str = CLASSIFICATION) -> None:
+    """Refuse outputs and targets whose shapes do not fit each other and the task. They would broadcast.
+
+    Raises:
+        UsageError: the message gives their shapes.
+    """
+    columns, targets = {
+        CLASSIFICATION: ("C", "[n]"),
+        REGRESSION: ("1", "[n]"),
+        SURVIVAL: ("1", "[n, 2]"),
+        MULTILABEL: ("C", "[n, C]"),
+    }[task]
+    width = outputs.shape[-1]
+    shape = {"[n]": (), "[n, 2]": (2,), "[n, C]": (width,)}[targets]
+    fits = outputs.ndim == 2 and (columns == "C" or width == 1) and y.shape == (len(outputs), *shape) and len(y) > 0
+    if not fits:
+        raise UsageError(
+            f"{task} must have outputs [n, {columns}] and targets {targets}; "
+            f"got {list(outputs.shape)} and {list(y.shape)}."
+        )
 
 
 def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, REGRESSION
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class Loss:
     """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better.
 
     Attributes:
-        task: of :data:`fl_core.scores.TASKS`: whether ``y`` holds class indices (int64), or numbers (float32) that the
-            single column of the outputs predicts.
+        task: of :data:`fl_core.scores.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
+            events (float32 [n, 2]), or labels of 0 and 1 (float32 [n, C]).
+        couples: whether a sample's loss depends on the other samples of its batch.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = CLASSIFICATION
+    couples: ClassVar[bool] = False
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         return self.per_sample(logits, y).mean()
@@ -52,15 +54,19 @@ class Loss:
         """The same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
         return self
 
-    def check(self, n_classes: int) -> None:
+    def check(self, n_classes: int, task: str = "") -> None:
         """Refuse a task that the loss is not for, and options that do not fit ``n_classes`` classes (0: numbers).
+
+        Args:
+            task: of the data; empty means classification, or regression without classes.
 
         Raises:
             UsageError: the kind of task, the number of classes or the length of a list does not fit.
         """
-        if (self.task == REGRESSION) != (n_classes == 0):
-            fitting = listing(name for name, kind in LOSSES.items() if (kind.task == REGRESSION) == (n_classes == 0))
-            what = f"{n_classes} classes" if n_classes else "numbers"
+        task = task or (CLASSIFICATION if n_classes else REGRESSION)
+        if self.task != task:
+            fitting = listing(name for name, kind in LOSSES.items() if kind.task == task)
+            what = {CLASSIFICATION: f"{n_classes} classes", REGRESSION: "numbers"}.get(task, f"task {task}")
             raise UsageError(f"loss for {what} must be one of {fitting}; got {self.name!r}.")
 
 
@@ -95,8 +101,8 @@ class _Weighted(Loss):
         for value in self._weights():
             _number(f"{self.name}: alpha", value, self.largest_alpha)
 
-    def check(self, n_classes: int) -> None:
-        super().check(n_classes)
+    def check(self, n_classes: int, task: str = "") -> None:
+        super().check(n_classes, task)
         if n_classes < 2:
             raise UsageError(f"{self.name}: there must be at least 2 classes; got {n_classes}.")
         if isinstance(self.alpha, tuple) and len(self.alpha) != n_classes:
@@ -173,8 +179,8 @@ class BinaryCrossEntropy(Loss):
     def logits(self, outputs: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
-    def check(self, n_classes: int) -> None:
-        super().check(n_classes)
+    def check(self, n_classes: int, task: str = "") -> None:
+        super().check(n_classes, task)
         if n_classes != 2:
             raise UsageError(f"{self.name}: there must be 2 classes; got {n_classes}. Use cross_entropy.")
 
@@ -227,6 +233,44 @@ class Huber(_OfNumbers):
 
 
 @dataclass(frozen=True)
+class Cox(Loss):
+    """The negative log partial likelihood of proportional hazards, with Breslow's treatment of ties; at least 0.
+
+    ``y`` [n, 2] holds times and events: 1 if the event was seen at that time, 0 if the sample was censored then. The
+    single output z is the log relative hazard: a higher one means an earlier event. A sample with an event has the loss
+    log sum_{j: t_j >= t_i} exp(z_j) - z_i. Samples of equal time are all at risk (Breslow 1974). Censored samples have
+    loss 0. The risk sets are those of the batch, so a batch should hold several events; the mean is over all samples.
+    """
+
+    name = "cox"
+    task = SURVIVAL
+    couples = True
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        z, (time, event) = logits.squeeze(-1), y.unbind(-1)
+        late_first = torch.argsort(-time, stable=True)
+        at_risk = torch.searchsorted(-time[late_first], -time, right=True) - 1  # the last sample of an equal time
+        return event.to(z.dtype) * (torch.logcumsumexp(z[late_first], 0)[at_risk] - z)
+
+    def outputs(self, n_classes: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class MultiLabel(Loss):
+    """The mean over labels of binary cross-entropy, for one output z_k a label: p_k = sigmoid(z_k); at least 0.
+
+    ``y`` [n, C] holds 0 and 1.
+    """
+
+    name = "multilabel_bce"
+    task = MULTILABEL
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(-1)
+
+
+@dataclass(frozen=True)
 class ClassWeighted(Loss):
     """w_y times another loss of classes, for positive class weights w.
 
@@ -261,10 +305,10 @@ class ClassWeighted(Loss):
     def logits(self, outputs: Tensor) -> Tensor:
         return self.base.logits(outputs)
 
-    def check(self, n_classes: int) -> None:
-        if self.base.task == REGRESSION:
-            raise UsageError(f"class_weights must be left out for {REGRESSION}; got loss {self.base.name!r}.")
-        self.base.check(n_classes)
+    def check(self, n_classes: int, task: str = "") -> None:
+        if self.base.task != CLASSIFICATION:
+            raise UsageError(f"class_weights must be left out for {self.base.task}; got loss {self.base.name!r}.")
+        self.base.check(n_classes, task)
         if len(self.weights) != n_classes:
             raise UsageError(
                 f"class_weights must have one weight for each of the {n_classes} classes; got {len(self.weights)}."
@@ -273,7 +317,17 @@ class ClassWeighted(Loss):
 
 LOSSES: dict[str, type[Loss]] = {
     kind.name: kind
-    for kind in (CrossEntropy, Focal, PlayerFocal, BinaryCrossEntropy, SquaredError, AbsoluteError, Huber)
+    for kind in (
+        CrossEntropy,
+        Focal,
+        PlayerFocal,
+        BinaryCrossEntropy,
+        SquaredError,
+        AbsoluteError,
+        Huber,
+        Cox,
+        MultiLabel,
+    )
 }
 
 
@@ -301,7 +355,7 @@ def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
     """A loss by its name, of :data:`LOSSES`.
 
     ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1), ``bce`` (two classes, one
-    output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1).
+    output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1); ``cox`` of survival; ``multilabel_bce`` of labels.
 
     Args:
         n_classes: when given, the length of a list ``alpha`` is checked now, otherwise at the first batch.

@@ -6,13 +6,26 @@ import pytest
 import torch
 
 from fl_core.errors import UsageError
-from fl_core.scores import CLASSIFICATION, MAIN, REGRESSION, SHOWN, TABLE, TASKS, check_score, main_score
+from fl_core.scores import (
+    CLASSIFICATION,
+    MAIN,
+    MULTILABEL,
+    REGRESSION,
+    SHOWN,
+    SURVIVAL,
+    TABLE,
+    TASKS,
+    check_score,
+    main_score,
+)
 from fl_core.training import losses
 from fl_core.training.evaluate import scores
 
 OF_TASK = {
     CLASSIFICATION: scores(torch.eye(3), torch.arange(3), losses.build("cross_entropy")),
     REGRESSION: scores(torch.ones(3, 1), torch.arange(3.0), losses.build("mse")),
+    SURVIVAL: scores(torch.ones(3, 1), torch.ones(3, 2), losses.build("cox")),
+    MULTILABEL: scores(torch.eye(3), torch.eye(3), losses.build("multilabel_bce")),
 }
 
 

@@ -13,6 +13,9 @@ from fl_core.data.partitions.registry import PARTITIONS
 from fl_core.data.partitions.stored import Partition
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+
+_PREDICTED = {REGRESSION: "numbers", SURVIVAL: "times of events", MULTILABEL: "several labels"}
 
 
 def make(
@@ -48,10 +51,10 @@ def make(
     chosen = {name: value for name, value in options.items() if value is not None}
     _check_options(kind, partitioning_class, chosen)
     partitioning = partitioning_class(**chosen)
-    if partitioning_class.by_class and not source.classes:
+    if partitioning_class.by_class and source.task != CLASSIFICATION:
         free = listing(name for name, member in PARTITIONS.members().items() if not member.by_class)
         raise UsageError(
-            f"partition {kind!r} must have classes; got numbers to predict in {source.name}. Use one of {free}."
+            f"partition {kind!r} must have classes; got {_PREDICTED[source.task]} to predict in {source.name}. Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = Pool.of(source)

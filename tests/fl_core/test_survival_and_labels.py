@@ -1,0 +1,185 @@
+"""Survival and several labels: losses and scores against dense references, reading of targets, and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fl_core.data as datasets
+from fl_core.algorithms.base import registry
+from fl_core.config import RunConfig
+from fl_core.data.columns import Reading
+from fl_core.data.own import as_data
+from fl_core.errors import UsageError
+from fl_core.runner import assemble, run
+from fl_core.training import losses
+from fl_core.training.evaluate import concordance, scores
+
+COX, LABELS = losses.build("cox"), losses.build("multilabel_bce")
+
+
+def sample(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log hazards [n, 1] and times with events [n, 2], many of them tied, in float64."""
+    draw = torch.Generator().manual_seed(seed)
+    time = torch.randint(0, 12, (n,), generator=draw).double()
+    event = torch.randint(0, 2, (n,), generator=draw).double()
+    return torch.randn(n, 1, generator=draw, dtype=torch.float64), torch.stack([time, event], 1)
+
+
+def breslow(z: np.ndarray, time: np.ndarray, event: np.ndarray) -> np.ndarray:
+    """Return each sample's term of the negative log partial likelihood, from its definition."""
+    samples = zip(z, time, event, strict=True)
+    return np.array([seen * (math.log(np.exp(z[time >= t]).sum()) - own) for own, t, seen in samples])
+
+
+def test_the_cox_loss_is_the_dense_partial_likelihood_with_ties() -> None:
+    z, y = sample()
+    dense = breslow(z[:, 0].numpy(), *y.T.numpy())
+    np.testing.assert_allclose(COX.per_sample(z, y).numpy(), dense, rtol=1e-12, atol=1e-12)
+    assert float(COX(z, y)) == pytest.approx(dense.mean(), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda a: COX(a, y), z.requires_grad_())
+    far = COX(torch.tensor([[1000.0], [-1000.0]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]]))
+    assert float(far) == 0.0  # no exponential overflows
+    assert COX(z, y * torch.tensor([1.0, 0.0])).item() == 0.0  # nothing but censored samples
+
+
+def test_scikit_survival_fits_the_zero_of_our_gradient() -> None:
+    linear = pytest.importorskip("sksurv.linear_model", reason="scikit-survival is not installed")
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    _, y = sample(80)
+    target = np.array([(bool(e), t + 1) for t, e in y.tolist()], dtype=[("event", bool), ("time", float)])
+    fit = linear.CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12).fit(x, target)
+    coefficients = torch.tensor(fit.coef_[:, None], requires_grad=True)
+    (gradient,) = torch.autograd.grad(COX(torch.tensor(x) @ coefficients, y), coefficients)
+    assert float(gradient.abs().max()) < 1e-8
+
+
+def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival() -> None:
+    z, y = sample()
+    risk = z[:, 0].round(decimals=1).numpy()  # with ties
+    time, event = y.T.numpy()
+    pairs = [
+        0.5 if risk[i] == risk[j] else float(risk[i] > risk[j])
+        for i in range(len(risk))
+        for j in range(len(risk))
+        if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j]))
+    ]
+    assert concordance(risk, time, event) == pytest.approx(np.mean(pairs), rel=1e-12)
+    assert scores(z, y, COX)["c_index"] == concordance(z[:, 0].numpy(), time, event)
+    assert math.isnan(concordance(risk, time, event * 0))
+    metrics = pytest.importorskip("sksurv.metrics", reason="scikit-survival is not installed")
+    assert concordance(risk, time, event) == pytest.approx(
+        metrics.concordance_index_censored(event > 0, time, risk)[0], rel=1e-12
+    )
+
+
+def test_labels_have_the_mean_of_binary_losses_and_areas() -> None:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(50, 4, generator=draw).round(decimals=1)
+    y = (torch.rand(50, 4, generator=draw) < 0.4).float()
+    p = z.double().sigmoid().numpy()
+    dense = -(y.numpy() * np.log(p) + (1 - y.numpy()) * np.log(1 - p)).mean(axis=1)
+    np.testing.assert_allclose(LABELS.per_sample(z.double(), y).numpy(), dense, rtol=1e-12)
+    y[:, 3] = 1.0  # a label of one value has no area
+    found = scores(z, y, LABELS)
+    assert found["macro_auroc"] == pytest.approx(roc_auc_score(y[:, :3], z[:, :3]), rel=1e-12)
+    assert found["macro_auprc"] == pytest.approx(average_precision_score(y[:, :3], z[:, :3]), rel=1e-12)
+    assert math.isnan(scores(z, y * 0, LABELS)["macro_auroc"])
+
+
+def frame(n: int = 160) -> pd.DataFrame:
+    """Return a table of two clients with a time, an event and two labels."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(n, 4))
+    table = pd.DataFrame(x, columns=list("abcd"))
+    table["time"] = draw.exponential(np.exp(-x[:, 0])).round(2)
+    table["event"] = (draw.random(n) < 0.7).astype(int)
+    return table.assign(cough=(x[:, 0] > 0).astype(int), fever=(x[:, 1] > 0).astype(int), client=["n", "s"] * (n // 2))
+
+
+TASKS = {
+    "survival": {"label_column": "time,event", "exclude_columns": ["cough", "fever"]},
+    "multilabel": {"label_column": "cough,fever", "exclude_columns": ["time", "event"]},
+}
+SCORE = {"survival": "c_index", "multilabel": "macro_auroc"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_file_and_a_frame_are_read_alike(task, tmp_path) -> None:
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    loaded = datasets.load(tmp_path / "t.csv", task=task, **TASKS[task])
+    source = as_data(frame(), Reading(task=task, **TASKS[task]))
+    assert loaded.task == source.task == task
+    assert source.y.shape == (160, 2)
+    assert source.columns == tuple("abcd")
+    assert torch.equal(datasets.load(source).clients[0].train.y, loaded.clients[0].train.y)
+    assert loaded.classes == (("cough", "fever") if task == "multilabel" else ())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_algorithm_learns_or_refuses_in_one_line(task) -> None:
+    refused, said = set(), []
+    for name in registry():
+        config = RunConfig(algorithm=name, task=task, rounds=1, patience=0, model="mlp", **TASKS[task])
+        try:
+            result = run(config, data=frame(), progress=False)
+        except UsageError as error:
+            refused.add(name)
+            said.append(str(error))
+        else:
+            rows = result.to_frame()
+            assert rows.loc[rows["metric"] == SCORE[task], "status"].eq("ok").all(), name
+    assert {"fedrod", "pfedsd", "depthfl"} <= refused
+    assert not any("\n" in message for message in said)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_longer_run_orders_the_samples(task) -> None:
+    config = RunConfig(algorithm="fedavg", task=task, rounds=15, lr=0.02, patience=0, model="mlp", **TASKS[task])
+    rows = run(config, data=frame(), progress=False).to_frame()
+    last = rows[(rows["metric"] == SCORE[task]) & (rows["split"] == "test") & (rows["round"] == 15)]
+    assert last["value"].mean() > 0.6
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "message"),
+    [
+        ("survival", "time", "must be TIME,EVENT"),
+        ("survival", "event,time", "events must be 1, or 0"),
+        ("survival", "time,evnt", "--label-column must be one of"),
+        ("multilabel", "cough", "must be LABEL,LABEL"),
+        ("multilabel", "cough,time", "label 'time' must be 0 or 1"),
+    ],
+)
+def test_wrong_label_columns_are_one_clear_line(task, columns, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        as_data(frame(), Reading(task=task, label_column=columns))
+
+
+def test_arrays_take_two_columns_and_need_an_event() -> None:
+    x, y = np.zeros((4, 2)), np.array([[1.0, 0], [2, 1], [3, 0], [3, 1]])
+    assert datasets.silos.source_from_pair(x, y, task="survival").task == "survival"
+    for wrong, message in ((y[:, 0], "a time and an event"), (y * [1, 0], "must be an event"), (-y, "at least 0")):
+        with pytest.raises(UsageError, match=message):
+            datasets.silos.source_from_pair(x, wrong, task="survival")
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "message"),
+    [
+        ("survival", {"partition": "dirichlet"}, "times of events"),
+        ("survival", {"loss": "mse"}, "loss for task survival must be one of cox"),
+        ("survival", {"class_weights": "balanced"}, "class_weights must be left out"),
+        ("survival", {"stack": "on"}, "stack must be auto or off"),
+        ("multilabel", {"positive": "cough"}, "the task multilabel"),
+    ],
+)
+def test_options_of_classes_are_refused(task, given, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        assemble(RunConfig(task=task, **TASKS[task], **given), data=frame())
