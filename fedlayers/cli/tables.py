@@ -11,7 +11,7 @@ from fedlayers.run_result import final_rows
 from fl_core.errors import listing
 from fl_core.names import printable
 from fl_core.ordering import MANY, in_order
-from fl_core.scores import OF_CLASS, SCORES, positive_in
+from fl_core.scores import OF_CLASS, SCORES, main_score, positive_in
 
 if TYPE_CHECKING:
     from diagnostics.report import Report
@@ -27,7 +27,7 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
     """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
     Beyond eight clients, or ``most`` lines, three clients are shown: the lowest, the median and the highest by
-    macro-F1, or else by the first available score. The mean is weighted by training samples.
+    the main score, or else by the first available score. The mean is weighted by training samples.
 
     Args:
         frame: the rows of a run.
@@ -43,7 +43,7 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
     for model, rows in last.groupby("model"):
         table = rows.pivot_table(index="client", columns="metric", values="value")
         table = table.reindex(in_order(table.index))
-        by = next((name for name in (RANKED_BY, *SCORES, *table.columns) if name in table.columns), "")
+        by = next((name for name in (main_score(table.columns), *SCORES, *table.columns) if name in table.columns), "")
         weight = weights[table.index] / weights[table.index].sum()
         everyone = (table.mul(weight, axis=0)).sum(skipna=False)
         if len(table) > (MANY if lines <= most else 3):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from diagnostics import plots
 from diagnostics.plots.collect import figure_of
 from fl_core import rows
+from fl_core.scores import main_score
 
 if TYPE_CHECKING:
     from fedlayers.studies.comparison import Comparison
@@ -30,17 +31,18 @@ def save(figure: Figure, path: Path, dpi: int = 200) -> None:
 
 
 def of_race(rounds: pd.DataFrame) -> Figure:
-    """Draw each arm's macro-F1 on validation samples over the rounds, with a band over the seeds.
+    """Draw each arm's main score on validation samples over the rounds, with a band over the seeds.
 
     Args:
         rounds: as in :class:`~fedlayers.studies.race.Standing`.
     """
-    columns = ("arm", "seed", "round", "macro_f1")
+    main = main_score(rounds.columns)
+    columns = ("arm", "seed", "round", main)
     found = [
-        rows.row("macro_f1", value, algorithm=arm, seed=seed, round=done, model="personal", split="validation")
+        rows.row(main, value, algorithm=arm, seed=seed, round=done, model="personal", split="validation")
         for arm, seed, done, value in rounds[list(columns)].itertuples(index=False)
     ]
-    return figure_of(plots.learning(rows.frame(found), "macro_f1", split="validation"))
+    return figure_of(plots.learning(rows.frame(found), main, split="validation"))
 
 
 def of_comparison(comparison: Comparison) -> dict[str, Figure]:

@@ -26,10 +26,11 @@ from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.records import store
-from fl_core.scores import of_class
+from fl_core.scores import check_score, of_class
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
+from fl_core.training.losses import LOSSES
 
 APART = 1000
 """Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
@@ -163,7 +164,7 @@ def tune(
         raise UsageError(f"trials must be at least 1; got {trials!r}.")
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
-    check_known("score", score, SCORES)
+    check_score(score, LOSSES[str(resolved(config).loss)].task)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
     searched = spaces(search, algorithms, options)

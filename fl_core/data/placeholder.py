@@ -84,7 +84,7 @@ def placeholder_client(data: FederatedData, name: str, seed: int) -> FederatedDa
     tokens = data.shape.tokens if isinstance(data.shape, TokenShape) else 0
 
     def like(split: Split) -> Split:
-        shape, n = split.x.shape, len(split)
+        shape = split.x.shape
         x = torch.randint(tokens, shape, generator=draw) if tokens else torch.randn(shape, generator=draw)
         return Split(x.to(split.x), _drawn(data.task, split.y.shape, data.n_classes, draw).to(split.y))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_core.data import arrays, categories, client_tables, parquet, roles, text, xlsx
 from fl_core.data.arrays import Array, Cells
-from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, ROLES, WRITTEN, Reading, repeated
+from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, WRITTEN, Reading, repeated
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import parsed_json

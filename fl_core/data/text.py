@@ -75,7 +75,7 @@ def source(
 def answers(
     path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
 ) -> tuple[arrays.Array, tuple[str, ...]]:
-    """Return the targets in a table's label columns, with the names of classes (:func:`fl_core.data.arrays.answers`)."""
+    """Return the targets in a table's label columns, with the names of classes (:func:`arrays.answers`)."""
     cells = np.array([columns[name] for name in reading.labels], dtype=str)
     where, whole = f"{path}, column {reading.label_column!r}", reading.classes is None
     y = cells[0] if len(cells) == 1 else cells.T

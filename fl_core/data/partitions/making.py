@@ -54,7 +54,8 @@ def make(
     if partitioning_class.by_class and source.task != CLASSIFICATION:
         free = listing(name for name, member in PARTITIONS.members().items() if not member.by_class)
         raise UsageError(
-            f"partition {kind!r} must have classes; got {_PREDICTED[source.task]} to predict in {source.name}. Use one of {free}."
+            f"partition {kind!r} must have classes; got {_PREDICTED[source.task]} to predict in {source.name}. "
+            f"Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = Pool.of(source)
