@@ -278,14 +278,14 @@ class DiagnosisRequest:
         Raises:
             UsageError: the message names the metrics.
         """
-        lacking = [metric.name for metric in self.metrics if metric.classes and task != CLASSIFICATION]
-        if lacking:
-            raise UsageError(f"The task {task} has no classes. They are needed by {listing(lacking)}: leave that out.")
-        coupled = [metric.name for metric in self.metrics if metric.separable and task == SURVIVAL]
-        if coupled:
-            raise UsageError(
-                f"The task {task} has no loss of a single sample. It is needed by {listing(coupled)}: leave that out."
-            )
+        for what, names in (
+            ("classes", [m.name for m in self.metrics if m.classes and task != CLASSIFICATION]),
+            ("a loss of each sample alone", [m.name for m in self.metrics if m.separable and task == SURVIVAL]),
+        ):
+            if names:
+                rest = " ".join(m.name for m in self.metrics if m.name not in names)
+                advice = f"Pass --metrics {rest}." if rest else "Use other metrics."
+                raise UsageError(f"task must have {what} for {listing(names)}; got {task}. {advice}")
 
     def check(self, every: Sequence[Layer]) -> None:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.

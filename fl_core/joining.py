@@ -12,7 +12,7 @@ import torch
 
 from fl_core import exported, stored_models, tree
 from fl_core.choices import JOIN_EPOCHS
-from fl_core.data import Source, arrays, partitions, tables
+from fl_core.data import Source, arrays, partitions, tables, targets
 from fl_core.data.columns import TABLES
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.inputs import Inputs
@@ -121,7 +121,7 @@ def _client(task: Task, new: Any, name: str) -> ClientData:
         y = np.asarray(labels)
         y = _labels(y, data.classes) if all(map(arrays.is_number, data.classes)) else y
     declared = data.classes or None
-    codes, _ = arrays.answers(y, where, data.task, declared, whole=False)
+    codes, _ = targets.answers(y, where, data.task, declared, whole=False)
     if len(codes) != len(x):
         raise UsageError(
             f"{where}: x and y must have the same length; got {len(x)} samples and {len(codes)} labels. "
@@ -130,9 +130,9 @@ def _client(task: Task, new: Any, name: str) -> ClientData:
     source = Source(name, np.zeros((len(codes), 1), np.float32), codes, data.classes)
     drawn = partitions.make(source, "iid", clients=1, seed=task.config.seed)
     parts = next(iter(drawn.indices.values()))
-    targets = torch.from_numpy(codes)
+    y_all = torch.from_numpy(codes)
     places = {split: torch.from_numpy(parts[split]) for split in SPLITS}
-    splits = {split: Split(x[at].contiguous(), targets[at]) for split, at in places.items()}
+    splits = {split: Split(x[at].contiguous(), y_all[at]) for split, at in places.items()}
     if data.task != REGRESSION and not len(splits["train"]):
         raise UsageError(f"{where} must have a training sample; got {len(codes)} samples. Give more.")
     return ClientData(name, **splits)

@@ -100,9 +100,8 @@ def _described(path: Path, below: Path) -> dict[str, str]:
 
 def _scores(run: object) -> dict[str, str]:
     """Return each model's score, the mean over clients weighted by training samples."""
-    from fedlayers.cli.tables import RANKED_BY
     from fl_core.records.store import Run
-    from fl_core.scores import SCORES
+    from fl_core.scores import SCORES, main_score
 
     assert isinstance(run, Run)
     if not run.begun:
@@ -110,7 +109,8 @@ def _scores(run: object) -> dict[str, str]:
     rows = run.rows()[1]
     rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
     rows = rows[rows["round"] == rows["round"].max()]
-    by = next((name for name in (RANKED_BY, *SCORES) if (rows["metric"] == name).any()), "")
+    there = set(rows["metric"])
+    by = next((name for name in (main_score(there), *SCORES) if name in there), "")
     found = {}
     for model, own in rows[rows["metric"] == by].groupby("model"):
         value, weight = own["value"].astype(float), own["n_train"].astype(float)

@@ -15,10 +15,9 @@ from fedlayers.cli.base import Configured
 from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
-from fl_core.scores import MAIN
 
 Seeds = Annotated[int, option("Number of seeds, from --seed on.")]
-Score = Annotated[str, option(f"Score that decides, such as auroc; default {', for numbers '.join(MAIN.values())}.")]
+Score = Annotated[str, option("Score that decides, such as auroc; default the main score of the task.")]
 On = Annotated[str, option("Train runs in N processes (local:N) or on a cluster (ray, ray:HOST:PORT).", "PLACE")]
 TuneRates = Annotated[
     int | None,
@@ -180,7 +179,7 @@ class Tune(SeveralAlgorithms):
     ]
     trials: Annotated[int, option("Settings per algorithm, at most all that exist.")] = 8
     seeds: Annotated[int, option("Number of seeds, from --seed + 1000 on; a comparison uses others.")] = 1
-    score: Annotated[str, option("Score on validation samples, such as accuracy, auroc or loss.")] = "macro_f1"
+    score: Score = ""
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]

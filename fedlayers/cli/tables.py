@@ -16,7 +16,6 @@ from fl_core.scores import OF_CLASS, SCORES, main_score, positive_in
 if TYPE_CHECKING:
     from diagnostics.report import Report
 
-RANKED_BY = "macro_f1"
 LINES = 25
 """The number of lines within which a command shows its result."""
 _EDGE = 3

@@ -35,8 +35,8 @@ class Personalised:
     Attributes:
         best: the depth with the highest score: ``first_K``, whose first K layers stay FedAvg's, or ``fedavg`` itself.
         run: its run directory.
-        table: a line for each depth (``arm``): ``macro_f1`` and ``loss`` on validation samples, and ``score``
-            = z(macro_f1) - z(loss) over the depths. Depths that failed are missing.
+        table: a line for each depth (``arm``): the main score and ``loss`` on validation samples, and ``score``
+            = z(main score) - z(loss) over the depths. Depths that failed are missing.
         cost: the estimate; ``measured`` is the cost of the runs.
     """
 
@@ -119,7 +119,7 @@ def then_personalise(
 
 
 def last_scores(path: Path) -> dict[str, float]:
-    """Return ``macro_f1`` (for a regression ``r2``) and ``loss`` on validation after a run's last evaluated round.
+    """Return the main score of the task and ``loss`` on validation after a run's last evaluated round.
 
     Under a stopping rule it is the best round.
     """

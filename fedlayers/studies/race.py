@@ -59,8 +59,8 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        rounds: a line per arm, seed and evaluated round: ``macro_f1`` (for a regression ``r2``) and ``loss`` on
-            validation, means over the clients weighted by training samples, and ``score`` = z(macro_f1) - z(loss),
+        rounds: a line per arm, seed and evaluated round: the main score (:data:`fl_core.scores.MAIN`) and ``loss`` on
+            validation, means over the clients weighted by training samples, and ``score`` = z(main score) - z(loss),
             standardised over the arms of that seed and round; higher is better. ``skill`` is the balanced accuracy
             above guessing, NaN if it was not asked for or not recorded.
         judged: a line per arm and seed: their means over the last evaluated rounds that all arms have. If an arm makes
@@ -250,7 +250,7 @@ def validation_scores(
         metrics: names; default the score that algorithms are ranked by, and the loss.
 
     Returns:
-        For each round ``round``, ``macro_f1`` (for a regression ``r2``) and ``loss``, or the metrics asked for: means
+        For each round ``round``, the main score of the task and ``loss``, or the metrics asked for: means
         over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
         guessing.
     """

@@ -26,7 +26,7 @@ from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.records import store
-from fl_core.scores import check_score, of_class
+from fl_core.scores import MAIN, check_score, of_class
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
@@ -35,7 +35,6 @@ from fl_core.training.losses import LOSSES
 APART = 1000
 """Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
 TRIALS = 8
-SCORE = "macro_f1"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def tune(
     model: Any = None,
     trials: int = TRIALS,
     seeds: Sequence[int] = (APART,),
-    score: str = SCORE,
+    score: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     backend: Backend | str = "",
     tell: Callable[[str], None] = lambda line: None,
@@ -143,7 +142,7 @@ def tune(
         search: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
         trials: settings of each algorithm.
         seeds: of the runs, different from those of a later comparison.
-        score: of :data:`fl_core.training.evaluate.SCORES`.
+        score: of :data:`fl_core.training.evaluate.SCORES`; default the main score of the task.
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
         tell: receives the estimated cost, and a line whenever a run is done.
@@ -164,7 +163,8 @@ def tune(
         raise UsageError(f"trials must be at least 1; got {trials!r}.")
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
-    check_score(score, LOSSES[str(resolved(config).loss)].task)
+    kind = LOSSES[str(resolved(config).loss)].task
+    score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
     searched = spaces(search, algorithms, options)

@@ -22,7 +22,7 @@ import pandas as pd
 from matplotlib.patches import Rectangle
 
 from diagnostics.plots.drawing import COLOURS, style
-from fedlayers.studies.tune import APART, SCORE, tune
+from fedlayers.studies.tune import APART, tune
 from figures import items
 from figures.items import Drawing, Finding
 from figures.page import missing_runs
@@ -34,8 +34,9 @@ from figures.recipe import Recipe, labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from fl_core.scores import CLASSIFICATION, MAIN
 
-NAME, TUNING = untuned.TUNED, "player_fl.tuning"
+NAME, TUNING, SCORE = untuned.TUNED, "player_fl.tuning", MAIN[CLASSIFICATION]
 GRIDS = {
     "heart": (1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 5e-1),
     "fashion_mnist": (3e-4, 1e-3, 3e-3, 1e-2),

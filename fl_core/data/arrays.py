@@ -1,4 +1,4 @@
-"""Conversion of raw arrays to features, labels and natural clients. Errors name the source and the first bad row."""
+"""Conversion of raw arrays to features, numbers and natural clients. Errors name the source and the first bad row."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.errors import UsageError, listing
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
-AS_NUMBERS = " Use task regression (--task regression) to predict numbers."
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters."""
 
@@ -108,201 +106,6 @@ def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
     return (shape[2], shape[0], shape[1]) if last and not first else shape
 
 
-def answers(
-    y: Array,
-    where: str,
-    task: str,
-    names: Sequence[str] | None = None,
-    place: Place = row_of_array,
-    whole: bool = True,
-) -> tuple[Array, tuple[str, ...]]:
-    """Check labels or targets: class indices with the classes' names (:func:`labels`), or targets without names.
-
-    Raises:
-        UsageError: as :func:`labels` and :func:`targets`, or targets come with names of classes.
-    """
-    if task == CLASSIFICATION:
-        return labels(y, where, names, place, whole)
-    if task == MULTILABEL:
-        return several_labels(y, where, names, place)
-    if names is not None:
-        raise UsageError(f"{where}: names of classes must be left out for task {task}, which predicts numbers.")
-    return (targets(y, where, place) if task == REGRESSION else events(y, where, place)), ()
-
-
-def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
-    """Check times and events, numbers [n, 2] or text of them, as float32 [n, 2].
-
-    Raises:
-        UsageError: names the first time below 0, or the first event other than 0 and 1.
-    """
-    if y.ndim != 2 or y.shape[1] != 2 or not len(y):
-        raise UsageError(f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}.")
-    found = np.stack([targets(column, where, place) for column in y.T], axis=1)
-    for bad, rule in ((found[:, 0] < 0, "times must be at least 0"), (_not_binary(found[:, 1]), _EVENT)):
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise UsageError(f"{where}, {place(row)}: {rule}; got {', '.join(map(str, y[row]))}. The time comes first.")
-    if not found[:, 1].any():
-        raise UsageError(f"{where}: there must be an event; got only censored samples. Check the event column.")
-    return found
-
-
-_EVENT = "events must be 1, or 0 where the sample was censored"
-
-
-def several_labels(
-    y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
-) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
-
-    Raises:
-        UsageError: another value, a label with one value only, or less than two labels.
-    """
-    if y.ndim != 2 or y.shape[1] < 2 or not len(y):
-        raise UsageError(f"{where}: multilabel must have two or more labels a sample; got {list(y.shape)}.")
-    names = tuple(map(str, range(y.shape[1]))) if names is None else tuple(names)
-    if len(names) != y.shape[1]:
-        raise UsageError(f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}.")
-    found = np.stack([targets(column, where, place) for column in y.T], axis=1)
-    for name, column, given in zip(names, found.T, y.T, strict=True):
-        if (bad := _not_binary(column)).any():
-            row = int(np.argmax(bad))
-            raise UsageError(f"{where}, {place(row)}: label {name!r} must be 0 or 1; got {given[row]}.")
-        if column.min() == column.max():
-            raise UsageError(f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere.")
-    return found, names
-
-
-def _not_binary(values: Array) -> NDArray[np.bool_]:
-    return (values != 0) & (values != 1)
-
-
-def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
-    """Check targets of a regression, finite numbers or text of them, as float32 [n].
-
-    Raises:
-        UsageError: names the first value that is not a finite float32.
-    """
-    _check_flat(y, where)
-    if y.dtype.kind == "U":
-        y = numbers(y.tolist(), where, place)
-    if y.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}.")
-    with np.errstate(over="ignore"):
-        found = y.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(found))
-    if bad.size:
-        raise UsageError(f"{where}, {place(int(bad[0]))}: targets must be finite float32; got {y[bad[0]]}.")
-    return found
-
-
-def labels(
-    y: Array,
-    where: str,
-    names: Sequence[str] | None = None,
-    place: Place = row_of_array,
-    whole: bool = True,
-) -> tuple[Integers, tuple[str, ...]]:
-    """Check labels: return class indices 0..C-1 and the names of the C classes.
-
-    Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
-    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them.
-
-    Args:
-        whole: whether these are all labels, so that each of ``names`` must occur. One client's labels are not.
-
-    Raises:
-        UsageError: a label is not a whole number or has no name, or there are fewer than two classes or a class without
-            samples.
-    """
-    if y.dtype.kind == "U":
-        _check_flat(y, where)
-        if names is None:
-            return written_labels(y.tolist(), where, place)
-        y = _codes(y.tolist(), names, where, place)
-    values = whole_numbers(y, where, place, AS_NUMBERS)
-    if names is None:
-        distinct, codes = np.unique(values, return_inverse=True)
-        if -1 in distinct and distinct.tolist() != [-1, 1]:
-            raise UsageError(
-                f"{where}, {place(int(np.argmax(values == -1)))}: labels must not be -1 unless all are -1 or 1; got "
-                f"{listing(map(str, distinct), 6)}. Remove samples without a label, or give -1 another number."
-            )
-        values = codes
-        names = [str(value) for value in distinct]
-    else:
-        _check_codes(values, names, where, place)
-        empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
-        if empty and whole:
-            raise UsageError(
-                f"{where}: every class must have samples; got none of {listing(empty)}. Leave it out of the names."
-            )
-    if len(names) < 2:
-        raise UsageError(f"{where}: there must be at least 2 classes; got only {names[0]!r}. Check the label column.")
-    return values.astype(np.int64), tuple(names)
-
-
-def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
-    """Return labels [n] unchanged if they are text, otherwise as whole numbers. For a regression return targets.
-
-    Objects that are all text count as text.
-
-    Raises:
-        UsageError: they are neither.
-    """
-    if y.dtype.kind == "O":
-        others = [row for row, value in enumerate(y.flat) if not isinstance(value, str)]
-        if not others:
-            y = y.astype(np.str_)
-        elif len(others) < y.size:
-            raise UsageError(
-                f"{where}, {row_of_array(others[0])}: all values must be text or none; "
-                f"got {y.flat[others[0]]!r} among text."
-            )
-        elif any(value is None for value in y.flat):
-            row = next(row for row in others if y.flat[row] is None)
-            raise UsageError(f"{where}, {row_of_array(row)}: labels must be numbers or text; got None.")
-    if task in (SURVIVAL, MULTILABEL):
-        return y  # answers checks it with its names
-    if task == REGRESSION:
-        return targets(y, where)
-    return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
-
-
-def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
-    """Return class indices and class names from labels in text: ascending whole numbers, or sorted words.
-
-    Classes are words if no cell is a number. Spaces around a word do not count.
-
-    Raises:
-        UsageError: as :func:`labels`, or a cell is empty, or there is a word among numbers.
-    """
-    words = [cell.strip() for cell in cells]
-    numeric = any(is_number(word) for word in words if word.lower() != "nan")
-    lacking = [row for row, word in enumerate(words) if word.lower() in (MISSING if numeric else ("", "nan"))]
-    if lacking:
-        what = repr(words[lacking[0]]) if words[lacking[0]] else "an empty cell"
-        raise UsageError(
-            f"{where}, {place(lacking[0])}: each sample must have a label; "
-            f"got {what}, one of {len(lacking)} in {len(words)} rows. Remove these rows."
-        )
-    if numeric:
-        return labels(numbers(cells, where, place), where, place=place)
-    names = sorted(set(words))
-    return labels(_codes(words, names, where, place), where, names, place)
-
-
-def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place) -> Integers:
-    """Return the position of each word among the names of the classes."""
-    code = {name.strip(): k for k, name in enumerate(names)}
-    known = [word.strip() in code for word in words]
-    if not all(known):
-        row = known.index(False)
-        check_known(f"class of {where}, {place(row)}:", words[row], names)
-    return np.array([code[word.strip()] for word in words], dtype=np.int64)
-
-
 def is_number(cell: str) -> bool:
     """Return whether a cell reads as a number."""
     try:
@@ -324,7 +127,7 @@ def owners(
         UsageError: neither text nor whole numbers, an empty name, or a number outside ``names``.
     """
     if values.dtype.kind == "U":
-        _check_flat(values, where)
+        check_flat(values, where)
         if names is not None:
             raise UsageError(f"{where}: a list of names must be left out, since the values are text.")
         blank = np.flatnonzero(np.char.strip(values.astype(np.str_)) == "")
@@ -334,7 +137,7 @@ def owners(
         return owner.astype(np.int64), tuple(str(value) for value in distinct)
     codes = whole_numbers(values, where, place)
     if names is not None:
-        _check_codes(codes, names, where, place)
+        check_codes(codes, names, where, place)
     distinct_codes, owner = np.unique(codes, return_inverse=True)
     return owner.astype(np.int64), tuple(str(k) if names is None else names[k] for k in distinct_codes)
 
@@ -360,7 +163,7 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
     Raises:
         UsageError: a name is not text, empty or repeated, or there is none.
     """
-    _check_flat(values, where)
+    check_flat(values, where)
     if values.dtype.kind != "U":
         raise UsageError(f"{where}: names must be text; got {values.dtype}.")
     names = [str(value) for value in values]
@@ -381,7 +184,7 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
     Raises:
         UsageError: names the first value that is not a whole number.
     """
-    _check_flat(values, where)
+    check_flat(values, where)
     if values.dtype.kind not in "buif":
         raise UsageError(f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}.")
     if values.dtype.kind == "f":
@@ -425,7 +228,7 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
     return values
 
 
-def _check_flat(values: Array, where: str) -> None:
+def check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
         one_hot = values.ndim == 2 and values.dtype.kind in "buif" and bool((np.sort(values)[:, :-1] == 0).all())
         way = " Write y.argmax(axis=1)." if one_hot and values.shape[1] > 1 else ""
@@ -433,7 +236,7 @@ def _check_flat(values: Array, where: str) -> None:
         raise UsageError(f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}")
 
 
-def _check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
+def check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
     bad = np.flatnonzero((values < 0) | (values >= len(names)))
     if bad.size:
         raise UsageError(

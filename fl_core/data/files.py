@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fl_core import limits
-from fl_core.data import arrays, client_tables, image_folders, tables, text
+from fl_core.data import arrays, client_tables, image_folders, tables, targets, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
 from fl_core.data.roles import by_name
@@ -167,7 +167,7 @@ def read_npz(
             raise UsageError(f"{path}: array '{key}_names' must come with an array {key!r}. Add it.")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
     names_of = classes or _names(path, data, "classes")
-    y, found = arrays.answers(data["y"], f"{path}, array 'y'", task, names_of, whole=classes is None)
+    y, found = targets.answers(data["y"], f"{path}, array 'y'", task, names_of, whole=classes is None)
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
@@ -189,13 +189,13 @@ def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> 
             f"{list(sides[1].shape)}."
         )
     names = _names(path, data, "classes")
-    train, test = (arrays.words_or_numbers(data[key], f"{path}, array {key!r}", task) for key in ("y_train", "y_test"))
+    train, test = (targets.words_or_numbers(data[key], f"{path}, array {key!r}", task) for key in ("y_train", "y_test"))
     n_train = len(train)
 
     def place(row: int) -> str:
         return arrays.row_of_array(row) if row < n_train else f"y_test {arrays.row_of_array(row - n_train)}"
 
-    y, classes = arrays.answers(np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place)
+    y, classes = targets.answers(np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place)
     is_train = np.arange(len(y)) < n_train
     return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
 
@@ -216,7 +216,7 @@ def read_folder(path: Path) -> Source:
         for file in images_of[client][name]
     ]
     x = pixels([file for file, _, _ in files], where=path)
-    y, names = arrays.labels(np.array([label for _, label, _ in files]), str(path), classes)
+    y, names = targets.labels(np.array([label for _, label, _ in files]), str(path), classes)
     if clients == [""]:
         return Source(name=str(path), x=x, y=y, classes=names)
     owner = np.array([owner for _, _, owner in files])

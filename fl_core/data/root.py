@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_core.data import arrays
+from fl_core.data import arrays, targets
 from fl_core.data.files import read_npz
 from fl_core.data.registry import ROOT_VARIABLE, Location
 from fl_core.data.sources import Source
@@ -119,7 +119,7 @@ def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: b
     if kind == "EMNIST":
         x = np.ascontiguousarray(x.transpose(0, 2, 1))  # stored with rows and columns exchanged
     where = str(root / folder)
-    y, _ = arrays.labels(np.asarray(images.targets), where, images.classes)
+    y, _ = targets.labels(np.asarray(images.targets), where, images.classes)
     return Source(name, arrays.features(x, where), y, tuple(images.classes), shuffled=True)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, Subset, TensorDataset
 
-from fl_core.data import arrays
+from fl_core.data import arrays, targets
 from fl_core.data.arrays import Array
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
@@ -89,7 +89,7 @@ def source_from_clients(
                 f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
             )
         parts.append((x, y))
-    y, class_names = arrays.answers(np.concatenate([y for _, y in parts]), "labels of all clients", task, classes)
+    y, class_names = targets.answers(np.concatenate([y for _, y in parts]), "labels of all clients", task, classes)
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
 
@@ -103,7 +103,7 @@ def source_from_pair(x: Any, y: Any, *, name: str = "own", missing: bool = False
         UsageError: names the first bad row.
     """
     x, y = _checked(x, y, name, missing, task)
-    y, class_names = arrays.answers(y, f"{name}, y", task)
+    y, class_names = targets.answers(y, f"{name}, y", task)
     return Source(name, x, y, class_names)
 
 
@@ -152,7 +152,7 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
 def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
     """Check one client's features and labels, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    x, y = arrays.features(x, f"{where}, x", missing=missing), arrays.words_or_numbers(y, f"{where}, y", task)
+    x, y = arrays.features(x, f"{where}, x", missing=missing), targets.words_or_numbers(y, f"{where}, y", task)
     if len(x) != len(y):
         raise UsageError(
             f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels. "

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_core import limits
-from fl_core.data import arrays
+from fl_core.data import arrays, targets
 from fl_core.data.arrays import Integers
 from fl_core.data.columns import Reading
 from fl_core.data.sources import Source
@@ -75,11 +75,11 @@ def source(
 def answers(
     path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
 ) -> tuple[arrays.Array, tuple[str, ...]]:
-    """Return the targets in a table's label columns, with the names of classes (:func:`arrays.answers`)."""
+    """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
     cells = np.array([columns[name] for name in reading.labels], dtype=str)
     where, whole = f"{path}, column {reading.label_column!r}", reading.classes is None
     y = cells[0] if len(cells) == 1 else cells.T
-    return arrays.answers(y, where, reading.task, reading.names, place, whole)
+    return targets.answers(y, where, reading.task, reading.names, place, whole)
 
 
 def agreed(texts: Source, vocabulary: Path | str) -> Source:

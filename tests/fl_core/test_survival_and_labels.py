@@ -47,15 +47,29 @@ def test_the_cox_loss_is_the_dense_partial_likelihood_with_ties() -> None:
     assert COX(z, y * torch.tensor([1.0, 0.0])).item() == 0.0  # nothing but censored samples
 
 
-def test_scikit_survival_fits_the_zero_of_our_gradient() -> None:
-    linear = pytest.importorskip("sksurv.linear_model", reason="scikit-survival is not installed")
-    x = np.random.default_rng(0).normal(size=(80, 3))
-    _, y = sample(80)
-    target = np.array([(bool(e), t + 1) for t, e in y.tolist()], dtype=[("event", bool), ("time", float)])
-    fit = linear.CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12).fit(x, target)
-    coefficients = torch.tensor(fit.coef_[:, None], requires_grad=True)
+FITTED = (-0.31025061592069914, -0.08598679757369757, -0.18393576509001583)
+CONCORDANCE = 0.40601503759398494
+"""Of scikit-survival 0.28.0: ``CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12)``, ``concordance_index_censored``."""
+
+
+def of_peer() -> tuple[np.ndarray, torch.Tensor]:
+    """Return the features [80, 3] and targets on which scikit-survival was fitted."""
+    return np.random.default_rng(0).normal(size=(80, 3)), sample(80)[1]
+
+
+def test_the_coefficients_of_scikit_survival_are_the_zero_of_our_gradient() -> None:
+    x, y = of_peer()
+    coefficients = torch.tensor(FITTED, dtype=torch.float64)[:, None].requires_grad_()
     (gradient,) = torch.autograd.grad(COX(torch.tensor(x) @ coefficients, y), coefficients)
     assert float(gradient.abs().max()) < 1e-8
+
+
+def test_the_stored_numbers_are_those_of_scikit_survival() -> None:
+    linear = pytest.importorskip("sksurv.linear_model", reason="scikit-survival is not installed")
+    x, y = of_peer()
+    target = np.array([(bool(e), t + 1) for t, e in y.tolist()], dtype=[("event", bool), ("time", float)])
+    fit = linear.CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12).fit(x, target)
+    np.testing.assert_allclose(fit.coef_, FITTED, rtol=1e-8)
 
 
 def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival() -> None:
@@ -71,6 +85,7 @@ def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival() -> None:
     assert concordance(risk, time, event) == pytest.approx(np.mean(pairs), rel=1e-12)
     assert scores(z, y, COX)["c_index"] == concordance(z[:, 0].numpy(), time, event)
     assert math.isnan(concordance(risk, time, event * 0))
+    assert concordance(risk, time, event) == pytest.approx(CONCORDANCE, rel=1e-12)
     metrics = pytest.importorskip("sksurv.metrics", reason="scikit-survival is not installed")
     assert concordance(risk, time, event) == pytest.approx(
         metrics.concordance_index_censored(event > 0, time, risk)[0], rel=1e-12

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_core.data import arrays, tables
+from fl_core.data import arrays, tables, targets
 from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.registry import dataset
 from fl_core.data.sources import Source
@@ -53,7 +53,7 @@ def heart() -> Source:
     used = [header.index(column) for column in COLUMNS]
     complete = [cells for _, cells in rows if all(cells[k] for k in used)]
     x = np.array([[float(cells[k]) for k in used] for cells in complete])
-    y, classes = arrays.labels(np.array([int(cells[header.index("num")]) for cells in complete]), str(path))
+    y, classes = targets.labels(np.array([int(cells[header.index("num")]) for cells in complete]), str(path))
     hospitals = np.array([cells[header.index("hospital")] for cells in complete])
     owner, owner_names = arrays.owners(hospitals, str(path))
     x = arrays.features(PREPARED.transform(x), str(path))

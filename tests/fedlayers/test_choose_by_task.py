@@ -1,0 +1,68 @@
+"""`choose` and `tune` go to their ends with the main score of every task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedlayers.cli.main import main
+from fedlayers.studies.above_chance import best_of
+from fl_core.errors import UsageError
+from fl_core.scores import MAIN, MULTILABEL, SURVIVAL, label_of
+from tests.fl_core.test_survival_and_labels import TASKS, frame
+
+each_task = pytest.mark.parametrize("task", [SURVIVAL, MULTILABEL])
+
+
+def words(task: str, folder: Path) -> list[str]:
+    """Return the flags of a table for a task, in the working folder."""
+    frame().to_csv(folder / "t.csv", index=False)
+    given = TASKS[task]
+    columns = ["--label-column", given["label_column"], "--exclude-columns", *given["exclude_columns"]]
+    return ["--dataset", str(folder / "t.csv"), "--task", task, *columns, "--rounds", "2", "--model", "mlp"]
+
+
+@each_task
+def test_choose_judges_by_the_main_score(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    main(["choose", *words(task, tmp_path), "--arms", "nothing", "all", "--seeds", "2", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert f"Score = z({label_of(MAIN[task])}) - z(loss)" in printed
+    assert "macro-F1" not in printed
+    standing = pd.read_csv(out / "standing.csv")
+    assert standing[MAIN[task]].between(0, 1).all()
+    choice = json.loads((out / "choice.json").read_text())
+    assert choice["winner"] in ("nothing", "all")
+    assert (out / "race.png").stat().st_size > 5000
+
+
+@each_task
+def test_tune_searches_for_the_main_score(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    main(["tune", *words(task, tmp_path), "--algorithms", "fedavg", "--search", "lr=0.01,0.1", "--out", str(out)])
+    assert MAIN[task] in capsys.readouterr().out
+    assert json.loads((out / "tuned.json").read_text())["score"] == MAIN[task]
+
+
+def test_an_arm_at_the_chance_value_is_no_better_than_guessing() -> None:
+    judged = pd.DataFrame({"arm": "all", "seed": range(3), "c_index": [0.49, 0.50, 0.51]})
+    assert best_of(judged, "c_index").value == pytest.approx(0.0, abs=1e-12)
+    assert best_of(judged, "c_index").shown is False
+    assert best_of(judged.assign(c_index=judged["c_index"] + 0.2), "c_index").shown is True
+
+
+@each_task
+def test_a_study_asks_for_classes(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", *words(task, tmp_path), "--out", str(tmp_path / "out")])
+    assert "study must have classes" in capsys.readouterr().err
+
+
+def test_metrics_of_single_samples_refuse_survival() -> None:
+    from diagnostics.diagnosis import DEFAULT, DiagnosisRequest
+
+    with pytest.raises(UsageError, match=r"hessian_trace; got survival\. Pass --metrics grad"):
+        DiagnosisRequest.of(DEFAULT).check_task(SURVIVAL)
