@@ -155,24 +155,23 @@ def title(name: str) -> str:
 
 
 def lead(runs: pd.DataFrame) -> list[str]:
-    """Return the answer in at most five short lines: the best, what differs, who wins, and how far to trust it."""
-    families, federations = runs["family"].nunique(), runs["federation"].nunique()
+    """Return the answer in five lines: what differs, the best, who wins, what that costs, and how much is there."""
+    count, families = runs["federation"].nunique(), runs["family"].nunique()
+    federations = f"{count} federation{'s' * (count > 1)}"
     ranked = [name for name in table(runs).index if name not in BOUNDS]
     gaps, won = differences(runs, REFERENCES[0]), winners(runs)
-    above = [title(name) for name in gaps.index[gaps["verdict"] == BETTER]]
-    lines = [
-        f"{listing(map(title, ranked[:3]))} have the highest mean macro-F1 on {federations} federations of {families} "
-        f"data famil{'ies' if families > 1 else 'y'}.",
-        f"{listing(above) if above else 'No method'} {'are' if len(above) > 1 else 'is'} shown to be better than "
-        f"{title(REFERENCES[0])}.",
-        f"{won['best'].nunique()} different methods win the {federations} federations. Two seeds of a federation have "
-        f"the same winner in {100 * won['agree'].mean():.0f} % of pairs.",
-        f"Always {title(REFERENCES[0])} loses {100 * prediction(runs)[f'always {title(REFERENCES[0])}']:.1f} points "
-        "against the best method of each family.",
+    of = {verdict: listing(map(title, gaps.index[gaps["verdict"] == verdict])) for verdict in (BETTER, WORSE)}
+    lost = prediction(runs)[f"always {title(REFERENCES[0])}"]
+    firsts = listing(map(title, won["best"].value_counts().index))
+    return [
+        f"Shown to be better than {title(REFERENCES[0])}: {of[BETTER] or 'no method'}. Worse: {of[WORSE] or 'none'}.",
+        f"The highest mean macro-F1 have {listing(map(title, ranked[:3]))}.",
+        f"Winners by federation: {firsts}. Two seeds of a federation have the same winner in "
+        f"{100 * won['agree'].mean():.0f} % of pairs.",
+        f"Always using {title(REFERENCES[0])} loses {100 * lost:.1f} points against each family's best method.",
+        f"The table has {federations} of {families} data famil{'ies' if families > 1 else 'y'}, of {len(FEDERATIONS)} "
+        f"registered federations{'' if families >= ENOUGH else ': a first look that decides nothing'}.",
     ]
-    if families < ENOUGH:
-        lines.append(f"This is a first look: the table needs at least {ENOUGH} data families.")
-    return lines
 
 
 def shown(runs: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,135 @@
+"""Write the page of the leaderboard and its picture from the stored rows: ``python -m figures.leaderboard``.
+
+A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``, as on the pages of :mod:`fedlayers.lists`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from diagnostics.plots.drawing import style
+from fedlayers.leaderboard import analysis
+from fedlayers.leaderboard.federations import FEDERATIONS
+from fedlayers.leaderboard.methods import BOUNDS, METHODS, REFERENCES
+from fedlayers.leaderboard.runs import STORED, read
+from fedlayers.lists import BLOCK
+from figures.page import markdown
+from figures.ranking import Ranking, diagram
+from fl_core.errors import check_known, listing
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "leaderboard.md"
+PICTURE = PAGE.with_suffix(".png")
+
+
+def answer(runs: pd.DataFrame) -> str:
+    """Return the answer, and how much of the table is there."""
+    cells = runs["federation"].nunique() * len(METHODS), len(FEDERATIONS) * len(METHODS)
+    left = "" if cells[0] == cells[1] else " The others are still to be run."
+    return "\n".join(f"- {line}" for line in [*analysis.lead(runs), f"{cells[0]} of {cells[1]} cells are there.{left}"])
+
+
+def methods(runs: pd.DataFrame) -> str:
+    """Return the main table."""
+    return markdown(analysis.shown(runs).to_dict("list"))  # type: ignore[arg-type]
+
+
+def advice(runs: pd.DataFrame) -> str:
+    """Return every method's difference to the advice."""
+    gaps = analysis.differences(runs, REFERENCES[1])
+    return markdown({
+        "method": [analysis.title(name) for name in gaps.index],
+        "points to the advice": [f"{100 * value:+.1f}" for value in gaps["difference"]],
+        "95 % interval": [_interval(low, high) for low, high in zip(gaps["low"], gaps["high"], strict=True)],
+        "corrected p": [_number(value, "{:.2f}") for value in gaps["p_value"]],
+        "verdict": list(gaps["verdict"]),
+    })  # fmt: skip
+
+
+def winners(runs: pd.DataFrame) -> str:
+    """Return the best method of each federation."""
+    won = analysis.winners(runs)
+    about = [FEDERATIONS[str(name)] for name in won.index]
+    return markdown({
+        "federation": [each.title for each in about],
+        "clients": [each.clients for each in about],
+        "best": [analysis.title(name) for name in won["best"]],
+        "macro-F1": [f"{100 * value:.1f}" for value in won[analysis.MAIN]],
+        "points to the next": [f"{100 * value:.1f}" for value in won["next"]],
+        **{f"points to {analysis.title(name)}": [f"{100 * value:.1f}" for value in won[name]] for name in REFERENCES},
+        "same winner in two seeds": [f"{100 * value:.0f} %" for value in won["agree"]],
+    })  # fmt: skip
+
+
+def prediction(runs: pd.DataFrame) -> str:
+    """Return what ways to pick a method lose."""
+    lost = analysis.prediction(runs)
+    return markdown({"way to pick": list(lost.index), "points lost": [f"{100 * value:.1f}" for value in lost]})
+
+
+def settings(runs: pd.DataFrame) -> str:
+    """Return the settings that tuning chose, by method and federation."""
+    chosen = {}
+    for row in read(STORED):
+        if row["clients"] is not None and row["setting"] and row["federation"] in set(runs["federation"]):
+            chosen[row["method"], row["federation"]] = row["setting"]
+    names = list(dict.fromkeys(federation for _, federation in chosen))
+    rows = [name for name in METHODS if any(method == name for method, _ in chosen)]
+    columns = {"method": [analysis.title(name) for name in rows]}
+    for federation in names:
+        columns[federation] = [_setting(chosen.get((name, federation), {})) for name in rows]
+    return markdown(columns)
+
+
+def _setting(setting: dict[str, object]) -> str:
+    words = [f"{setting['lr']:g}"] if "lr" in setting else []
+    words += [f"{key} {value:g}" for key, value in setting.items() if key not in ("lr", "keep_optimizer", "plan")]
+    words += ["state kept"] if setting.get("keep_optimizer") else []
+    plan = setting.get("plan")
+    words += [f"shares {listing(map(str, plan))}" if plan else "shares nothing"] if isinstance(plan, list) else []
+    return ", ".join(words)
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if pd.isna(low) else f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def _number(value: float, form: str) -> str:
+    return "" if pd.isna(value) else form.format(value)
+
+
+LISTS: dict[str, Callable[[pd.DataFrame], str]] = {
+    "answer": answer, "methods": methods, "advice": advice, "winners": winners, "prediction": prediction,
+    "settings": settings,
+}  # fmt: skip
+
+
+def updated(text: str, runs: pd.DataFrame) -> str:
+    """Return the page's text with its lists made from these runs."""
+    return BLOCK.sub(lambda found: f"{found[1]}{LISTS[check_known('list', found[2], LISTS)](runs)}\n{found[3]}", text)
+
+
+def draw(runs: pd.DataFrame, path: Path) -> Ranking:
+    """Draw the methods by their mean rank over data families, with the critical difference."""
+    values = analysis.by_family(runs).drop(index=list(BOUNDS))
+    ranking = Ranking(values, higher_is_better=True, control=REFERENCES[0])
+    with style():
+        figure, ax = plt.subplots(figsize=(9, 4.2))
+        diagram(ax, ranking, {name: analysis.title(name) for name in values.index})
+        figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
+        plt.close(figure)
+    return ranking
+
+
+def main() -> None:
+    """Write page and picture."""
+    runs = analysis.scored(read(STORED))
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
+    draw(runs, PICTURE)
+
+
+if __name__ == "__main__":
+    main()
