@@ -34,7 +34,7 @@ def answer(runs: pd.DataFrame) -> str:
 
 def methods(runs: pd.DataFrame) -> str:
     """Return the main table."""
-    return markdown(analysis.shown(runs).to_dict("list"))  # type: ignore[arg-type]
+    return markdown(analysis.shown(runs).to_dict("list"))
 
 
 def advice(runs: pd.DataFrame) -> str:
