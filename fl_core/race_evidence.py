@@ -9,7 +9,7 @@ from typing import Any
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import printable
 from fl_core.ordering import MANY
-from fl_core.scores import TABLE, in_column, label_of
+from fl_core.scores import TABLE, in_column, in_points, label_of
 from fl_core.storage.schema import COUNT, NUMBER, validate
 
 MOST = 1000
@@ -17,7 +17,7 @@ MOST = 1000
 LONGEST = 1000
 """The largest number of characters of a text in a file."""
 _NUMBERS = ("value", "loss", "score", "difference", "low", "high", "p_value")
-_ARM = {"name": str, **dict.fromkeys(_NUMBERS, (NUMBER, None))}
+_ARM = {"name": str, **dict.fromkeys(_NUMBERS, (NUMBER, None)), "forecast?": (NUMBER, None)}
 _FORM = {"metric": str, "rounds": COUNT, "seeds": [int], "verdict": str, "used": str, "arms": [_ARM]}
 
 
@@ -27,9 +27,10 @@ class ArmEvidence:
 
     Attributes:
         value: its mean in the race's ``metric``.
-        score: by which candidates are ordered: z(metric) - z(loss).
+        score: by which candidates are ordered: z(metric) - z(loss), or what a judge forecasts.
         difference: leader - arm in the metric, with the simultaneous 95 % interval ``low`` to ``high``.
         p_value: of the difference, corrected by Holm.
+        forecast: where a judge stopped the race early: how far the arm is expected to end above the kept one.
     """
 
     name: str
@@ -40,6 +41,11 @@ class ArmEvidence:
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
+    forecast: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, without a forecast where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "forecast" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class RaceEvidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, from which :meth:`from_json` gives equal evidence."""
-        return {**asdict(self), "seeds": list(self.seeds), "arms": [asdict(arm) for arm in self.arms]}
+        return {**asdict(self), "seeds": list(self.seeds), "arms": [arm.to_json() for arm in self.arms]}
 
     @classmethod
     def from_json(cls, data: Any) -> RaceEvidence:
@@ -99,7 +105,11 @@ class RaceEvidence:
 
     def _numbers(self, arm: ArmEvidence) -> str:
         if arm.value is None:
-            return "failed"
+            if arm.forecast is None:
+                return "failed"
+            side = "below" if arm.forecast < 0 else "above"
+            gain = f", forecast {in_points(self.metric, abs(arm.forecast))} {side} the kept one"
+            return f"judged by then, no final score{' (used)' if arm.name == self.used else gain}"
         parts = [f"{label_of(self.metric)} {in_column(self.metric, arm.value)}" + " %" * TABLE[self.metric].share]
         parts += [] if arm.loss is None else [f"loss {arm.loss:.3f}"]
         if arm.difference is not None:
@@ -113,4 +123,4 @@ class RaceEvidence:
 def _check_names(what: str, data: Any, form: Mapping[str, Any]) -> None:
     """Refuse names that the form does not have. Other faults are found by :func:`validate`."""
     for name in data if isinstance(data, Mapping) else ():
-        check_known(f"field of {what}", name, form)
+        check_known(f"field of {what}", name, [known.removesuffix("?") for known in form])

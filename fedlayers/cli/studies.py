@@ -211,9 +211,9 @@ class Choose(OneAlgorithm):
 
     Each candidate (an arm) shares other layers. A cut shares the first layers and keeps the rest local. All arms have
     the same data, start and batches, and validation samples judge them. Three or more seeds show how certain the
-    decision is. The winner is trained to the end. A shorter race (--race-fraction 0.6) with fewer arms costs less and
-    chose worse in our tests. With --superlink the arms train over a federation's sites. Sites send the messages of
-    these runs and their scores.
+    decision is. The winner is trained to the end. With --patience and one seed a judge stops all arms but one early;
+    --thorough trains all. A shorter race (--race-fraction 0.6) chose worse in our tests. With --superlink the arms
+    train over a federation's sites. Sites send the messages of these runs and their scores.
 
     Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
 
@@ -227,6 +227,9 @@ class Choose(OneAlgorithm):
     seeds: Seeds = 1
     race_fraction: Annotated[float, option("Share of the rounds, 0.5 to 1. Arms that fine-tune at the end need 1.")] = (
         1.0
+    )
+    thorough: Annotated[bool, option("Train every candidate to its stop, and continue those stopped early in OUT.")] = (
+        False
     )
     with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
     tune_rates: TuneRates = None
@@ -253,6 +256,7 @@ class Choose(OneAlgorithm):
             "arms": self.arms,
             "seeds": seeds,
             "race_fraction": self.race_fraction,
+            "thorough": self.thorough,
             "complete": not self.no_final_run,
             "with_finetuning": self.with_finetuning,
             "tune_rates": self.tune_rates,

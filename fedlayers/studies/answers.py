@@ -55,6 +55,9 @@ def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
     found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.above_chance.shown])
     if race.verdict == sure.NOTHING_LEARNED:
         return Answers(guessing, (f"The candidate that sends least is used: {used.words}.",), *found)
+    if race.early is not None:
+        head = f"One seed, so no uncertainty can be given. The judge kept this candidate: {used.words}."
+        return Answers(head, _present(race.early.line(race.main), guessing), *found)
     if race.verdict == sure.ONE_RACE:
         head = f"One seed, so no uncertainty can be given. The best of this race: {used.words}."
         return Answers(head, _present(split, race.tie, guessing), *found)

@@ -21,20 +21,25 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.scores import column_of, in_column, label_of, main_score
 
-MODELS, PLANS, TAIL = 75, 70, 3.1
+ALL_TRAINED = (75, 70, 3.1)
 """Races in 100 that lose less than 1 point to the best cut: the model that won, and its plan in another run.
 
 Nine of ten models lose at most the third number, in points.
 
 From ``decision.tuned``: four rates were tried before four cuts at the best, on the data of other people.
 """
+JUDGED = (79, 74, 3.1)
+"""The same of a race that a judge stops early, from ``decision.judge``."""
 PROMISES = "The winner's model was judged itself. Its plan may gain less in another run, which starts elsewhere."
 """What a race promises of the model that won, and of the plan for another run."""
-CERTAINTY = (
-    f"In 100 races like this one, {MODELS} lose less than 1 point of macro-F1 to the best cut; 90 lose at most {TAIL}. "
-    f"As a plan for another run, {PLANS} lose less than 1 point."
-)
-"""The same in numbers, where rates were tuned first."""
+
+
+def certainty(models: int, plans: int, tail: float) -> str:
+    """Return the same in numbers, where rates were tuned first."""
+    return (
+        f"In 100 races like this one, {models} lose less than 1 point of macro-F1 to the best cut; 90 lose at most "
+        f"{tail}. As a plan for another run, {plans} lose less than 1 point."
+    )
 
 
 @dataclass(frozen=True)
@@ -88,20 +93,29 @@ class Choice:
     def text(self) -> str:
         """Return the decision, its certainty, and the table of arms."""
         seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
-        shown = pd.DataFrame(
-            {
-                "arm": self.table["arm"],
-                column_of(self.main): [in_column(self.main, value) for value in self.table[self.main]],
-                "loss": [f"{value:.3f}" for value in self.table["loss"]],
-                "score": [f"{value:+.2f}" for value in self.table["score"]],
-            }
-        )
+        columns = {
+            "arm": self.table["arm"],
+            column_of(self.main): [in_column(self.main, value) for value in self.table[self.main]],
+            "loss": [f"{value:.3f}" for value in self.table["loss"]],
+        }
+        if self.inference.early is None:
+            columns["score"] = [f"{value:+.2f}" for value in self.table["score"]]
+        else:
+            judged = self.standing.judged.set_index("arm").loc[self.table["arm"]]
+            columns["forecast"] = [in_column(self.main, value) for value in judged["forecast"]]
+            columns |= {"status": judged["status"].tolist(), "rounds": judged["trained"].tolist()}
+        shown = pd.DataFrame(columns).replace("nan", "-")
         notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         best = "each arm's best round" if self.standing.best else f"round {self.until}"
         legend = (
             f"Validation samples, last evaluated rounds up to {best}, {seeds} "
             f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss) over the arms; higher is better."
         )
+        if self.inference.early is not None:
+            legend = (
+                f"Validation samples. Forecast: points of {word} above the kept arm at the end. Only that arm has a "
+                "final score; the same command with --thorough trains the others on."
+            )
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
@@ -111,7 +125,9 @@ class Choice:
     @property
     def promises(self) -> str:
         """What the race promises of the model and of the plan, in numbers if rates were tuned for classes."""
-        return PROMISES if self.rates is None or self.main != "macro_f1" else f"{PROMISES} {CERTAINTY}"
+        if self.rates is None or self.main != "macro_f1":
+            return PROMISES
+        return f"{PROMISES} {certainty(*(ALL_TRAINED if self.inference.early is None else JUDGED))}"
 
     def side_by_side(self) -> str:
         """Compare the winner with the cheap alternative: validation scores and costs.
@@ -168,6 +184,7 @@ class Choice:
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
+            **({} if seen.early is None else {"early": seen.early.to_json()}),
             "rates": None if self.rates is None else self.rates.to_json(),
             "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
             "foreseen": asdict(self.cost),

@@ -17,6 +17,7 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
+from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
 from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
@@ -39,7 +40,6 @@ from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
-from fl_core.scores import main_score
 from fl_core.storage.files import write_atomically, write_json
 from fl_core.task import Task
 
@@ -59,6 +59,7 @@ def choose(
     arms: Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] = (0,),
     race_fraction: float = SHARE,
+    thorough: bool = False,
     complete: bool = True,
     each_seed: bool = False,
     with_finetuning: bool = False,
@@ -70,7 +71,11 @@ def choose(
 ) -> Choice:
     """Race a few candidates on the same data, start and batches, and judge them on validation samples.
 
-    Each arm runs to the end, or to a share of the rounds, which is cheaper. No arm is dropped earlier. Its score in an
+    Under a stopping rule, one seed of FedPer's default cuts is judged early. All arms train to 15 % of the planned
+    rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one, which trains to its stop. The others have no final
+    score. Every other race trains all arms to the end, and ``tell`` receives the reason.
+
+    Each arm of such a race runs to the end, or to a share of the rounds, which is cheaper. Its score in an
     evaluated round is z(macro-F1) - z(loss) on validation samples, standardised over the arms. The mean over the last
     three evaluated rounds and over the seeds decides. Equal scores are ordered by macro-F1. With an arm that fine-tunes
     at the end, the last round alone decides, since the fine-tuned model has no other. Under a stopping rule
@@ -91,6 +96,7 @@ def choose(
         seeds: one for a decision; three or more also show how certain it is.
         race_fraction: share of the rounds that are raced, from 0.5 to 1. The default is all; ``decision.regret``
             measures what less costs. An arm that fine-tunes at the end needs all.
+        thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
         complete: train the winner to the end.
         each_seed: also complete the run that each seed's validation samples alone would choose. Only that run may be
             scored on the seed's test samples, which other seeds use for validation.
@@ -126,6 +132,8 @@ def choose(
         raise UsageError(
             "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
         )
+    if thorough and race_fraction < 1:
+        raise UsageError(f"thorough must have race_fraction=1; got {race_fraction:g}. Leave one of them out.")
     if race_fraction < 1:
         if config.patience:
             raise UsageError(
@@ -151,29 +159,40 @@ def choose(
     search = _rate_search(race, out, rates_of(config, float(task.config.lr or 0), tune_rates, tell), _maker(over))
     trained = race.at_rates(search)
     finished = (len(seeds) if each_seed else 1) * complete
-    whole = until >= int(task.config.rounds or 1)
+    rounds = int(task.config.rounds or 1)
+    whole, at, why = until >= rounds, 0, ""
+    if whole and not thorough:
+        at, why = judged_at(task, race.arms, seeds)
+    until = at or until
+    probes = 0 if search is None else len(search.rates)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
-        cost = foreseen(race.tasks, trained, until, finished, place.side_by_side, apart=over is not None)
+        cost = foreseen(
+            race.tasks, trained, until, finished, place.side_by_side, apart=over is not None, whole=probes * bool(at)
+        )
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())
+        if why:
+            tell(f"no candidate stops early: {why}")
         began = time.monotonic()
         rates = None
         if search is not None:
-            rates = search.run(until, place, tell)
+            rates = search.run(race.until, place, tell)
             entries = at_rate(race.arms, race.config, seeds, out, rates.lr)
             trained = distinct([*rates.entries, *entries])
-        failed = run_entries(entries, until, place, tell)
-        if len(failed) == len(entries):
-            raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-        stands = standing(entries, until, failed, race.guesses)
-        sure = infer(stands.judged)
+        early = None
+        if at:
+            stands, early = run_judged(entries, at, rounds, race.guesses, place, tell, finish=complete)
+        else:
+            failed = run_entries(entries, until, place, tell)
+            if len(failed) == len(entries):
+                raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+            stands = standing(entries, until, failed, race.guesses)
+        failed, sure = stands.failed, replace(infer(stands.judged), early=early)
         winner = _winner(race.arms, sure, race.tasks)
         run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
             finishing = [run, *(entry for entry in leading.values() if entry != run)]
-            tell(
-                f"continuing to round {task.config.rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}"
-            )
+            tell(f"continuing to round {rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))
@@ -187,7 +206,19 @@ def choose(
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
     choice = Choice(
-        winner, race.arms, stands, sure, run.path, leading, until, cost, spent, took, alternative, whole, rates
+        winner,
+        race.arms,
+        stands,
+        sure,
+        run.path,
+        leading,
+        until,
+        cost,
+        spent,
+        took,
+        alternative,
+        whole and not at,
+        rates,
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
@@ -326,7 +357,7 @@ def _with_evidence(
     return winner.plan.with_shared(
         winner.plan.shared,
         rule="race",
-        metric=f"{main_score(stands.judged.columns)} - loss, standardised",
+        metric=f"{sure.main} - loss, standardised" if sure.early is None else f"forecast of {sure.main}",
         detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),

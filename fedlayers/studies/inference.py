@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.above_chance import UNKNOWN, AboveChance, best_of
+from fedlayers.studies.early_stop import EarlyStop
 from fl_core import statistics
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from fl_core.scores import CLASSIFICATION, MAIN, REGRESSION, label_of, main_score
@@ -41,6 +42,7 @@ class Inference:
         above_chance: the best arm's score above guessing, see :class:`fedlayers.studies.above_chance.AboveChance`.
         main: the score that is compared.
         tie: how a tie for the first place was broken, in a sentence.
+        early: where the race was judged early, and the forecasts; None if all arms have a final score.
     """
 
     verdict: str
@@ -50,6 +52,7 @@ class Inference:
     above_chance: AboveChance = UNKNOWN
     main: str = MAIN[CLASSIFICATION]
     tie: str = ""
+    early: EarlyStop | None = None
 
     @property
     def usable(self) -> tuple[str, ...]:
@@ -142,6 +145,8 @@ def evidence_of(judged: pd.DataFrame, found: Inference, used: str, until: int) -
     means = judged.groupby("arm")[[found.main, "loss", "score"]].mean().rename(columns={found.main: "value"})
     columns = ["difference", "low", "high", "p_value"]
     lines = means.join(found.differences.set_index("arm")[columns]).loc[ranked(judged)]
+    if found.early is not None:
+        lines["forecast"] = judged.set_index("arm")["forecast"]
     lines = lines.astype(object).where(np.isfinite(lines), None)
     arms = tuple(ArmEvidence(name, **line) for name, line in lines.to_dict("index").items())
     seeds = tuple(int(seed) for seed in judged["seed"].unique())
@@ -152,6 +157,9 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
     order = ranked(judged)
     leader = order[0]
     table = judged.pivot(index="arm", columns="seed", values=main).loc[order]
+    if "status" in judged:  # a race that was judged early has scores of all arms, and a final score of one
+        names = [str(name) for name in judged.set_index("arm")["score"].loc[order].dropna().index]
+        return Inference(ONE_RACE, tuple(names), _lines(leader, order, names), _pairs([], None), best_of(judged))
     whole = table.dropna()
     names = [str(name) for name in whole.index]
     learned = best_of(judged, "skill" if main == MAIN[CLASSIFICATION] else main)

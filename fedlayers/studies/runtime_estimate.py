@@ -61,7 +61,14 @@ class Cost:
 
 
 def foreseen(
-    tasks: Mapping[str, Task], entries: Sequence[Entry], until: int, finished: int, workers: int, *, apart: bool = False
+    tasks: Mapping[str, Task],
+    entries: Sequence[Entry],
+    until: int,
+    finished: int,
+    workers: int,
+    *,
+    apart: bool = False,
+    whole: int = 0,
 ) -> Cost:
     """Estimate the cost of a race before it starts.
 
@@ -71,17 +78,21 @@ def foreseen(
         finished: the number of runs that then continue to the end.
         workers: the number of runs that train side by side.
         apart: whether each client trains on a machine of its own, all at once, as fast as this one.
+        whole: the number of first runs that train to the end before the race.
     """
     task = tasks[entries[0].arm.name]
     full = int(task.config.rounds or 1)
     rest = (full - until) * finished
-    rounds = until * len(entries) + rest
+    ends = [full] * whole + [until] * (len(entries) - whole)
+    rounds = sum(ends) + rest
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
     steps = [round_steps(tasks[entry.arm.name], apart) for entry in entries]
     seconds = _seconds_a_step(task) * (
-        until * sum(steps) / _side_by_side(len(entries), workers) + rest * max(steps) / _side_by_side(finished, workers)
+        sum(end * step for end, step in zip(ends, steps, strict=True)) / _side_by_side(len(entries), workers)
+        + rest * max(steps) / _side_by_side(finished, workers)
     )
-    return Cost(len(entries), rounds, rounds / full, until * sum(moved) + rest * max(moved), seconds)
+    n_bytes = sum(end * each for end, each in zip(ends, moved, strict=True)) + rest * max(moved)
+    return Cost(len(entries), rounds, rounds / full, n_bytes, seconds)
 
 
 def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:

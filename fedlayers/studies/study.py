@@ -156,7 +156,13 @@ def study(
         choice = None
         if rule is None:
             say("")
-            choice = choose(racing, out / "race", arms=arms, seeds=seeds, each_seed=True, backend=backend, tell=say)
+            asked: dict[str, Any] = {
+                "arms": arms,
+                "seeds": seeds,
+                "each_seed": True,
+                "thorough": True,
+            }  # all are compared
+            choice = choose(racing, out / "race", backend=backend, tell=say, **asked)
         plan = described if choice is None else choice.plan
         out.mkdir(parents=True, exist_ok=True)
         report.write(out / "rows.jsonl")

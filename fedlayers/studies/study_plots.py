@@ -33,9 +33,15 @@ def save(figure: Figure, path: Path, dpi: int = 200) -> None:
 def of_race(rounds: pd.DataFrame) -> Figure:
     """Draw each arm's main score on validation samples over the rounds, with a band over the seeds.
 
+    The name of an arm that was stopped early tells its last round, and what the judge forecast in points.
+
     Args:
         rounds: as in :class:`~fedlayers.studies.race.Standing`.
     """
+    if "status" in rounds:
+        told = rounds.itertuples()
+        names = [f"{e.arm}, {e.status} at {e.trained} ({100 * e.forecast:+.1f})" if e.forecast else e.arm for e in told]
+        rounds = rounds.assign(arm=names)
     main = main_score(rounds.columns)
     columns = ("arm", "seed", "round", main)
     found = [

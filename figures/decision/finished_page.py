@@ -73,18 +73,22 @@ def below_best(parts: Sequence[Part]) -> pd.DataFrame:
     return table.loc[[cut for cut in CUT_NAMES if cut in table.index]]
 
 
-def _raced(parts: Sequence[Part]) -> pd.DataFrame:
+Races = Callable[[Part], list[tuple[float, float, float]]]
+"""Returns the gap that each race of a federation shows, and what its model and its plan lose."""
+
+
+def _raced(parts: Sequence[Part], of: Races) -> pd.DataFrame:
     columns = ["family", "gap", "model", "plan"]
-    return pd.DataFrame([(part.family, *each) for part in parts for each in races(part)], columns=columns).dropna()
+    return pd.DataFrame([(part.family, *each) for part in parts for each in of(part)], columns=columns).dropna()
 
 
-def calibration(parts: Sequence[Part]) -> dict[str, float]:
+def calibration(parts: Sequence[Part], of: Races = races) -> dict[str, float]:
     """Return how well a race's loss is foreseen from the other families.
 
     ``one`` is the mean squared error of the share of races that lose less than :data:`POINT`; ``thirds`` is that of the
     share in the race's third of distances. ``covered`` is the share of races below the 90 % quantile of loss.
     """
-    found, lines = _raced(parts), []
+    found, lines = _raced(parts, of), []
     for family in found["family"].unique():
         own, others = found[found["family"] == family], found[found["family"] != family]
         ends = others["gap"].quantile([1 / 3, 2 / 3]).to_numpy()
@@ -97,9 +101,9 @@ def calibration(parts: Sequence[Part]) -> dict[str, float]:
     return dict(zip(("one", "thirds", "covered"), map(float, np.concatenate(lines).mean(axis=0)), strict=True))
 
 
-def certainty(parts: Sequence[Part]) -> pd.DataFrame:
+def certainty(parts: Sequence[Part], of: Races = races) -> pd.DataFrame:
     """Return how often a race loses less than :data:`POINT`, over all races and over thirds of what they show."""
-    found = _raced(parts)
+    found = _raced(parts, of)
     third = pd.qcut(found["gap"].rank(method="first"), 3, labels=["least", "middle", "greatest"])
     lines = []
     for name, own in (("any", found), *((str(name), part) for name, part in found.groupby(third, observed=True))):
@@ -264,8 +268,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "## What the cut, the rate and the algorithm are worth",
         markdown(_worth(parts)),
         "## How certain one race is",
-        markdown(_certainty(certainty(parts))),
-        _calibrated(calibration(parts)),
+        markdown(certainty_columns(certainty(parts))),
+        calibrated(calibration(parts)),
         "Four rates, then four cuts at the best, in each seed. The model is what won. The plan is its cut and rate in "
         "other seeds. The last column is the least and the most with one data family left out. A greater "
         "distance on validation does not mean a smaller loss. So `choose` prints the first line.",
@@ -348,7 +352,7 @@ def _worth(parts: Sequence[Part]) -> dict[str, list[str]]:
     }
 
 
-def _certainty(table: pd.DataFrame) -> dict[str, list[str]]:
+def certainty_columns(table: pd.DataFrame) -> dict[str, list[str]]:
     lines = list(table.itertuples())
     return {
         "distance from the second on validation": [str(line.distance) for line in lines],
@@ -360,7 +364,7 @@ def _certainty(table: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def _calibrated(found: Mapping[str, float]) -> str:
+def calibrated(found: Mapping[str, float]) -> str:
     return (
         f"Foreseen for a family from the others: the first line has a mean squared error of {found['one']:.3f}, the "
         f"thirds {found['thirds']:.3f}. {100 * found['covered']:.0f} % of races lose less than the 90 % quantile."

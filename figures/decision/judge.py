@@ -1,4 +1,4 @@
-"""Judge cuts early: a ridge regression from two validation curves to the final gap, and races that rest on it.
+"""Fit the judge of validation curves that ``choose`` uses, and replay races that rest on it.
 
 ``REGISTERED_JUDGE.md`` defines every number. The judge was fitted on the data families of before, and then frozen.
 """
@@ -12,77 +12,21 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
+from fedlayers.studies.judge import SHARE, Judge, features, smooth
 from figures.decision.families import FAMILIES
 from figures.decision.finished import CUTS, JOBS, MAIN_CUT, STUDY
 from figures.decision.finished_regret import by_family, drawn, interval
 from figures.decision.finished_runs import CURVE
 from figures.decision.finished_ways import ARMS, Array, Part, best
-from fl_core.stopping import smoothed
 
-SHARE = 0.15
-"""Share of the planned maximum of rounds after which the judge speaks."""
 PENALTY = 0.1
-LATEST = 8
-"""Evaluations over which a slope is taken."""
-FEATURES = ("gap", "slope", "level", "noise")
 Curves = Mapping[tuple[str, int, str, int], dict[int, float]]
 """Scores on validation by round, of each federation, seed, cut and place of the rate."""
-
-
-@dataclass(frozen=True)
-class Judge:
-    """A linear forecast of what the deeper of two cuts gains at the end, in macro-F1.
-
-    Attributes:
-        weights: one for each of :data:`FEATURES`.
-    """
-
-    constant: float
-    weights: tuple[float, ...]
-
-    def gain(self, shallow: Array, deep: Array) -> float:
-        """Return what the cut that shares more layers will score above the other on held-out samples."""
-        return self.constant + float(np.dot(self.weights, features(shallow, deep)))
-
-    def winner(self, curves: Sequence[Array]) -> int:
-        """Return the place of the curve with the greatest mean gain on the others; curves are in order of depth."""
-        gains = np.zeros(len(curves))
-        for a, b in combinations(range(len(curves)), 2):
-            gain = self.gain(curves[a], curves[b])
-            gains[[a, b]] += -gain, gain
-        return best(gains)
-
-
-def smooth(curve: Array) -> Array:
-    """Return a curve as the stopping rule sees it: means over three evaluations."""
-    return np.array(list(smoothed(dict(enumerate(curve.tolist()))).values()))
-
-
-def features(shallow: Array, deep: Array) -> Array:
-    """Return the judge's numbers of two validation curves up to the same round.
-
-    ``gap`` is the deeper cut's best smoothed score above the other's, ``slope`` the same of gains an evaluation.
-    ``level`` and ``noise`` are means of the two: the best smoothed score, and the deviation of steps.
-    """
-
-    def own(curve: Array) -> tuple[float, float, float]:
-        latest = curve[-LATEST:]
-        if len(latest) < 3:
-            return float(np.nanmax(smooth(curve))), 0.0, 0.0
-        slope = float(np.polyfit(np.arange(len(latest)), latest, 1)[0])
-        return float(np.nanmax(smooth(curve))), slope, float(np.std(np.diff(latest)))
-
-    (top_a, slope_a, noise_a), (top_b, slope_b, noise_b) = own(shallow), own(deep)
-    return np.array([top_b - top_a, slope_b - slope_a, (top_a + top_b) / 2, (noise_a + noise_b) / 2])
 
 
 def known(part: Part) -> bool:
     """Return whether a federation's data family is one of before, on which the judge is fitted."""
     return part.family not in FAMILIES
-
-
-FROZEN = Judge(-0.01224, (0.554, 0.0391, 0.03405, -0.1745))
-"""The judge as it was registered: fitted on the known families, rounded to four digits."""
 
 
 # --- curves and the fit ----------------------------------------------------------------------------------------
@@ -154,11 +98,16 @@ class Raced:
         score: of its model on held-out samples.
         race: rounds that the arms trained at the given rate.
         total: rounds in all, those that tuned the rate included.
+        cut, rate: places of its cut and its rate.
+        gap: the judge's sum of gains, or the best score, of the first arm above the second; 0 with one arm.
     """
 
     score: float
     race: float
     total: float
+    cut: int
+    rate: int
+    gap: float
 
 
 def raced(
@@ -177,16 +126,31 @@ def raced(
     rate = best(np.array([top(curve) for curve in tried]))
     places = arms(part)
     racing = {cut: curve for cut in places if (curve := seen(part, curves, seed, cut, rate, share)) is not None}
-    if judge is None or share >= 1:
-        won = list(racing)[best(np.array([top(curve) for curve in racing.values()]))]
-    else:
-        won = list(racing)[judge.winner(list(racing.values()))]
+    shown = list(racing.values())
+    values = judge.gains(shown).sum(axis=1) if judge and share < 1 else np.array([top(curve) for curve in shown])
+    won = list(racing)[best(values)]
+    second, first = np.sort(values)[-2:] if len(values) > 1 else (0.0, 0.0)
     spent = {cut: min(float(trained[cut, rate]), horizon(part, share)) for cut in places}
     spent[won] = float(trained[won, rate])
     tuning = np.minimum(trained[main], horizon(part, rates))
     again = max(0.0, spent[main] - float(tuning[rate]))  # what is left of a run that tuned
     total = float(tuning.sum()) + again + sum(rounds for cut, rounds in spent.items() if cut != main)
-    return Raced(float(part.cuts.held_out[seed, won, rate]), sum(spent.values()), total)
+    return Raced(
+        float(part.cuts.held_out[seed, won, rate]), sum(spent.values()), total, won, rate, float(first - second)
+    )
+
+
+def losses(part: Part, curves: Curves, judge: Judge | None) -> list[tuple[float, float, float]]:
+    """Return what judged races show and lose, as :func:`~figures.decision.finished_ways.races` does for full ones.
+
+    They show by how much the forecasts for the first and the second arm differ.
+    """
+    found = []
+    for seed in part.seeds:
+        one = raced(part, curves, seed, judge)
+        lost = part.reference() - part.cuts.held_out[:, one.cut, one.rate]
+        found.append((one.gap, float(lost[seed]), float(np.delete(lost, seed).mean())))
+    return found
 
 
 def top(curve: Array | None) -> float:

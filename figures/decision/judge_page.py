@@ -12,10 +12,12 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from fedlayers.studies.judge import FROZEN, Judge
 from figures import items
 from figures.decision import judge
-from figures.decision.finished_page import POINT, whole
+from figures.decision.finished_page import POINT, calibrated, calibration, certainty, certainty_columns, whole
 from figures.decision.finished_runs import NAME
+from figures.decision.finished_ways import Part
 from figures.drawing import Drawing, Finding
 from figures.page import markdown
 
@@ -86,8 +88,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     parts, ours = whole(header, frame)
     curves = judge.curves_of(ours)
     old, new = ([part for part in parts if judge.known(part) == known] for known in (True, False))
-    of_new = judge.table(new, curves, lambda part: judge.FROZEN)
-    of_old = judge.table(old, curves, judge.without_family(old, curves))
+    of_new = judge.table(new, curves, lambda part: FROZEN)
+    left_out = judge.without_family(old, curves)
+    of_old = judge.table(old, curves, left_out)
+
+    def unseen(part: Part) -> Judge | None:
+        return left_out(part) if judge.known(part) else FROZEN
+
+    def races(part: Part) -> list[tuple[float, float, float]]:
+        return judge.losses(part, curves, unseen(part))
+
     main, first = of_new.iloc[1], of_new.iloc[0]
     lead = (
         f"**On {main['families']} new data families, a race that stops three of four cuts at 15 % of the rounds loses "
@@ -107,6 +117,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "## Families of before",
         markdown(_columns(of_old)),
         "Each family was left out of the fit. Shares and numbers were chosen on these, so this table flatters.",
+        "## All families",
+        markdown(_columns(judge.table(parts, curves, unseen))),
+        "## How certain one race is",
+        markdown(certainty_columns(certainty(parts, races))),
+        "All families, cuts judged by the judge; those of before by one that was fitted without them. The distance is "
+        "how much more the judge forecasts for its first cut than for its second.",
+        calibrated(calibration(parts, races)),
     ]
     return Drawing(_picture(of_new), of_new, caption, findings(of_new), "\n\n".join(text), lead)
 

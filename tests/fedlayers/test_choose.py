@@ -222,7 +222,8 @@ def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(tm
     choice = choose(RunConfig(dataset="heart", rounds=3, eval_every=1), tmp_path, tell=told.append)
     assert {path.name: Run(path).rounds[-1] for path in choice.run.parent.iterdir()} == {f"{a}-0": 3 for a in DEFAULT}
     assert (choice.until, choice.whole, choice.measured.full_runs) == (3, True, 4.0)
-    assert len(told) == 1 + len(DEFAULT)
+    assert len(told) == 2 + len(DEFAULT)
+    assert "--patience" in told[1]
 
 
 def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies.choice import MODELS, PLANS, TAIL
+from fedlayers.studies.choice import ALL_TRAINED, JUDGED
 from figures import recipe
 from figures.decision import finished, finished_page, finished_regret, finished_runs, finished_ways
 from figures.decision.finished import CUTS, DITTO, FORGETFUL, JOBS, MAIN_CUT, RESTARTS, STUDY
@@ -322,10 +322,11 @@ def test_expectations_follow_from_the_intervals():
     assert found["Four rates against four cuts: the first is better"] is True
 
 
-def test_the_product_promises_what_the_study_saw():
-    page = (PICTURES / "decision.tuned.md").read_text()
+@pytest.mark.parametrize(("item", "promised"), [("decision.tuned", ALL_TRAINED), ("decision.judge", JUDGED)])
+def test_the_product_promises_what_the_study_saw(item, promised):
+    page, (models, plans, tail) = (PICTURES / f"{item}.md").read_text(), promised
     line = next(line for line in page.splitlines() if line.startswith("| any | "))
-    assert [cell.strip() for cell in line.split("|")[3:6]] == [f"{MODELS} %", f"{PLANS} %", str(TAIL)]
+    assert [cell.strip() for cell in line.split("|")[3:6]] == [f"{models} %", f"{plans} %", str(tail)]
 
 
 def test_the_loss_of_a_family_is_foreseen_from_the_others():

@@ -1,13 +1,19 @@
 """The judge of validation curves: its numbers, its fit, and the costs of races that stop arms early."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from figures.decision import judge
+from fedlayers.studies.arms import DEFAULT
+from fedlayers.studies.choose import choose
+from fedlayers.studies.judge import FROZEN, SHARE, Judge, features
+from figures import items
+from figures.decision import finished_page, judge
 from figures.decision.finished import MAIN_CUT, STUDY
-from figures.decision.finished_ways import parts_of
+from figures.decision.finished_ways import Part, Scores, parts_of
+from fl_core.records.store import Run
 from tests.figures.test_decision_finished import NAMES, plain, simulated
 
 
@@ -23,9 +29,9 @@ def curves_of(federations, late):
 
 def test_features_are_of_the_deeper_cut_minus_the_other():
     up, flat = np.arange(10) / 10, np.full(10, 0.4)
-    assert judge.features(flat, up) == pytest.approx([0.4, 0.1, 0.6, 0.0])
-    assert judge.features(up, flat)[:2] == pytest.approx([-0.4, -0.1])
-    assert judge.features(flat[:1], up[:1]) == pytest.approx([-0.4, 0.0, 0.2, 0.0])
+    assert features(flat, up) == pytest.approx([0.4, 0.1, 0.6, 0.0])
+    assert features(up, flat)[:2] == pytest.approx([-0.4, -0.1])
+    assert features(flat[:1], up[:1]) == pytest.approx([-0.4, 0.0, 0.2, 0.0])
 
 
 def test_without_a_penalty_the_fit_is_least_squares(monkeypatch):
@@ -36,7 +42,7 @@ def test_without_a_penalty_the_fit_is_least_squares(monkeypatch):
     for part, seed, rate in product(parts, range(3), range(4)):
         for a, b in ((0, 2), (0, 3), (0, 4), (2, 3), (2, 4), (3, 4)):
             pair = [np.array(list(curves[part.name, seed, NAMES[k], rate].values()))[:15] for k in (a, b)]
-            lines.append(judge.features(*pair))
+            lines.append(features(*pair))
             gaps.append(part.cuts.held_out[seed, b, rate] - part.cuts.held_out[seed, a, rate])
     found = judge.fit(parts, curves)
     errors = np.array(gaps) - found.constant - np.array(lines) @ found.weights
@@ -52,9 +58,9 @@ def test_a_race_that_stops_early_costs_less_and_a_late_winner_needs_a_judge():
     blind = judge.raced(part, curves, 0, None)
     assert (blind.race, blind.total) == (3 * 30 + 40, 4 * 40 + 2 * 30 + 40)
     assert blind.score < full.score
-    wise = judge.raced(part, curves, 0, judge.Judge(0.0, (-1.0, 0.0, 0.0, 0.0)), rates=1.0)
+    wise = judge.raced(part, curves, 0, Judge(0.0, (-1.0, 0.0, 0.0, 0.0)), rates=1.0)
     assert wise.score == pytest.approx(full.score)
-    assert judge.raced(part, curves, 0, None, rates=judge.SHARE).total == 4 * 30 + 2 * 30 + 40
+    assert judge.raced(part, curves, 0, None, rates=SHARE).total == 4 * 30 + 2 * 30 + 40
 
 
 def test_a_run_that_diverged_does_not_win_and_its_rounds_count():
@@ -62,7 +68,7 @@ def test_a_run_that_diverged_does_not_win_and_its_rounds_count():
     others = [name for name in NAMES if name != "half"]
     left = {key: curve for key, curve in curves.items() if key[2] in others}
     best_of_rest = max(part.cuts.held_out[0, NAMES.index(name)].max() for name in others)
-    raced = judge.raced(part, left, 0, judge.Judge(0.0, (1.0, 0.0, 0.0, 0.0)))
+    raced = judge.raced(part, left, 0, Judge(0.0, (1.0, 0.0, 0.0, 0.0)))
     assert raced.score == pytest.approx(best_of_rest)
     assert raced.race == 3 * 30 + 40
 
@@ -72,3 +78,33 @@ def test_the_judge_is_fitted_on_families_of_before_alone():
     assert [judge.known(part) for part in parts] == [False, True, True, True]
     curves = curves_of(tuple(STUDY), late="")
     assert judge.without_family(parts, curves)(parts[1]) == judge.fit(parts[2:], curves)
+
+
+def test_choose_keeps_what_the_replay_of_its_rows_keeps(tmp_path, monkeypatch):
+    """The replay reads curves, scores and lengths of four whole runs; the race stops three of them."""
+    whole = STUDY["heart"]
+    config = replace(whole.config, rounds=48, patience=2, keep_optimizer=None, epochs=1, checkpoint_every=None)
+    monkeypatch.setitem(STUDY, "heart", replace(whole, config=config))
+    early, full = (choose(config, tmp_path / name, thorough=name == "full") for name in ("early", "full"))
+    rules = {arm: Run(tmp_path / "full" / "arms" / f"{arm}-0").stopping() for arm in DEFAULT}
+    curves = {
+        ("heart", 0, arm, 0): {k: v for k, v in each.scores["personal"].items() if k} for arm, each in rules.items()
+    }
+    last = np.array([[[max(curve)] for curve in curves.values()]], float)
+    scores = Scores(DEFAULT, np.zeros((1, 4, 1)), np.arange(4.0).reshape(1, 4, 1), last)
+    replayed = judge.raced(Part("heart", scores, {}, 0, {}, (0, 2, 3, 4)), curves, 0, FROZEN)
+    assert early.winner.name == DEFAULT[replayed.cut]
+    trained = early.standing.judged["trained"].sum()
+    assert trained == early.measured.rounds
+    assert replayed.race == trained + 3 * (0.15 * 48 - 6)  # the replay counts a share that is no evaluated round
+    assert full.measured.rounds == last.sum()
+
+
+@pytest.mark.slow
+def test_the_judge_of_the_product_is_the_fit_of_the_stored_runs():
+    item = items.find("decision.judge")
+    parts, ours = finished_page.whole(*item.read(item.path()))
+    found = judge.fit([part for part in parts if judge.known(part)], judge.curves_of(ours))
+    assert (FROZEN.constant, *FROZEN.weights) == tuple(
+        float(f"{value:.4g}") for value in (found.constant, *found.weights)
+    )

@@ -1,0 +1,145 @@
+"""A race that stops early: a judge reads the first part of the candidates' curves and keeps one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedlayers.backends.base import Backend
+from fedlayers.studies import judge
+from fedlayers.studies.arms import CUTS, Arm
+from fedlayers.studies.race import OBEYS, Entry, Standing, Tell, run_entries, standing
+from fl_core.errors import RunError, listing
+from fl_core.records import store
+from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of, main_score
+from fl_core.task import Task
+
+KEPT, STOPPED, NOT_KEPT, FAILED = "kept", "stopped", "not kept", "failed"
+"""What became of a run. One that is not kept was trained further by the search of rates, or by an earlier call."""
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Where a race was judged, and what the judge forecast.
+
+    Attributes:
+        round: after which the candidates were judged.
+        rounds: the planned maximum.
+        kept: the arm that was kept.
+        gains: what it was forecast to gain on each other arm, in the main score.
+        trained: whether it was trained to its stop.
+    """
+
+    round: int
+    rounds: int
+    kept: str
+    gains: Mapping[str, float]
+    trained: bool
+
+    def line(self, main: str) -> str:
+        """Say what the judge forecast, and that the others have no final score."""
+        until = f"round {self.round} of at most {self.rounds}"
+        found = f"A judge read the validation scores up to {until}, and kept {self.kept}."
+        gains = listing(f"{in_points(main, gain)} on {name}" for name, gain in self.gains.items())
+        return f"{found} It forecasts these gains in {label_of(main)}: {gains}." if gains else found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {**asdict(self), "gains": dict(self.gains)}
+
+
+def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[int, str]:
+    """Return the round after which a race is judged, or 0 and why all candidates are trained.
+
+    The judge is used as it was tested: one race of FedPer's cuts by macro-F1, whose runs stop by themselves.
+    """
+    config = task.config
+    unknown = [arm.name for arm in arms if arm.name not in CUTS or arm.algorithm != OBEYS]
+    at = judge.judged_round(int(config.rounds or 1), int(config.eval_every or 1))
+    reasons = {
+        "several seeds compare the final scores": len(seeds) > 1,
+        f"the judge does not know {listing(unknown)}": bool(unknown),
+        f"the judge forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
+        != CLASSIFICATION,
+        "the judge knows runs that stop by --patience": not config.patience,
+        f"the judge needs at least {judge.ROUNDS} rounds and {judge.EVALUATIONS} evaluations in the first "
+        f"{100 * judge.SHARE:.0f} % of them": not at,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    return (0, why) if why else (at, "")
+
+
+def run_judged(
+    entries: Sequence[Entry],
+    at: int,
+    rounds: int,
+    guesses: Mapping[int, Mapping[str, float]],
+    place: Backend,
+    tell: Tell,
+    *,
+    finish: bool = True,
+) -> tuple[Standing, EarlyStop]:
+    """Train the arms of one seed up to a round, keep the one that the judge prefers, and train it to its stop.
+
+    If training of the kept arm diverges, the next one is kept. Of the others there is no final score: it is NaN.
+    Their runs keep their checkpoints, and continue when they are trained again.
+
+    Args:
+        at: the round after which they are judged; ``rounds`` is the planned maximum.
+        finish: train the kept arm to its stop; otherwise no arm has a final score.
+
+    Raises:
+        RunError: every arm failed.
+    """
+    entries = sorted(entries, key=lambda entry: len(entry.arm.plan.shared) if entry.arm.plan else 0)
+    failed = run_entries(entries, at, place, tell)
+    while True:
+        left = [entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed]
+        if not left:
+            raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+        begun = standing(left, at, {}, guesses)
+        main = main_score(begun.judged.columns)
+        of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
+        gains = judge.FROZEN.gains([of_arm[entry.arm.name].to_numpy(float) for entry in left])
+        sums = gains.sum(axis=1)
+        won = int(sums.argmax())
+        kept = left[won]
+        names = [entry.arm.name for entry in left]
+        if finish:
+            others = listing(name for name in names if name != kept.arm.name)
+            tell(f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}")
+            if reasons := run_entries([kept], None, place, tell):
+                failed |= reasons
+                continue
+        break
+    lead = {name: float(gain) for name, gain in zip(names, gains[won], strict=True) if name != kept.arm.name}
+    early = EarlyStop(at, rounds, kept.arm.name, lead, finish)
+    ended = standing([kept], rounds, {}, guesses) if finish else None
+    final = {} if ended is None else {str(key): value for key, value in ended.judged.iloc[0].items()}
+    lines = []
+    for entry in entries:
+        name, run = entry.arm.name, store.Run(entry.path)
+        lost = name not in names
+        status = FAILED if lost else KEPT if name == kept.arm.name else NOT_KEPT if _further(run, at) else STOPPED
+        scores = {
+            key: float(final.get(key, math.nan)) if name == kept.arm.name else math.nan
+            for key in (main, "loss", "skill")
+        }
+        score = math.nan if lost else float(sums[names.index(name)])
+        forecast = 0.0 if name == kept.arm.name else -lead.get(name, math.nan)
+        about = {"status": status, "trained": max(run.rounds, default=0), "forecast": forecast}
+        lines.append({"arm": name, "seed": entry.config.seed, **scores, "score": score, **about})
+    judged = pd.DataFrame(lines)
+    later = [] if ended is None else [ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)]
+    about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
+    table = pd.concat([begun.rounds, *later], ignore_index=True).merge(about_runs, on=["arm", "seed"])
+    return Standing(table, judged, failed, {} if ended is None else ended.best), early
+
+
+def _further(run: store.Run, at: int) -> bool:
+    return bool(run.rounds) and (run.rounds[-1] > at or run.finished)

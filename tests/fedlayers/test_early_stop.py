@@ -1,0 +1,225 @@
+"""A race that a judge stops early: its forecasts, what it keeps, and that all its runs can be continued."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedlayers.studies import early_stop, study_plots
+from fedlayers.studies.arms import DEFAULT, arms_of
+from fedlayers.studies.choice import ALL_TRAINED, JUDGED, Choice, certainty
+from fedlayers.studies.choose import choose
+from fedlayers.studies.early_stop import KEPT, NOT_KEPT, STOPPED, judged_at
+from fedlayers.studies.judge import judged_round
+from fedlayers.studies.race import validation_scores
+from fedlayers.studies.training_job import TrainingJob
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+from fl_core.records.store import Run
+from fl_core.stopping import smoothed
+
+CONFIG = RunConfig(dataset="heart", rounds=48, eval_every=2, epochs=1, patience=2)
+AT = 6
+TIMED = ("seconds", "foreseen", "measured")
+Raced = tuple[Path, Choice, list[str]]
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
+    out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
+    return out, choose(CONFIG, out, tell=told.append), told
+
+
+def decided(out: Path) -> dict[str, Any]:
+    """The decision without times."""
+    found: dict[str, Any] = json.loads((out / "choice.json").read_text())
+    return {key: value for key, value in found.items() if key not in TIMED}
+
+
+def forecast(shallow: list[float], deep: list[float]) -> float:
+    """The registered formula: what the deeper cut gains."""
+    tops = [max(smoothed(dict(enumerate(curve))).values()) for curve in (shallow, deep)]
+    slopes = [np.polynomial.Polynomial.fit(range(len(c)), c, 1).convert().coef[1] for c in (shallow, deep)]
+    noises = [np.std(np.diff(curve)) for curve in (shallow, deep)]
+    gap, slope = tops[1] - tops[0], slopes[1] - slopes[0]
+    return float(-0.01224 + 0.554 * gap + 0.0391 * slope + 0.03405 * np.mean(tops) - 0.1745 * np.mean(noises))
+
+
+def test_the_judge_keeps_the_arm_of_the_registered_formula(raced: Raced) -> None:
+    out, choice, told = raced
+    curves = {}
+    for arm in DEFAULT:
+        lines = validation_scores(Run(out / "arms" / f"{arm}-0").rows()[1], AT)
+        assert [line["round"] for line in lines] == [2, 4, 6]
+        curves[arm] = [line["macro_f1"] for line in lines]
+    gains = pd.DataFrame(0.0, index=DEFAULT, columns=DEFAULT)
+    for k, shallow in enumerate(DEFAULT):
+        for deep in DEFAULT[k + 1 :]:
+            gains.loc[deep, shallow] = forecast(curves[shallow], curves[deep])
+            gains.loc[shallow, deep] = -gains.loc[deep, shallow]
+    kept = gains.sum(axis=1).idxmax()
+    early = choice.inference.early
+    assert early is not None
+    assert (choice.winner.name, early.kept, early.round, choice.until, early.rounds) == (kept, kept, AT, AT, 48)
+    assert early.gains == {arm: pytest.approx(gains.loc[kept, arm]) for arm in DEFAULT if arm != kept}
+    assert kept in told[-2]
+
+
+def test_only_the_kept_arm_has_a_final_score(raced: Raced) -> None:
+    out, choice, _ = raced
+    judged = choice.standing.judged.set_index("arm")
+    for arm in DEFAULT:
+        run, line = Run(out / "arms" / f"{arm}-0"), judged.loc[arm]
+        if arm == choice.winner.name:
+            assert run.finished
+            lines = [each for each in validation_scores(run.rows()[1]) if each["round"] <= run.best_round(None)][-3:]
+            assert line["macro_f1"] == pytest.approx(np.mean([each["macro_f1"] for each in lines]))
+            assert (line["status"], line["trained"], line["forecast"]) == (KEPT, run.rounds[-1], 0)
+        else:
+            assert run.rounds[-1] == AT
+            assert line[["macro_f1", "loss", "skill"]].isna().all()
+            assert (line["status"], line["trained"]) == (STOPPED, AT)
+    assert choice.measured.rounds == 3 * AT + judged.loc[choice.winner.name, "trained"]
+    assert choice.cost.rounds == 3 * AT + 48
+
+
+def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> None:
+    out, choice, _ = raced
+    stopped = [arm for arm in DEFAULT if arm != choice.winner.name]
+    table = pd.read_csv(out / "standing.csv").drop_duplicates("arm").set_index("arm")
+    assert table.loc[stopped, "status"].tolist() == [STOPPED] * 3
+    assert table.loc[stopped, "trained"].tolist() == [AT] * 3
+    assert choice.inference.early is not None
+    gains = choice.inference.early.gains
+    assert table.loc[stopped, "forecast"].tolist() == pytest.approx([-gains[arm] for arm in stopped])
+    assert decided(out)["early"]["gains"] == gains
+    evidence = LayerPlan.load(out / "plan.json").why.race
+    assert evidence is not None
+    assert (evidence.rounds, evidence.used) == (AT, choice.winner.name)
+    of_plan = {arm.name: arm for arm in evidence.arms}
+    assert all(of_plan[arm].value is None and of_plan[arm].forecast == pytest.approx(-gains[arm]) for arm in stopped)
+    assert all("no final score" in line for line in evidence.lines()[2:])
+    said, printed = choice.text(), study_plots.of_race(choice.standing.rounds)
+    labels = " ".join(text.get_text() for text in printed.findobj(match=lambda artist: hasattr(artist, "get_text")))
+    for arm in stopped:
+        assert f"on {arm}" in said
+        assert f"{arm}, stopped at {AT}" in labels
+
+
+def test_thorough_continues_what_was_stopped_as_if_it_never_was(raced: Raced, tmp_path: Path) -> None:
+    again = choose(CONFIG, tmp_path / "a", complete=False)
+    assert [Run(path).rounds[-1] for path in (tmp_path / "a" / "arms").iterdir()] == [AT] * 4
+    assert again.standing.judged["macro_f1"].isna().all()
+    assert again.winner.name == raced[1].winner.name
+    choose(CONFIG, tmp_path / "a", thorough=True)
+    choose(CONFIG, tmp_path / "b", thorough=True)
+    assert decided(tmp_path / "a") == decided(tmp_path / "b")
+    assert "early" not in decided(tmp_path / "a")
+    assert (tmp_path / "a" / "standing.csv").read_bytes() == (tmp_path / "b" / "standing.csv").read_bytes()
+    for arm in DEFAULT:
+        ours, theirs = (Run(tmp_path / name / "arms" / f"{arm}-0") for name in ("a", "b"))
+        assert ours.rows()[1].equals(theirs.rows()[1])
+        one, other = ours.checkpoint("last"), theirs.checkpoint("last")
+        for client, state in one.clients.items():
+            for tree, tensors in state.trees.items():
+                assert all(value.equal(other.clients[client].trees[tree][name]) for name, value in tensors.items())
+    later = choose(CONFIG, tmp_path / "a").standing.judged.set_index("arm")
+    assert set(later["status"]) == {KEPT, NOT_KEPT}
+
+
+@pytest.mark.parametrize("job", [2, 5], ids=["while all train", "while the kept one trains"])
+def test_a_race_that_was_cut_off_resumes(job: int, raced: Raced, tmp_path: Path, monkeypatch: Any) -> None:
+    carried_out, count = TrainingJob.carry_out, iter(range(1, 100))
+
+    def killed(self: TrainingJob) -> None:
+        if next(count) == job:
+            replace(self, until=max(self.path.is_dir() * AT, 0) + 3).carry_out()
+            raise KeyboardInterrupt
+        carried_out(self)
+
+    monkeypatch.setattr(TrainingJob, "carry_out", killed)
+    with pytest.raises(KeyboardInterrupt):
+        choose(CONFIG, tmp_path)
+    assert not (tmp_path / "choice.json").exists()
+    choose(CONFIG, tmp_path)
+    assert decided(tmp_path) == decided(raced[0])
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "standing.csv"), pd.read_csv(raced[0] / "standing.csv"))
+
+
+def test_if_the_kept_arm_diverges_the_next_is_kept(raced: Raced, tmp_path: Path, monkeypatch: Any) -> None:
+    kept, train = raced[1].winner.name, early_stop.run_entries
+
+    def run_entries(entries: Any, until: int | None, *others: Any) -> dict[tuple[str, int], str]:
+        names = [entry.arm.name for entry in entries]
+        return {(kept, 0): "it diverged"} if until is None and names == [kept] else train(entries, until, *others)
+
+    monkeypatch.setattr(early_stop, "run_entries", run_entries)
+    choice = choose(CONFIG, tmp_path)
+    assert choice.winner.name != kept
+    assert choice.standing.failed == {(kept, 0): "it diverged"}
+    assert choice.table["arm"].iloc[-1] == kept
+    evidence = LayerPlan.load(tmp_path / "plan.json").why.race
+    assert evidence is not None
+    assert evidence.lines()[-1].endswith("failed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "arms", "seeds", "why"),
+    [
+        ({"patience": 0}, DEFAULT, 1, "--patience"),
+        ({"rounds": 40}, DEFAULT, 1, "48 rounds"),
+        ({"eval_every": 3}, DEFAULT, 1, "3 evaluations"),
+        ({}, DEFAULT, 3, "several seeds"),
+        ({}, ("nothing", "fedrep:half"), 1, "fedrep:half"),
+        ({}, ("half", "first_3"), 1, "first_3"),
+        ({"algorithm": "fedrep"}, DEFAULT, 1, "nothing"),
+    ],
+)
+def test_where_the_judge_was_not_tested_all_are_trained(
+    changes: dict[str, Any], arms: tuple[str, ...], seeds: int, why: str
+) -> None:
+    config = replace(CONFIG, **{"algorithm": "fedper", **changes})
+    task = runner.assemble(config)
+    assert judged_at(task, arms_of(DEFAULT, task.layers), range(1)) == (AT, "") if not changes else True
+    at, reason = judged_at(task, arms_of(arms, task.layers, config.algorithm), range(seeds))
+    assert at == 0
+    assert why in reason
+
+
+def test_numbers_are_not_judged_and_the_reason_is_told(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    wards = {ward: (draw.normal(size=(40, 5)), draw.normal(size=40)) for ward in ("north", "south")}
+    config, told = RunConfig(rounds=48, eval_every=2, epochs=1, patience=1, lr=0.01, task="regression"), list[str]()
+    choice = choose(config, tmp_path, data=wards, model="mlp", arms=("nothing", "half"), tell=told.append)
+    assert choice.inference.early is None
+    assert "macro-F1" in told[1]
+    assert choice.standing.judged["r2"].notna().all()
+
+
+def test_thorough_is_not_asked_for_with_a_part_of_the_rounds(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"race_fraction=1; got 0\.6"):
+        choose(CONFIG, tmp_path, thorough=True, race_fraction=0.6)
+
+
+def test_the_promise_is_that_of_the_race_that_was_run(raced: Raced) -> None:
+    tuned = replace(raced[1], rates=object())
+    assert certainty(*JUDGED) in tuned.promises
+    whole = replace(tuned, inference=replace(tuned.inference, early=None))
+    assert certainty(*ALL_TRAINED) in whole.promises
+
+
+def test_the_judged_round_is_an_evaluated_one() -> None:
+    for rounds in range(48, 300):
+        for every in (1, 2, 3):
+            at = judged_round(rounds, every)
+            assert at % every == 0
+            assert at <= 0.15 * rounds + 1e-9
+            assert at == 0 or at + every > 0.15 * rounds - 1e-9
