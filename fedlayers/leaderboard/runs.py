@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedlayers.instruments import default_instruments
-from fedlayers.leaderboard.federations import FEDERATIONS, Scene
+from fedlayers.leaderboard.federations import FEDERATIONS, Scene, source_of
 from fedlayers.leaderboard.methods import (
     ADVICE,
     MAJORITY,
@@ -132,8 +132,8 @@ def run(
     Args:
         out: the folder of new rows. Runs that ``known`` or it has are not made again.
         budget: minutes. No run begins later; one that has begun ends.
-        federations: their names; default all.
-        tell: receives a line for each complete cell.
+        federations: their names; default all whose tables are there.
+        tell: receives a line for each complete cell, and for each federation that is left out.
 
     Raises:
         UsageError: an unknown federation, a budget that is not above 0, or a table that is not there.
@@ -143,6 +143,9 @@ def run(
     chosen = [check_known("federation", name, FEDERATIONS) for name in federations] or list(FEDERATIONS)
     end, count, rows = time.monotonic() + 60 * budget, 0, read(*dict.fromkeys((known, out)))
     for federation in chosen:
+        if not federations and (reason := _absent(federation, data_root)):
+            tell(f"{federation} is left out: {reason}")
+            continue
         scenes: dict[int, Scene] = {}
         for name, method in methods.items():
             while (asked := missing(rows, federation, name, method)) is not None:
@@ -157,6 +160,15 @@ def run(
                 if missing(rows, federation, name, method) is None:
                     tell(f"{federation}: {method.title} is complete")
     return count
+
+
+def _absent(federation: str, data_root: Location | None) -> str:
+    """Return why a federation's samples cannot be opened here, or an empty text."""
+    try:
+        source_of(federation, data_root)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def again(

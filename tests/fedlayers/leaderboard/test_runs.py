@@ -103,6 +103,16 @@ def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
     assert runs.run(tmp_path, budget=2, federations=["heart"], methods=SOME) == 2
 
 
+def test_federations_without_their_tables_are_left_out_unless_named(quick, tmp_path):
+    told: list[str] = []
+    runs.run(tmp_path / "out", methods={"majority": METHODS["majority"]}, data_root=tmp_path, tell=told.append)
+    there = {path.stem for path in (tmp_path / "out").iterdir()}
+    assert there == {name for name, each in FEDERATIONS.items() if each.origin != federations.FILE}
+    assert sum("is left out" in line for line in told) == len(FEDERATIONS) - len(there)
+    with pytest.raises(UsageError, match=r"chile\.csv"):
+        runs.run(tmp_path / "out", federations=["chile"], data_root=tmp_path)
+
+
 @pytest.mark.parametrize("budget", [0, -1, math.nan])
 def test_a_budget_is_above_0(budget, tmp_path):
     with pytest.raises(UsageError, match="budget must be above 0"):
@@ -206,8 +216,9 @@ def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "STORED", tmp_path)
     cli.main(["leaderboard", "--out", str(tmp_path / "out")])
     lines = capsys.readouterr().out.splitlines()
-    assert "Ditto" in lines[0]
-    assert len(lines) == len(METHODS) + len([line for line in lines if "points" in line or line.endswith(".")]) + 2
+    table = lines[lines.index("") + 1 :]
+    assert len(table) == 1 + len(METHODS)
+    assert table[1].split()[:2] == ["Ditto", "70.0"]
 
 
 @pytest.mark.parametrize(
