@@ -6,6 +6,7 @@ from figures.decision import judge_page as judge_page
 from figures.decision import mix_page as mix_page
 from figures.decision import noise as noise
 from figures.decision import nulls as nulls
+from figures.decision import pretrained as pretrained
 from figures.decision import prior as prior
 from figures.decision import privacy as privacy
 from figures.decision import regret as regret
