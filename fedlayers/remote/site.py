@@ -260,7 +260,9 @@ class _Joined:
         from diagnostics.measure import instruments
 
         runner_of = self.task.client_runner(instruments().observers)
-        self.initial = tree.state_dict(self.task.model)
+        self.initial = {  # not a copy: runs train copies of the task's model
+            name: tensor.detach().contiguous() for name, tensor in tree.named_tensors(self.task.model).items()
+        }
         self.home = LocalClients(Serial(runner_of), data, self.initial)
         self.root = site.folder / asked["run"]
         self.compress = asked.get("compress", "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import platform
 import random
 import re
 import sys
@@ -189,6 +191,20 @@ def test_memory_is_limited_by_the_operating_system() -> None:
 def forever() -> None:
     while True:
         pass
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries return memory by themselves, or never")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    many = [bytes(10**5) for _ in range(2000)]
+    last = bytes(10**5)  # above them in the heap, which therefore cannot become shorter
+    del many
+    before = resident()
+    limits.release_freed_memory()
+    assert before - resident() > 10**8
+    assert len(last) == 10**5
 
 
 def test_an_interrupt_comes_once_and_never_late() -> None:
