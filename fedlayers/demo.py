@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.page import Page
-from fedlayers.remote.flower.local import FEDLAYERS, Local
+from fedlayers.remote.local import FEDLAYERS, Local
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.federation_report import NEVER, add_left
 from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS

@@ -56,10 +56,7 @@ class Keys(Command):
             if self.own and getattr(self, name):
                 raise UsageError(f"--own must be alone; got --{name}, which is for {what} keys. Leave one of them out.")
 
-        from fedlayers.remote import flower
-
-        flower.require()
-        from fedlayers.remote.flower import keys
+        from fedlayers.remote import keys
 
         if self.renew:
             print(f"{keys.renew(self.dir)}\n\nrestart the superlink: it takes the new certificate then")
@@ -95,11 +92,9 @@ class Superlink(Reports, Command):
     memory: Annotated[bool, option("Keep messages in memory: faster, but a restart loses them.")] = False
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower
-
-        flower.require()
-        self.start_reports()
         from fedlayers.remote.flower import superlink
+
+        self.start_reports()
 
         database = None if self.memory else self.database or self.dir / "superlink.db"
         superlink.serve(self.dir, self.host, self.port, database)
@@ -124,12 +119,10 @@ class Status(Command):
     keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = ON_THIS_MACHINE.keys
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower, log
+        from fedlayers.remote import log
+        from fedlayers.remote.flower import server
         from fl_core.names import printable
         from fl_core.records.store import Run
-
-        flower.require()
-        from fedlayers.remote.flower import server
 
         with closing(server.Superlink(self.superlink, self.keys)) as link:
             for name, since in link.connected().items():
@@ -223,15 +216,12 @@ class Site(Reports, Command):
     file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
 
     def main(self, line: str) -> None:
-        from fedlayers.remote import flower
-
-        flower.require()
-        self.start_reports()
-        from fedlayers.remote.flower.keys import registered
         from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
+        from fedlayers.remote.keys import registered
         from fedlayers.remote.secure_sum.keys import Identity
         from fedlayers.remote.site_config import SiteFile
 
+        self.start_reports()
         found = SiteFile.read(self.file)
         connection = Connection.of(found.connection, self.file.parent)
         check_reachable(connection.superlink, connection.ca)

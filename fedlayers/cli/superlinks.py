@@ -108,9 +108,6 @@ class Sites(Reports):
         Raises:
             UsageError: Flower is not installed, or the superlink cannot be reached. RunError: too few sites came.
         """
-        from fedlayers.remote import flower
-
-        flower.require()
         from fedlayers.remote.flower.server import FlowerLink
 
         start = self.timeout if self.start_timeout is None else self.start_timeout

@@ -16,13 +16,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from fl_core.errors import UsageError, check_distinct, needs_package
 
-from fl_core.errors import UsageError, check_distinct
+try:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+except ImportError as error:
+    raise needs_package("cryptography", "make keys", "flower") from error
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 730

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedlayers.remote.flower import keys
+from fedlayers.remote import keys
 from fl_core.errors import RunError
 
 PATIENCE = 300.0

@@ -8,7 +8,7 @@ import stat
 import pytest
 from cryptography import x509
 
-from fedlayers.remote.flower import keys
+from fedlayers.remote import keys
 from fl_core.errors import UsageError
 
 

@@ -41,7 +41,7 @@ os.environ.update({**QUIET, **without_proxy(os.environ)})
 
 
 def require() -> None:
-    """Check that the right Flower is installed, before modules that need it are imported.
+    """Check that the right Flower is installed. Importing this package does it, before its modules are imported.
 
     Raises:
         UsageError: it is not; gives the command that installs it.
@@ -58,3 +58,6 @@ def require() -> None:
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of a Flower process, whose own files are below ``home``."""
     return {**os.environ, **QUIET, **without_proxy(os.environ), "FLWR_HOME": str(home)}
+
+
+require()

@@ -160,10 +160,10 @@ class FlowerLink(Superlink):
             node = nodes.get(site)
             if not sent.to(site) and node is not None and node.status == wire.ONLINE:
                 (identifier,) = self._task.send([self._task.message(request, node.node_id)])
-                sent.add(identifier, site, node)
+                sent[identifier] = site, node.last_activated_at
         answered = {}
-        for message in self._task.receive(sent.identifiers()) if sent.identifiers() else ():
-            site = sent.pop(message.metadata.reply_to_message_id)
+        for message in self._task.receive(sent) if sent else ():
+            site, _ = sent.pop(message.metadata.reply_to_message_id, ("", ""))
             if site in waiting and not message.has_error():  # an error: asked again at the next look
                 try:
                     answered[site] = wire.unpacked(message.content)
@@ -224,31 +224,17 @@ class FlowerLink(Superlink):
             time.sleep(LOOK)
 
 
-class _Sent:
-    """The messages in transit: to which site, and since when that site was connected."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[str, str]] = {}
-
-    def add(self, identifier: str, site: str, node: Any) -> None:
-        self._of[identifier] = (site, node.last_activated_at)
-
-    def pop(self, identifier: str) -> str:
-        return self._of.pop(identifier, ("", ""))[0]
-
-    def identifiers(self) -> list[str]:
-        return list(self._of)
+class _Sent(dict[str, tuple[str, str]]):
+    """The messages in transit by identifier: to which site, and since when that site was connected."""
 
     def to(self, site: str) -> bool:
-        return any(name == site for name, _ in self._of.values())
+        return any(name == site for name, _ in self.values())
 
     def forget_gone(self, nodes: Mapping[str, Any]) -> None:
         """Forget messages to supernodes that have reconnected since. Their contents are lost."""
-        self._of = {
-            identifier: (site, since)
-            for identifier, (site, since) in self._of.items()
-            if site in nodes and nodes[site].last_activated_at == since
-        }
+        for identifier, (site, since) in list(self.items()):
+            if site not in nodes or nodes[site].last_activated_at != since:
+                del self[identifier]
 
 
 @cache

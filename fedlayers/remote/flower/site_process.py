@@ -21,13 +21,14 @@ from typing import Any
 
 import httpx
 
-from fedlayers.remote import metrics
-from fedlayers.remote.flower import environment, keys, wire
+from fedlayers.remote import keys, metrics
+from fedlayers.remote.flower import environment, wire
 from fedlayers.remote.flower.internals import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, now
 from fedlayers.remote.flower.supernode import ONLINE
 from fedlayers.remote.link import RequestHandler
 from fedlayers.remote.log import LOG
 from fl_core.errors import UsageError, check_known
+from fl_core.limits import release_freed_memory
 
 POLL = 0.3
 """Seconds between two requests to the own supernode, which itself asks its superlink every 3 s."""
@@ -135,8 +136,7 @@ class Supernode:
         keys.certificate(home, ["127.0.0.1"], days=3650)
         self.secret = secrets.token_hex(32).encode()
         keys.private_file(home / "secret", self.secret)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         self.address = wire.Address(f"127.0.0.1:{port}", home / "server.crt")
         self.log, self.online = home / "supernode.log", home / ONLINE
@@ -265,6 +265,7 @@ def _attend(answers: RequestHandler, node: Supernode, connected: Callable[[], No
                 time.sleep(POLL)
             else:
                 carry_out(answers, task)
+                release_freed_memory()
     finally:
         desk.close()
     return reason
@@ -277,7 +278,9 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
     notifies the server, which asks again. For a task reported as failed it would wait for ever.
     """
     try:
-        for message in task.receive():
+        received = task.receive()
+        release_freed_memory()  # Flower's chunks of 5 MB would stay in the process's heap
+        for message in received:
             if message.has_error():
                 return task.drop()
             try:

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 import uvicorn
 
-from fedlayers.remote import metrics
-from fedlayers.remote.flower import keys, wire
+from fedlayers.remote import keys, metrics
+from fedlayers.remote.flower import wire
 from fedlayers.remote.flower.internals import (
     FLWR_IN_MEMORY_DB_NAME,
     ListNodesRequest,
@@ -74,7 +74,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     """Run the superlink until it is stopped.
 
     Args:
-        folder: ``KEYS/server`` of :func:`fedlayers.remote.flower.keys.make`.
+        folder: ``KEYS/server`` of :func:`fedlayers.remote.keys.make`.
         database: stores messages and registrations; a restart with the same file resumes. Without it they are in
             memory.
 
@@ -194,11 +194,8 @@ def _bound(host: str, port: int) -> socket.socket:
         raise UsageError(f"--port must be 0 to 65535; got {port}. Use 0 for a free one.")
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(where)
-        listening.listen(128)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: also takes IPv4
+        return socket.create_server(where[:2], family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
         why = error.strerror or error
         raise UsageError(f"{host}:{port} cannot be listened on: {why}. Choose another --host or --port.") from None
-    return listening

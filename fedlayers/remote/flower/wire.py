@@ -51,22 +51,22 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a superlink or a supernode, and how to check its certificate. Without ``ca`` it is plain HTTP.
+    """The address of a superlink or a supernode, and the certificate of its authority.
 
-    >>> Address("127.0.0.1:9094").url
-    'http://127.0.0.1:9094'
+    >>> Address("127.0.0.1:9094", Path("ca.crt")).url
+    'https://127.0.0.1:9094'
     """
 
     place: str
-    ca: Path | None = None
+    ca: Path
 
     @property
     def url(self) -> str:
-        return f"{'http' if self.ca is None else 'https'}://{self.place}"
+        return f"https://{self.place}"
 
-    def verify(self) -> ssl.SSLContext | bool:
+    def verify(self) -> ssl.SSLContext:
         """Return what httpx needs to check the certificate."""
-        return ssl.create_default_context(cafile=str(self.ca)) if self.ca else False
+        return ssl.create_default_context(cafile=str(self.ca))
 
 
 class Task:
@@ -172,7 +172,7 @@ def word(secret: bytes) -> str:
     return hmac.new(secret, b"fedlayers control", hashlib.sha256).hexdigest()
 
 
-def control(address: Address, secret: bytes, verify: ssl.SSLContext | bool | None = None) -> Any:
+def control(address: Address, secret: bytes, verify: ssl.SSLContext | None = None) -> Any:
     """Return a client of the superlink's interface that starts runs and registers keys."""
     checked = address.verify() if verify is None else verify
     return ControlHttpClient(address.url, interceptors=[_Word(word(secret))], verify=checked, timeout=60.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fedlayers import runs
-from fedlayers.remote.flower.local import FEDLAYERS, Local
+from fedlayers.remote.local import FEDLAYERS, Local
 from fl_core.config import RunConfig
 from fl_core.data import load
 from fl_core.records.store import Run

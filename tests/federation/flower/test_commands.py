@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli.main import main
-from fedlayers.remote import flower
-from fedlayers.remote.flower import keys
-from fedlayers.remote.flower.local import Local
+from fedlayers.remote import flower, keys
 from fedlayers.remote.flower.site_process import Connection, checked_address
+from fedlayers.remote.local import Local
 from fedlayers.remote.site_config import SiteFile
 from fl_core.errors import UsageError
 

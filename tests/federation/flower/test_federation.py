@@ -19,8 +19,8 @@ from diagnostics.report import Report
 from fedlayers.cli.main import main
 from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
-from fedlayers.remote.flower.local import Local
 from fedlayers.remote.flower.server import FlowerLink
+from fedlayers.remote.local import Local
 from fedlayers.remote.remote_clients import left
 from fl_core.config import RunConfig
 from fl_core.errors import RunError

@@ -18,8 +18,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.control import control_handlers
 
+from fedlayers.remote import keys
 from fedlayers.remote.codec import Packet, decode, encode
-from fedlayers.remote.flower import keys, superlink, wire
+from fedlayers.remote.flower import superlink, wire
 from fl_core.errors import UsageError
 
 WORD = wire.word(b"secret")

@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedlayers.remote import flower
-from fedlayers.remote.flower import keys
+from fedlayers.remote import flower, keys
 from fedlayers.remote.flower.site_process import check_reachable, clock_error
 from fl_core.errors import UsageError
 from tests.federation.flower.proxy import proxy_to
