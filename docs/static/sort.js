@@ -1,4 +1,4 @@
-// Sorts a table by the column whose head is clicked, and the other way round at the second click.
+// Sorts a table by the column whose head is clicked, and the other way round at the second click. Empty cells stay last.
 document.addEventListener("DOMContentLoaded", () => {
   const key = (row, column) => {
     const text = row.cells[column].textContent.trim();
@@ -17,7 +17,10 @@ document.addEventListener("DOMContentLoaded", () => {
       const sign = head.ariaSort === "descending" ? 1 : -1;
       for (const other of head.parentElement.cells) other.ariaSort = null;
       head.ariaSort = sign < 0 ? "descending" : "ascending";
-      const rows = [...body.rows].sort((a, b) => sign * compare(key(a, column), key(b, column)));
+      const rows = [...body.rows].sort((first, second) => {
+        const [a, b] = [key(first, column), key(second, column)];
+        return (a === "") - (b === "") || sign * compare(a, b);
+      });
       body.append(...rows);
     });
   }

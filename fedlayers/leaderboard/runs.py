@@ -58,12 +58,12 @@ Row = dict[str, Any]
 
 
 def read(*folders: Path) -> list[Row]:
-    """Return the rows below some folders.
+    """Return the rows below some folders, each run once.
 
     Raises:
         UsageError: a line is no row of a leaderboard. The message names file and line.
     """
-    found = []
+    found: dict[str, Row] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -73,8 +73,8 @@ def read(*folders: Path) -> list[Row]:
             if not isinstance(row, dict) or row.keys() != KEYS:
                 got = sorted(row) if isinstance(row, dict) else type(row).__name__
                 raise UsageError(f"{path}, line {number} must have the keys {sorted(KEYS)}; got {got}. Remove it.")
-            found.append(row)
-    return found
+            found.setdefault(json.dumps([row[key] for key in ("federation", "method", "seed", "setting")]), row)
+    return list(found.values())
 
 
 def add(folder: Path, row: Row) -> None:

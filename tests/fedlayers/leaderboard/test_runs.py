@@ -94,6 +94,8 @@ def test_runs_resume_after_any_run(quick, tmp_path):
 def test_known_rows_are_not_made_again(quick, tmp_path):
     runs.run(tmp_path / "known", federations=["heart"], methods=SOME)
     assert runs.run(tmp_path / "new", federations=["heart"], methods=SOME, known=tmp_path / "known") == 0
+    twice = runs.read(tmp_path / "known", tmp_path / "known")
+    assert twice == runs.read(tmp_path / "known")
 
 
 def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
