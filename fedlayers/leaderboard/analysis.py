@@ -165,7 +165,7 @@ def lead(runs: pd.DataFrame) -> list[str]:
     firsts = listing(map(title, won["best"].value_counts().index))
     return [
         f"Shown to be better than {title(REFERENCES[0])}: {of[BETTER] or 'no method'}. Worse: {of[WORSE] or 'none'}.",
-        f"The highest mean macro-F1 have {listing(map(title, ranked[:3]))}.",
+        f"Highest mean macro-F1: {listing(map(title, ranked[:3]))}.",
         f"Winners by federation: {firsts}. Two seeds of a federation have the same winner in "
         f"{100 * won['agree'].mean():.0f} % of pairs.",
         f"Always using {title(REFERENCES[0])} loses {100 * lost:.1f} points against each family's best method.",

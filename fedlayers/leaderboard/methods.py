@@ -36,7 +36,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "fedavg": Method("FedAvg", "fedavg"),
-    "fedavg_finetuned": Method("FedAvg, fine-tuned", "local_adaptation", "finetune_epochs", (2, 10)),
+    "fedavg_finetuned": Method("FedAvg with fine-tuning", "local_adaptation", "finetune_epochs", (2, 10)),
     "local": Method("Local", "local"),
     "fedprox": Method("FedProx", "fedprox", "mu", (0.01, 1.0)),
     "scaffold": Method("SCAFFOLD", "scaffold", "server_lr", (0.3, 0.6)),

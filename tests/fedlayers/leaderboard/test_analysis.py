@@ -113,7 +113,7 @@ def test_winners_and_how_badly_they_predict():
     assert won["next"].tolist() == pytest.approx([0.1] * 4)
     lost = analysis.prediction(runs)
     assert lost["the best method of the other families"] == pytest.approx(0.05)  # FedPer, wrong in two of four
-    assert lost["always FedAvg, fine-tuned"] == pytest.approx(0.1)
+    assert lost["always FedAvg with fine-tuning"] == pytest.approx(0.1)
     ranked = len(METHODS) - len(BOUNDS)
     assert lost["a random method"] == pytest.approx(0.1 * (ranked - 1) / ranked)
 
@@ -122,5 +122,5 @@ def test_the_table_is_shown_in_points_the_best_first():
     found = analysis.shown(RUNS)
     assert found["method"].iloc[0] == METHODS["centralised"].title
     assert found["macro-F1"].astype(float).is_monotonic_decreasing
-    assert found.loc["ditto", "to FedAvg, fine-tuned"].endswith("better")
-    assert found.loc["centralised", "to FedAvg, fine-tuned"] == ""
+    assert found.loc["ditto", "to FedAvg with fine-tuning"].endswith("better")
+    assert found.loc["centralised", "to FedAvg with fine-tuning"] == ""
