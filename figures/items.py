@@ -356,7 +356,7 @@ def write_page(item: Drawn, header: Mapping[str, Any], drawing: Drawing, out: Pa
     runs = (item.runs if isinstance(item, View) else ()) or header["runs"]
     settings = page.settings(
         [about["config"] for run, about in header["runs"].items() if run in runs],
-        (item.seeds if isinstance(item, View) else 0) or header["seeds"],
+        (item.seeds if isinstance(item, View) else 0) or page.seeds_behind(header, runs),
     )
     settings["rows"] = origin(header).removeprefix("Rows: ").rstrip(".")
     text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))

@@ -20,9 +20,15 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
     return f"{100 * mean:{sign}.1f}{half}"
 
 
-def seeds_in_words(count: int) -> str:
-    """A number of seeds as text: ``1 seed``, ``3 seeds``."""
-    return f"{count} seed{'s' * (count != 1)}"
+def seeds_in_words(count: int | str) -> str:
+    """A number of seeds as text: ``1 seed``, ``3 seeds``, ``3-5 seeds``."""
+    return f"{count} seed{'s' * (str(count) != '1')}"
+
+
+def seeds_behind(header: Mapping[str, Any], runs: Collection[str] = ()) -> str:
+    """Return how many seeds each of these runs has, as :func:`span`; of all runs if none is named."""
+    had = header.get("had", {})
+    return span([len(had[run]) for run in runs or had if had.get(run)] or [header["seeds"]])
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -48,7 +54,7 @@ _SETTINGS = {
 MANY = 6
 
 
-def settings(configs: Iterable[Mapping[str, Any]], seeds: int) -> dict[str, str]:
+def settings(configs: Iterable[Mapping[str, Any]], seeds: int | str) -> dict[str, str]:
     """Return what runs were trained with, by setting; of many values their range or their number.
 
     >>> settings([{"dataset": "mnist", "lr": 0.1, "clients": None}, {"dataset": "mnist", "lr": 0.01}], 3)

@@ -22,7 +22,7 @@ from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
 from figures.items import Drawing, Finding, View
 from figures.layerwise import BY_LAYER, SENSITIVITY, band, by_layer, curves, dissimilarity, lines_beside, read_off
-from figures.page import span
+from figures.page import seeds_behind
 from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
 from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.released import FIGURE_BATCH
@@ -237,7 +237,7 @@ def _caption(
         if run in runs:
             missing[run] = f"{missing.get(run, run)} {seed}"
     upper, lower = (way.what for way in ways)
-    seeds = span([len(had) for run, had in header["had"].items() if had and run in runs] or [header["seeds"]])
+    seeds = seeds_behind(header, runs)
     printed = "Its ranges are grey" if banded else "No values of it were read off"
     return (
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "

@@ -34,7 +34,7 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
 @pytest.fixture(scope="module")
 def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Recipe, Path]:
     base = replace(SMALL, clients=3, participation=0.7, batch_size=16)
-    item = replace(STUDY, runs=scheduling.recipes(LITTLE, base, 1), paper={}, seeds=1)
+    item = replace(STUDY, runs=scheduling.recipes(LITTLE, base, 1), paper={}, seeds=1, more_seeds={})
     folder = tmp_path_factory.mktemp("scheduling") / scheduling.NAME
     only = ["mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"]
     recipe.train(item, folder, only=only, progress=False)
