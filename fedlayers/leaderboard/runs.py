@@ -257,9 +257,10 @@ def scores(scene: Scene, predict: Callable[[str, torch.Tensor], torch.Tensor]) -
 
 
 def advised(scene: Scene) -> Setting:
-    """Return what ``choose`` advises with its defaults for one's own data: a plan, and the rate that it tuned."""
+    """Return what a whole race of ``choose`` advises for one's own data: a plan, and the rate that it tuned."""
+    asked: dict[str, Any] = {"complete": False, "tune_rates": len(RATES), "thorough": True}
     with TemporaryDirectory() as folder:
-        choice = choose(scene.config, Path(folder), seeds=(scene.seed,), complete=False, tune_rates=len(RATES))
+        choice = choose(scene.config, Path(folder), seeds=(scene.seed,), **asked)
     assert choice.plan is not None
     assert choice.rates is not None
     return {"lr": choice.rates.lr, "keep_optimizer": False, "plan": list(choice.plan.shared)}
