@@ -2,6 +2,7 @@
 
 from figures.decision import beyond as beyond
 from figures.decision import finished_page as finished_page
+from figures.decision import groups as groups
 from figures.decision import judge_page as judge_page
 from figures.decision import mix_page as mix_page
 from figures.decision import noise as noise
