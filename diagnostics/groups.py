@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +35,7 @@ class Groups:
     Attributes:
         layer: the layer's name.
         of: the group of each client, numbered from 1 in the order of clients. All are in group 1 if none are shown.
-        silhouette: of the best grouping, from -1 to 1; higher is better separated.
+        silhouette: of the best grouping, from -1 to 1; higher is better separated. NaN if all updates are equal.
         nulls: the same of each shuffled federation, up to the first that reaches it.
         similarity: cosine of the clients' updates, clients x clients.
     """
@@ -48,10 +49,12 @@ class Groups:
     @property
     def shown(self) -> bool:
         """Whether no shuffled federation shows groups that are as clear."""
-        return all(null < self.silhouette for null in self.nulls)
+        return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
 
     def text(self) -> str:
         """Return the groups and the evidence for them."""
+        if not self.nulls:
+            return f"No groups of clients can be told: all have the same update of {self.layer}."
         most, count = max(self.nulls), len(self.nulls)
         if not self.shown:
             found = f"silhouette {self.silhouette:.2f}; shuffled federation {count} has {most:.2f}"
@@ -125,7 +128,7 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
     real = similarity(task.data)
     groups, silhouette = best_grouping(real)
     nulls: list[float] = []
-    while len(nulls) < draws and all(null < silhouette for null in nulls):
+    while not math.isnan(silhouette) and len(nulls) < draws and all(null < silhouette for null in nulls):
         shuffled = null_data(task.data, "clients", task.config.seed, len(nulls) + 1)
         nulls.append(best_grouping(similarity(shuffled))[1])
     found = Groups(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from diagnostics.metrics.base import Metric
     from diagnostics.report import Report
 
-AT_HOME = ("resamples", "allow_code")
+AT_HOME = ("resamples", "allow_code", "groups")
 """Options that a diagnosis over sites cannot have."""
 _LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _DTYPES = ("float32", "float64")
@@ -46,6 +46,7 @@ class Diagnose(Configured):
         fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
         fedlayers diagnose --dataset heart --null labels clients fresh
+        fedlayers diagnose --dataset digits --clients 12 --epochs 5 --groups
         fedlayers diagnose --dataset heart --metrics hessian_spectrum --option hessian_spectrum.density=50
         fedlayers diagnose --superlink fed.example.org:8443 --keys keys/server --null fresh
     """
@@ -78,6 +79,9 @@ class Diagnose(Configured):
         ),
     ] = ()
     null_draws: Annotated[int | None, option("Random draws of each null; default 1.", "N")] = None
+    groups: Annotated[
+        bool, option("Also group clients by their updates of the first layer, against 59 shuffled federations.")
+    ] = False
     federation: OfSites = NOWHERE
     config: Annotated[
         RunConfig,
@@ -113,6 +117,8 @@ class Diagnose(Configured):
             raise UsageError("--allow-code is for a run directory. With --dataset name the model with --model.")
         if self.null_draws is not None and not self.null:
             raise UsageError("--null-draws must have a null; got none. Name one, such as --null labels.")
+        if self.groups and self.dir is not None:
+            raise UsageError("--groups goes with --dataset: the clients train again on shuffled samples.")
         config = self.asked_config()
         if self.dir is not None and at_sites:
             raise UsageError("--superlink goes without a run directory. The sites measure after their first training.")
@@ -138,6 +144,7 @@ class Diagnose(Configured):
             raise UsageError(f"--measure-batch must be at least 1; got {self.measure_batch}.")
         how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
+        notes: list[str] = []
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.allow_code
@@ -149,11 +156,14 @@ class Diagnose(Configured):
             task = runner.assemble(config)
             for note in task.notes():
                 warnings.warn(note, stacklevel=2)
+            if self.groups:
+                from diagnostics.groups import client_groups
+
+                notes.append(client_groups(task).text())
             report = measure.diagnose_task(task, metrics, null=nulls, null_draws=self._draws, **how)
         arguments.note_replaced(self.out)
         report.write(self.out)
         after = "the first local training" if self.dir is None else f"round {int(report.frame['round'].max())}"
-        notes = []
         if report.header["absent"]:
             notes.append(f"without a model in this round: {listing(in_order(report.header['absent']))}")
         if over:

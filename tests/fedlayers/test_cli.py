@@ -156,6 +156,15 @@ def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
     assert {named[flag] for flag in usual if flag in named} == {*arguments.USUAL}
 
 
+def test_diagnose_groups_clients_when_asked(fedlayers, monkeypatch):
+    from diagnostics import groups
+
+    few = groups.client_groups
+    monkeypatch.setattr(groups, "client_groups", lambda task: few(task, draws=1))
+    shown = fedlayers("diagnose", "--dataset", "heart", "--metrics", "weight_magnitude", "--groups")
+    assert "by the updates of fc1" in shown
+
+
 @pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "fedavg"), ("choose",), ("diagnose",)])
 def test_a_printed_configuration_is_read_again(fedlayers, tmp_path, command):
     flags = ("--dataset", "digits", "--lr", "0.2", "--amsgrad", "False", "--model-option", "sizes=8,4")
@@ -254,6 +263,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose --dataset heart --metrics cak", "mean 'cka'?"),
         ("diagnose --dataset heart --model heart_ml", "mean 'heart_mlp'?"),
         ("diagnose --dataset heart --round 3", "--round"),
+        ("diagnose nowhere --groups", "--groups goes with --dataset"),
         ("diagnose --dataset heart --out nowhere/rows.jsonl", "folder; got nowhere"),
         ("diagnose --dataset heart --out .", "folder ."),
         (
