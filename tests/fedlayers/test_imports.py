@@ -78,6 +78,7 @@ ROOMS = {
         "report",
         "diagnosis",
         "measure",
+        "groups",
     ),
     "fedlayers": (
         "instruments",
