@@ -1,10 +1,13 @@
 """The program ``fedlayers``, also ``python -m fedlayers``. Ctrl-C ends it with one line, even during its imports."""
 
+import os
+
 from fl_core.interrupts import ending
 
 
 def main() -> None:
     """Run the command line with the program's arguments."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait for a core let others have it
     with ending():
         from fedlayers.cli.main import main as command
 

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
 
 from fl_core import models
 from fl_core.training.workspace import Workspace
 from fl_core.untouched import untouched
 
 
-class _Everything(ModuleTracker):
-    """A tracker that counts all operations together, without hooks on modules."""
+class FlopCounter(TorchDispatchMode):
+    """A sum of FLOPs by PyTorch's own formulas, without its sums by module.
 
-    def __enter__(self) -> _Everything:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-class FlopCounter(FlopCounterMode):
-    """PyTorch's counter of FLOPs without its sums by module.
-
-    Its hooks fail for modules that take a parameter. Such modules compute parametrised weights
+    The hooks of PyTorch's counter fail for modules that take a parameter. Such modules compute parametrised weights
     (``torch.nn.utils.parametrizations``).
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
-        super().__init__(display=False)
-        self.mod_tracker = _Everything()
+        super().__init__()
+        self.total = 0.0
+        self._formulas = FlopCounterMode(display=False).flop_registry
+
+    def _count(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, packet = kwargs or {}, getattr(func, "overloadpacket", None)
+        if packet is not None and packet not in self._formulas:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+                if parts is not NotImplemented:
+                    return parts
+        out = func(*args, **kwargs)
+        if packet in self._formulas:
+            self.total += self._formulas[packet](*args, **kwargs, out_val=out)
+        return out
+
+
+# As a method of the class, PyTorch would wrap it, and each first call would import its compiler.
+setattr(FlopCounter, "__torch_dispatch__", FlopCounter._count)  # noqa: B010
 
 
 def training_flops(
@@ -55,4 +66,4 @@ def training_flops(
         logits = workspace.forward(workspace.params, x)
         if logits.requires_grad:
             torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)
-    return counter.get_total_flops() / 2
+    return counter.total / 2

@@ -87,7 +87,7 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
 
         def book(flops: dict[str, float], layer: str) -> None:
             nonlocal booked
-            total = counter.get_total_flops()
+            total = counter.total
             if total != booked:
                 flops[layer] = flops.get(layer, 0.0) + total - booked
             booked = total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,15 @@ from torch import Tensor
 
 from fl_core.choices import OPTIMIZERS, PRECISIONS
 from fl_core.errors import UsageError, check_known
+
+
+def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
+    """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+
+
+_SGD, _ADAM, _ADAMW = map(_eager, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
 
 
 def check_clip(most: float | None) -> None:
@@ -113,8 +123,8 @@ class Training:
         decay = self.weight_decay if weight_decay is None else weight_decay
         if name == "sgd":
             speed = self.momentum if momentum is None else momentum
-            return torch.optim.SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
-        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+            return _SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
+        kind = _ADAM if name == "adam" else _ADAMW
         return kind(parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True)
 
 

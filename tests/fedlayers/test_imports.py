@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,3 +153,18 @@ def test_the_graph_is_seen():
     assert "diagnostics.report" in imported("diagnostics.diagnosis", always=True)
     assert "fl_core.runner" in imported("fedlayers.runs", always=False)
     assert "fl_core.runner" not in imported("fedlayers.runs", always=True)
+
+
+def test_a_run_imports_neither_a_compiler_nor_what_draws(tmp_path: Path) -> None:
+    """Training, counting and scoring do without them. They cost seconds and 100 MB; threads that wait yield a core."""
+    script = """
+import os, sys, fedlayers.__main__
+sys.argv = ["fedlayers", "run", "--dataset", "heart", "--rounds", "1", "--stack", "off", "--out", "run"]
+fedlayers.__main__.main()
+print([name for name in ("torch._dynamo", "sympy", "matplotlib.pyplot", "seaborn", "sklearn", "scipy.stats")
+       if name in sys.modules], os.environ["OMP_WAIT_POLICY"])
+"""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[] PASSIVE"
