@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -84,6 +85,7 @@ class Engine:
         self.pace = self.ledger.pace  # the time of all rounds, by part
         self.stopping = stopping
         self.best: tuple[State, list[Tree]] | None = None  # server and main models, without a directory
+        self._saved = time.monotonic()  # or begun
         self._missing: set[int] = set()  # who did not answer in time in the present round
         clients.begin(algorithm)
 
@@ -161,8 +163,8 @@ class Engine:
         self.clients.forget()
         self._missing.clear()
         work = CostCounter(float)
-        exchanges, saves = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
-        keeps = saves or (self.stopping is not None and self.schedule.evaluates(index + 1))
+        exchanges, due = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
+        keeps = due or (self.stopping is not None and self.schedule.evaluates(index + 1))
         lost = self.schedule.dropout.lost(self.task_info.seed, index, sampled)
         work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
         for exchange in exchanges:
@@ -179,19 +181,22 @@ class Engine:
         check_finite(self.algorithm, self.server, self.done)
         self.record_work(work)
         last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
-        untuned = self._finetune(recorded=last) if last or evaluates or saves else frozenset[int]()
+        untuned = self._finetune(recorded=last) if last or evaluates or due else frozenset[int]()
+        waited = time.monotonic() - self._saved
+        saves = due and (self.done == self.schedule.end or waited >= self.schedule.save_seconds)
         if evaluates:
             self._evaluate_all(untuned)
             saves |= self._judge_round()
-        self._close_round(saves)
+        self._close_round(saves, postponed=due and not saves)
 
-    def _close_round(self, saves: bool = False) -> None:
+    def _close_round(self, saves: bool = False, postponed: bool = False) -> None:
         self.ledger.flush()
         self.ledger.log()
         if self.writer and saves:
             with self.clock.on("save"):
                 self.clients.save(self.writer, self.done, self.server)
-        self.ledger.note_time(self.done)
+            self._saved = time.monotonic()
+        self.ledger.note_time(self.done, postponed)
 
     def exchange(
         self,

@@ -48,6 +48,7 @@ def run(
     command: str = "",
     progress: bool = True,
     until: int | None = None,
+    save_seconds: float = 0.0,
     log: Collection[str | Logger] = (),
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
@@ -57,6 +58,7 @@ def run(
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
         until: stop after this round with a checkpoint. :func:`resume` continues, and the end has the same bits.
+        save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
         log: more destinations of its rows: loggers, or their names (:mod:`fl_core.loggers`).
         trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
             of workers.
@@ -80,6 +82,7 @@ def run(
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
     options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers, "trained_by": trained_by}
+    options["save_seconds"] = save_seconds
     return start(task, out, instruments, command=command, **options)
 
 
@@ -93,6 +96,7 @@ def start(
     command: str = "",
     progress: bool = True,
     until: int | None = None,
+    save_seconds: float = 0.0,
     loggers: Sequence[Logger] = (),
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
@@ -103,6 +107,7 @@ def start(
         beside: more entries of the run's configuration.
     """
     rest: dict[str, Any] = {"loggers": loggers, "clients": clients, "trained_by": trained_by}
+    rest["save_seconds"] = save_seconds
     if out is None:
         return _execute(task, instruments, None, progress, until, **rest)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
@@ -141,6 +146,7 @@ def resume(
     init: Path | str | None = None,
     progress: bool = True,
     until: int | None = None,
+    save_seconds: float = 0.0,
     log: Collection[str | Logger] = (),
     clients: Callable[[Mapping[str, Any], Task], ClientBackend] | None = None,
     trained_by: MakesExecutor | None = None,
@@ -156,7 +162,7 @@ def resume(
             model options other than sizes and rates (:mod:`fl_core.models.options`).
         dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
             needs them. A run that has begun has its initial weights and knows the digest of its data.
-        until, log, trained_by: as of :func:`run`.
+        until, save_seconds, log, trained_by: as of :func:`run`.
         clients: for a federation over sites, makes the client backend from the stored configuration and its task.
 
     Raises:
@@ -179,6 +185,7 @@ def resume(
         loggers = loggers_of(log)
         living = None if clients is None else clients(stored, task)
         rest: dict[str, Any] = {"loggers": loggers, "clients": living, "trained_by": trained_by}
+        rest["save_seconds"] = save_seconds
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
             return _execute(task, instruments, writer, progress, until, **rest)
@@ -234,6 +241,7 @@ def _execute(
     progress: bool,
     until: int | None,
     resume_from: int = 0,
+    save_seconds: float = 0.0,
     loggers: Sequence[Logger] = (),
     clients: ClientBackend | None = None,
     trained_by: MakesExecutor | None = None,
@@ -251,6 +259,7 @@ def _execute(
         config.local_scores,
         config.local_models,
         pause=until,
+        save_seconds=save_seconds,
         dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
     with ExitStack() as stack:

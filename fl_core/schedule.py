@@ -17,6 +17,7 @@ class Schedule:
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.
         local_models: number of a round's trained models in a checkpoint, those of the first sampled clients.
         dropout: the lost replies.
+        save_seconds: least time between two checkpoints. The last round is saved at once.
     """
 
     rounds: int
@@ -27,6 +28,7 @@ class Schedule:
     local_models: int = 100
     pause: int | None = None
     dropout: Dropout = field(default_factory=Dropout)
+    save_seconds: float = 0.0
 
     @property
     def end(self) -> int:

@@ -29,6 +29,9 @@ from fl_core.restore import named_by
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree
 
+SAVE_SECONDS = 10.0
+"""Least time between two checkpoints of a run whose configuration does not say how often to save."""
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -89,6 +92,7 @@ class TrainingJob:
 
     def _train(self) -> None:
         instruments = self.instruments or default_instruments()
+        seconds = SAVE_SECONDS if self.config.checkpoint_every is None else 0.0
         if not self.begun:
             runner.run(
                 self.config,
@@ -100,10 +104,13 @@ class TrainingJob:
                 command=self.command,
                 progress=False,
                 until=self.until,
+                save_seconds=seconds,
             )
         elif not self.over:
             own = named_by(self.config)  # what the very command names
-            runner.resume(self.path, instruments=instruments, **own, progress=False, until=self.until)
+            runner.resume(
+                self.path, instruments=instruments, **own, progress=False, until=self.until, save_seconds=seconds
+            )
 
     def with_weights(self) -> TrainingJob:
         """Return the run with its pretrained initial weights, if its configuration asks for any."""

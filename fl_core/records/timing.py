@@ -133,8 +133,9 @@ def rewound(data: bytes, done: int) -> bytes:
 
 
 def rounds(data: bytes) -> set[int]:
-    """Return the rounds with a complete record in a ``timing.jsonl``. They ended, checkpoint included."""
-    return {int(record["round"]) for record in map(_record, data.splitlines()) if record}
+    """Return the rounds with a complete record in a ``timing.jsonl``, and no postponed checkpoint."""
+    records = filter(None, map(_record, data.splitlines()))
+    return {int(record["round"]) for record in records if not record.get("postponed")}
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

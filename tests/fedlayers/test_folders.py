@@ -117,6 +117,23 @@ def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
     assert size(tmp_path) == before
 
 
+def test_a_study_writes_few_checkpoints_and_misses_a_lost_one(tmp_path: Path, interrupted: Path) -> None:
+    """A run that ends or pauses within the least time has its last checkpoint alone, and the bits of any other."""
+    path = tmp_path / "quick"
+    runner.run(CONFIG, path, progress=False, until=3, save_seconds=1e9)
+    run, other = Run(path), Run(interrupted)
+    assert (run.rounds, other.rounds) == ([3], [1, 2, 3])
+    states = [each.manifest(3)["states"] for each in (run, other)]
+    assert states[0] == states[1]
+    assert run.rows()[1].drop(columns="run").equals(other.rows()[1].drop(columns="run"))
+    runner.resume(path, progress=False, save_seconds=1e9)
+    assert run.rounds == [3, 4]
+    assert run.verify()
+    run.checkpoint_path(4).unlink()
+    with pytest.raises(CorruptError, match="the run had finished"):
+        run.verify()
+
+
 def test_the_commands_go_through_a_folder(interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = interrupted.parent
     runner.run(RunConfig(dataset="heart", rounds=1, stack="off"), study / "arms/two", progress=False)
