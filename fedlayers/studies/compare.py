@@ -34,6 +34,8 @@ from fl_core.storage.files import write_atomically
 from fl_core.training.losses import LOSSES
 
 Plans = LayerPlan | Mapping[str, LayerPlan] | None
+PART = 1000
+"""Rows that are held as records at a time."""
 
 
 def jobs_of(
@@ -160,7 +162,8 @@ def compare(
     best = bool(task.config.patience) if best is None else best
     result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
-    rows.write(out / "rows.jsonl", header, (_record(r) for r in result.frame.to_dict("records")))
+    parts = (result.frame[k : k + PART].to_dict("records") for k in range(0, len(result.frame), PART))
+    rows.write(out / "rows.jsonl", header, (_record(record) for part in parts for record in part))
     write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
 
@@ -238,7 +241,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
     if (plan and plan.digest) != (task.plan and task.plan.digest):
         raise UsageError(f"{path} was run under another plan ({plan or 'its own'}). Choose another directory.")
     if run.begun:
-        began, now = run.rows()[0], task.header("")
+        began, now = run.header(), task.header("")
         for key, what in {"data": "other data", "checkpoint": "another initial model"}.items():
             if began[key] != now[key]:
                 raise UsageError(f"{path} was run with {what}. Choose another directory.")
