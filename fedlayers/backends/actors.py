@@ -84,6 +84,8 @@ class Actors:
         done: dict[int, tuple[str, Any]] = {}
         begun = yielded = 0
         exhausted = False
+        errors = self._ray.exceptions
+        lost = errors.RayActorError, errors.ObjectLostError  # the second: its node has ended, and the reply with it
         while True:
             while idle and (again or (not exhausted and begun - yielded < AHEAD * len(self._actors))):
                 given = again.popleft() if again else next(queue, None)
@@ -111,7 +113,7 @@ class Actors:
                 try:
                     done[position] = pickle.loads(self._ray.get(reference))
                     idle.append(actor)
-                except self._ray.exceptions.RayActorError:
+                except lost:
                     self._lost(actor)
                     again.append((position, request))
                 self.moved += time.perf_counter() - began

@@ -27,6 +27,10 @@ class RayActorError(Exception):
     """As Ray's: the actor's process or node is gone."""
 
 
+class ObjectLostError(Exception):
+    """The node ended that had the answer."""
+
+
 class Reference(list[Any]):
     """What an actor will have returned; told from others by itself."""
 
@@ -69,12 +73,12 @@ class Cluster:
     lacks: str = ""
     made: list[Actor] = field(default_factory=list)
     killed: list[Actor] = field(default_factory=list)
-    exceptions = SimpleNamespace(RayActorError=RayActorError)
+    exceptions = SimpleNamespace(RayActorError=RayActorError, ObjectLostError=ObjectLostError)
 
     def result(self, actor: Actor, inner: Any, packed: bytes) -> Any:
         if self.lost:
             self.lost -= 1
-            return RayActorError()
+            return (RayActorError, ObjectLostError)[self.lost % 2]()
         return inner.run(packed)
 
     def remote(self, **asked: Any) -> Any:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedlayers as fl
-from fedlayers.backends import cluster
+from fedlayers.backends import actors, cluster
 from fedlayers.studies.compare import compare
 from fedlayers.studies.training_job import TrainingJob
 from fl_core.config import RunConfig
@@ -106,6 +107,29 @@ def test_a_race_goes_on_when_a_node_is_lost(tmp_path: Path, two_nodes: Any, kill
     ours = fl.choose(CONFIG, tmp_path / "here", arms=arms)
     assert theirs.plan == ours.plan
     assert theirs.table.equals(ours.table)
+
+
+@pytest.mark.slow
+def test_a_run_whose_node_is_lost_gives_the_same_bits(
+    tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, algorithm="playerfl", rounds=4, checkpoint_every=1, eval_every=1, stack="off")
+    (other,) = two_nodes.worker_nodes
+    run, asked, actors_before = actors.Actors.run, list[int](), list[int]()
+
+    def killing(self: actors.Actors, jobs: Any) -> Any:
+        asked.append(len(asked))
+        if len(asked) == 3:
+            actors_before.append(len(self._actors))
+            two_nodes.remove_node(other, allow_graceful=False)
+        return run(self, jobs)
+
+    monkeypatch.setattr(actors.Actors, "run", killing)
+    with pytest.warns(UserWarning, match="is lost"):
+        fl.run(config, tmp_path / "ray", backend=f"ray:{two_nodes.address}", progress=False)
+    assert actors_before == [2], "each node has one"
+    fl.run(config, tmp_path / "here", progress=False)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
 
 
 @pytest.mark.slow
