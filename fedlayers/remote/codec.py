@@ -2,7 +2,7 @@
 
     8 bytes  b"fedlyrs1"
     8 bytes  n, the length of the head, little-endian
-    n bytes  the head: a JSON object whose ``kind`` names the packet's kind
+    n bytes  the head: a JSON object whose ``kind`` names the packet's kind, perhaps with spaces after it
     the rest tensors as safetensors, named ``tree|tensor``; empty without tensors
 
 A packet contains no pickle, and decoding it imports no code.
@@ -29,6 +29,9 @@ HEAD_BYTES = 2**26
 """Maximum bytes of a head. It has names, numbers and a plan; all that is large is a tensor."""
 LARGEST = 2**63
 """Exclusive upper limit of whole numbers in a head."""
+LARGE, PAD = 2**20, 4096
+"""A packet with more bytes of tensors has a head of whole blocks. Equal tensors for several sites then lie at equal
+places, and Flower takes equal chunks from the server once."""
 TREES = 4096
 """Maximum number of trees in a packet."""
 _NAME = re.compile(r"[\w./ :#+-]{1,200}", re.ASCII)
@@ -74,7 +77,10 @@ def encoded(packet: Packet) -> list[bytes | memoryview]:
     except (TypeError, ValueError) as error:
         raise PacketError(f"a packet must hold plain data and tensors only: {error}") from error
     flat = blobs.joined(packet.trees)
-    return [MAGIC, len(head).to_bytes(8, "little"), head, *(blobs.parts(flat) if flat else ())]
+    body = blobs.parts(flat) if flat else []
+    if sum(map(len, body)) > LARGE:
+        head += b" " * (-len(head) % PAD)
+    return [MAGIC, len(head).to_bytes(8, "little"), head, *body]
 
 
 def decode(data: bytes, most: int | None = None) -> Packet:

@@ -137,6 +137,16 @@ def test_bytes_come_out_as_they_went_in(size):
     assert wire.unpacked(wire.packed(payload)) == payload
 
 
+def test_the_same_large_tensors_for_two_sites_are_the_same_chunks_for_flower():
+    trees = {"message/model": {"w": torch.randn(5 * 2**20)}}
+    one, two = (wire.packed(encode(Packet({"kind": "train", "seq": seq}, trees)))["fedlayers"] for seq in (7, 12345))
+    chunks = [[name for name, _ in record["bytes"].slice_array()] for record in (one, two)]
+    assert len(chunks[0]) > 3
+    assert chunks[0][0] != chunks[1][0]
+    assert chunks[0][1:] == chunks[1][1:]
+    assert decode(wire.unpacked(wire.packed(encode(Packet({"kind": "train", "seq": 7}, trees))))).head["seq"] == 7
+
+
 def test_what_somebody_else_sent_is_no_payload():
     with pytest.raises(ValueError, match="fedlayers"):
         wire.unpacked(RecordDict())
