@@ -25,13 +25,15 @@ def value(start: str, seed: int, arm: str) -> float:
     return 0.3 + 0.1 * other + 0.05 * ARMS.index(arm) * (seed + 1) * (1 + other)
 
 
-def lines(starts: Any = (pretrained.FRESH, pretrained.PRETRAINED), seeds: Any = (0, 1)) -> Iterator[rows.Row]:
+def lines(
+    starts: Any = (pretrained.FRESH, pretrained.PRETRAINED), seeds: Any = (0, 1), data: str = "pacs"
+) -> Iterator[rows.Row]:
     for start in starts:
         for seed in seeds:
             for arm in ARMS:
                 for client, (factor, n) in CLIENTS.items():
                     yield rows.row(
-                        "macro_f1", factor * value(start, seed, arm), run=f"pacs-{start}", seed=seed, variant=arm,
+                        "macro_f1", factor * value(start, seed, arm), run=f"{data}-{start}", seed=seed, variant=arm,
                         split=pretrained.HELD_OUT, client=client, n_train=n,
                     )  # fmt: skip
 
@@ -65,10 +67,13 @@ def test_a_seed_without_both_starts_does_not_count() -> None:
 
 
 def test_expectations_follow_the_numbers() -> None:
-    higher, gain, cut = pretrained.findings(pretrained.summary(pretrained.scores(rows.frame(lines()))))
+    frame = rows.frame([line for name in pretrained.DATA for line in lines(data=name)])
+    higher, gain, cut = pretrained.findings(pretrained.summary(pretrained.scores(frame)))
     assert higher.held is True
     assert gain.held is False
     assert cut.held is True
+    partial = pretrained.findings(pretrained.summary(pretrained.scores(rows.frame(lines()))))
+    assert all(each.held is None for each in partial)
 
 
 def test_both_starts_have_the_same_settings() -> None:
