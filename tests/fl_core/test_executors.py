@@ -23,6 +23,7 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution import executors
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, Workers, executor
 from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.execution.transport import ALLOCATOR
@@ -197,6 +198,19 @@ def test_no_jobs_give_no_results() -> None:
 @pytest.mark.parametrize(("workers", "kind"), [(0, Serial), (1, Serial)])
 def test_one_worker_is_this_process(workers: int, kind: type) -> None:
     assert type(executor(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
+
+
+def test_a_run_trains_with_the_workers_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+
+    class Counted(Serial):
+        def __init__(self, client_runner: ClientRunner, count: int) -> None:
+            super().__init__(client_runner)
+            counts.append(count)
+
+    monkeypatch.setattr(executors, "Workers", Counted)
+    runner.run(replace(CONFIG, workers=2, rounds=1, stack="off"), data=TOY, model=network("plain"), progress=False)
+    assert counts == [2]
 
 
 def both(kind: type[BaseException], **options: Any) -> list[pytest.ExceptionInfo[BaseException]]:

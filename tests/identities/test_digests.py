@@ -12,7 +12,7 @@ from diagnostics.measure import instruments
 from fedlayers import catalogue
 from fedlayers.remote import federation
 from fl_core import runner
-from tests.conftest import TOY, every_other
+from tests.conftest import TOY
 from tests.federation.test_in_memory import link
 from tests.identities.digests import TABLE, TEN, config_for, digests, machine
 
@@ -33,9 +33,10 @@ def test_one_process(name: str):
     assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]
 
 
-@pytest.mark.parametrize("name", every_other(TEN, start=8, of=10))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEN)
 def test_two_workers(name: str):
-    """One with states at the server and at clients; tests/fl_core/test_executors.py compares every algorithm."""
+    """In processes of their own; tests/fl_core/test_executors.py compares every algorithm in one pool."""
     assert digests(runner.run(replace(config_for(name), workers=2), **SHARED)) == STORED["runs"][name]
 
 
