@@ -125,12 +125,12 @@ def run(
     methods: Mapping[str, Method] = METHODS,
     data_root: Location | None = None,
     tell: Callable[[str], None] = lambda line: None,
-    known: Path = STORED,
+    known: Path | None = None,
 ) -> int:
     """Make the missing runs, federation by federation, until the budget is spent. Return their number.
 
     Args:
-        out: the folder of new rows. Runs that ``known`` or it has are not made again.
+        out: the folder of new rows. Runs that it or ``known`` has are not made again; default :data:`STORED`.
         budget: minutes. No run begins later; one that has begun ends.
         federations: their names; default all whose tables are there.
         tell: receives a line for each complete cell, and for each federation that is left out.
@@ -141,7 +141,7 @@ def run(
     if not budget > 0:
         raise UsageError(f"budget must be above 0 minutes; got {budget:g}.")
     chosen = [check_known("federation", name, FEDERATIONS) for name in federations] or list(FEDERATIONS)
-    end, count, rows = time.monotonic() + 60 * budget, 0, read(*dict.fromkeys((known, out)))
+    end, count, rows = time.monotonic() + 60 * budget, 0, read(known or STORED, out)
     for federation in chosen:
         if not federations and (reason := _absent(federation, data_root)):
             tell(f"{federation} is left out: {reason}")

@@ -65,6 +65,12 @@ def test_every_method_and_key_is_there():
             assert method.key in {field.name for field in fields(config)}, method.title
 
 
+@pytest.fixture(autouse=True)
+def nothing_stored(monkeypatch, tmp_path_factory):
+    """Let no test depend on the rows that the package has by now."""
+    monkeypatch.setattr(runs, "STORED", tmp_path_factory.mktemp("stored"))
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """Make runs in no time: a row that depends on the setting alone."""
