@@ -126,9 +126,9 @@ def test_a_run_whose_node_is_lost_gives_the_same_bits(
 
     monkeypatch.setattr(actors.Actors, "run", killing)
     with pytest.warns(UserWarning, match="is lost"):
-        fl.run(config, tmp_path / "ray", backend=f"ray:{two_nodes.address}", progress=False)
+        fl.run(config, tmp_path / "ray" / "run", backend=f"ray:{two_nodes.address}", progress=False)
     assert actors_before == [2], "each node has one"
-    fl.run(config, tmp_path / "here", progress=False)
+    fl.run(config, tmp_path / "here" / "run", progress=False)
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
 
 
