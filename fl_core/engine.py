@@ -183,7 +183,8 @@ class Engine:
         last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
         untuned = self._finetune(recorded=last) if last or evaluates or due else frozenset[int]()
         waited = time.monotonic() - self._saved
-        saves = due and (self.done == self.schedule.end or waited >= self.schedule.save_seconds)
+        early = 0 <= waited < self.schedule.save_seconds  # a clock that went back is no reason to wait
+        saves = due and (self.done == self.schedule.end or not early)
         if evaluates:
             self._evaluate_all(untuned)
             saves |= self._judge_round()

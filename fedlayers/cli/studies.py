@@ -17,7 +17,7 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 
 Seeds = Annotated[int, option("Number of seeds, from --seed on.")]
-Score = Annotated[str, option("Score that decides, such as auroc; default the main score of the task.")]
+Score = Annotated[str, option("Score that decides, such as auroc or loss; default the main score of the task.")]
 On = Annotated[str, option("Train runs in N processes (local:N) or on a cluster (ray, ray:HOST:PORT).", "PLACE")]
 TuneRates = Annotated[
     int | None,

@@ -46,8 +46,8 @@ class Judge:
         """Return the forecast gain of each cut (line) on each other (column).
 
         >>> flat, rising = np.full(5, 0.4), np.linspace(0.2, 0.6, 5)
-        >>> FROZEN.gains([flat, rising]).round(3).tolist()
-        [[0.0, -0.063], [0.063, 0.0]]
+        >>> FROZEN.gains([flat, rising]).round(2).tolist()
+        [[0.0, -0.06], [0.06, 0.0]]
 
         Args:
             curves: scores on validation samples by evaluated round, of cuts in order of depth.

@@ -173,7 +173,7 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
         others = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
         concordant += np.count_nonzero(others < risk[i]) + np.count_nonzero(others == risk[i]) / 2
         pairs += len(others)
-    return concordant / pairs if pairs else math.nan
+    return float(concordant / pairs) if pairs else math.nan
 
 
 def _of_labels(logits: Array, positive: Array) -> dict[str, float]:

@@ -59,9 +59,8 @@ def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
     tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
     assert tops == set(PACKAGES)
     for package in PACKAGES:
-        there = [
-            path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".csv", ".md", ".mplstyle", ".css")
-        ]
+        suffixes = (".py", ".csv", ".jsonl", ".md", ".mplstyle", ".css")
+        there = [path for path in (ROOT / package).rglob("*") if path.suffix in suffixes]
         expected = {str(path.relative_to(ROOT)) for path in there} | {f"{package}/py.typed"}
         assert {name for name in names if name.startswith(f"{package}/")} == expected
 
