@@ -62,9 +62,10 @@ def _of_clients(clients: Mapping[str, list[Any]], local: Mapping[str, list[Any]]
     sizes = [values[-1] for values in clients.values()]
     each = {metric: [number(values[k]) for values in clients.values()] for k, metric in enumerate(METRICS)}
     place = METRICS.index(MAIN)
-    below = [number(values[place]) < number(local[name][place]) for name, values in clients.items()]
+    gaps = np.array(each[MAIN]) - [number(local[name][place]) for name in clients]
+    below = float(np.mean(gaps < 0)) if np.isfinite(gaps).all() else math.nan
     means = {metric: statistics.combine(values, sizes) for metric, values in each.items()}
-    return {**means, "worst": min(each[MAIN]), "below": float(np.mean(below))}
+    return {**means, "worst": float(np.min(each[MAIN])), "below": below}
 
 
 def by_family(runs: pd.DataFrame, score: str = MAIN) -> pd.DataFrame:

@@ -92,6 +92,15 @@ def test_a_run_that_diverged_has_the_scores_of_the_majority_class():
     assert means["pfedme"] == means["majority"]
 
 
+def test_a_score_without_a_value_makes_what_rests_on_it_nan():
+    found = rows(EIGHT[:1], planted)
+    for each in found:
+        if each["method"] == "ditto":
+            each["clients"]["c1"] = [None, None, None, 30]
+    line = analysis.table(analysis.scored(found)).loc["ditto"]
+    assert line[["worst", "below"]].isna().all()
+
+
 def test_one_family_has_differences_without_intervals():
     runs = analysis.scored(rows(EIGHT[:1], planted))
     gaps = analysis.differences(runs, "fedavg_finetuned")
