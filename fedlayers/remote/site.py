@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Configuration keys that a site does not take from the server."""
 EXTRA_TREES = 64
-MOST_RUNS = 8
-"""Number of runs whose samples and states a site keeps in memory. Others are read again when needed."""
+MOST_RUNS, MOST_HELD = 8, 2**26
+"""Runs that a site keeps in memory, and the bytes of their models together. Others are read again when needed.
+
+The last run is kept whatever its size. A run needs about three times the bytes of its model."""
 _RUN = re.compile(r"[0-9a-f]{32}")
 _LANE = re.compile(r"main|beside-[0-9]{1,6}")
 
@@ -218,8 +220,9 @@ class Site:
 
     def _keep(self, run: str, joined: _Joined) -> None:
         self._joined[run] = joined
-        while len(self._joined) > MOST_RUNS:
-            del self._joined[next(iter(self._joined))]
+        held = sum(tree.n_bytes(each.initial) for each in self._joined.values())
+        while len(self._joined) > 1 and (len(self._joined) > MOST_RUNS or held > MOST_HELD):
+            held -= tree.n_bytes(self._joined.pop(next(iter(self._joined))).initial)
 
 
 class _Joined:

@@ -80,6 +80,18 @@ def test_a_site_that_is_asked_twice_or_starts_again_each_time_gives_the_same(nam
         assert server(found) == server(wanted)
 
 
+def test_a_site_that_forgets_large_models_reads_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has room for one run. Another one comes in between; the first goes on from the site's files."""
+    monkeypatch.setattr("fedlayers.remote.site.MOST_HELD", 0)
+    config, sites = config_for("ditto"), Faulty(tmp_path / "sites")
+    wanted = federation.federate(config, link(tmp_path / "a"), progress=False)
+    federation.federate(config, sites, tmp_path / "run", until=1, progress=False)
+    federation.federate(replace(config, seed=1), sites, tmp_path / "other", progress=False)
+    found = federation.resume(tmp_path / "run", sites, progress=False)
+    assert server(found) == server(wanted)
+    assert [len(site._joined) for site in sites.there.values()] == [1] * len(NAMES)
+
+
 @pytest.mark.parametrize(("name", "at"), [("playerfl", 27), ("ditto", 20), ("fedper", 34)])
 def test_a_server_killed_in_the_middle_goes_on_bit_for_bit(name: str, at: int, tmp_path: Path) -> None:
     config = replace(config_for(name), rounds=4, checkpoint_every=2)
