@@ -21,15 +21,17 @@ import pandas as pd
 from fedlayers.backends.base import Backend, Result, carry_out
 from fedlayers.backends.names import open_backend
 from figures import packing, page
-from figures.drawing import COLUMNS as COLUMNS
-from figures.drawing import VERDICTS as VERDICTS
-from figures.drawing import Drawing as Drawing
-from figures.drawing import Finding as Finding
-from figures.drawing import beneath, save_png
-from figures.drawing import set_apart as set_apart
+from figures.drawing import (
+    COLUMNS as COLUMNS,
+    VERDICTS as VERDICTS,
+    Drawing as Drawing,
+    Finding as Finding,
+    beneath,
+    save_png,
+    set_apart as set_apart,
+)
 from figures.making import Making
-from figures.papers import published as published
-from figures.papers import published_table as published_table
+from figures.papers import published as published, published_table as published_table
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing

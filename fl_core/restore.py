@@ -13,8 +13,7 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory
-from fl_core.config import check as check_config
+from fl_core.config import AUTO, DEALING, READING, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import FILES, absolute, is_file, located

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import fl_core
-from fl_core import data as datasets
-from fl_core import initial, models, tree
+from fl_core import data as datasets, initial, models, tree
 from fl_core.algorithms.base import Algorithm, Round, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, weights_of

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fl_core import data as datasets
-from fl_core import runner
+from fl_core import data as datasets, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import FederatedData, Source, Split, files
 from fl_core.data.columns import LABEL_COLUMN, Reading

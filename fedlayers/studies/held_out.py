@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from fl_core import data as datasets
-from fl_core import statistics, tree
+from fl_core import data as datasets, statistics, tree
 from fl_core.data import Split
 from fl_core.scores import CLASSIFICATION
 from fl_core.task import Task

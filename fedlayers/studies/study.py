@@ -15,8 +15,7 @@ from diagnostics.decide.against import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel
-from fedlayers.studies import arms as candidates
-from fedlayers.studies import summary
+from fedlayers.studies import arms as candidates, summary
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice

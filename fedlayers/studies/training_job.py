@@ -13,8 +13,7 @@ from pathlib import Path
 from fedlayers.backends.base import Backend, Result, WorkerPool, carry_out
 from fedlayers.backends.remote_errors import remote_errors
 from fedlayers.instruments import default_instruments
-from fl_core import data as datasets
-from fl_core import runner
+from fl_core import data as datasets, runner
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolved

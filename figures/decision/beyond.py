@@ -16,8 +16,7 @@ from figures import items
 from figures.decision.federations import FEDERATIONS
 from figures.decision.methods import RACE, THREE, Run, over_federations, race, race_cost, runs_of, standing
 from figures.decision.regret import trained_layers
-from figures.decision.runs import NAME as RUNS
-from figures.decision.runs import TRAINED, Scores, configurations, rounds_of
+from figures.decision.runs import NAME as RUNS, TRAINED, Scores, configurations, rounds_of
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs
 from figures.recipe import Recipe, labels

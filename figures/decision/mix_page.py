@@ -14,8 +14,7 @@ from diagnostics.plots.drawing import COLOURS, style
 from figures import items, packing
 from figures.decision import finished_regret as regret
 from figures.decision.finished import DITTO, STUDY
-from figures.decision.finished_runs import CUTS, HELD_OUT, LOGS, ROWS, STEPS, VALIDATION
-from figures.decision.finished_runs import NAME as FINISHED
+from figures.decision.finished_runs import CUTS, HELD_OUT, LOGS, NAME as FINISHED, ROWS, STEPS, VALIDATION
 from figures.decision.finished_ways import ARMS, Array, Part, best, parts_of
 from figures.decision.mix import ARM, CONTINUED, DEPTH, EQUAL, FITTED, MIXTURE, NAME, SCALED, STITCH, STITCHED
 from figures.drawing import Drawing, Finding

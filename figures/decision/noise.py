@@ -20,8 +20,7 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, seeds_in_words
 from figures.recipe import Recipe, labels
-from fl_core import data as datasets
-from fl_core import rows, runner
+from fl_core import data as datasets, rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import Source
 from fl_core.seeds import numpy_generator

@@ -30,8 +30,7 @@ from figures.decision.methods import (
     race_cost,
     summary,
 )
-from figures.decision.runs import NAME as RUNS
-from figures.decision.runs import configurations
+from figures.decision.runs import NAME as RUNS, configurations
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs
 from figures.recipe import Recipe, labels

@@ -17,8 +17,7 @@ from figures import items
 from figures.decision import sets
 from figures.decision.federations import FEDERATIONS, FURTHER, PRETRAINED, PRETRAINING, cuts
 from figures.recipe import Recipe, labels
-from fl_core import data as datasets
-from fl_core import rows, runner, statistics, tree
+from fl_core import data as datasets, rows, runner, statistics, tree
 from fl_core.algorithms.fedper import FedPer
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.config import RunConfig

@@ -17,8 +17,7 @@ from fedlayers.studies.study import CHOSEN, Outcome, study
 from figures import items
 from figures.decision.federations import FEDERATIONS
 from figures.decision.methods import HELD_OUT
-from figures.decision.runs import NAME as RUNS
-from figures.decision.runs import TRAINED
+from figures.decision.runs import NAME as RUNS, TRAINED
 from figures.differences import Difference, difference, joint
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, percent, span

@@ -12,8 +12,18 @@ from figures import items
 from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Finding
 from figures.page import markdown
-from figures.player_fl.runs import ABSENT, BESIDE, BY_METHOD, CASES, LAST, METHODS, STAND_IN, network, tuned_alike
-from figures.player_fl.runs import apart as incomparable
+from figures.player_fl.runs import (
+    ABSENT,
+    BESIDE,
+    BY_METHOD,
+    CASES,
+    LAST,
+    METHODS,
+    STAND_IN,
+    apart as incomparable,
+    network,
+    tuned_alike,
+)
 from figures.player_fl.scores import CONTROL, DEFAULT, SCORE, Cells, Table, clients, friedman_printed
 from figures.ranking import ALPHA, first_shares
 from figures.verdicts import LEAD, TRAIL, Odds, holm, judged

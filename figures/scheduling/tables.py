@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, style
 from figures import items, names
-from figures.differences import FEWEST, Difference, difference, settled
-from figures.differences import draw as draw_differences
+from figures.differences import FEWEST, Difference, difference, draw as draw_differences, settled
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (

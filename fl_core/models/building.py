@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.models import external
-from fl_core.models import weights as weight_files
+from fl_core.models import external, weights as weight_files
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import imported, is_outside
 from fl_core.seeds import seed_of, torch_generator, torch_seeded

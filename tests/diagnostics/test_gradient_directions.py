@@ -19,8 +19,7 @@ from diagnostics.metrics.grad_variance import GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
-from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
-from tests.diagnostics.calls import one_pass as measure
+from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance, one_pass as measure
 
 CE = losses.build("cross_entropy")
 N, C = 13, 3

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.curvature import exact as curvature_exact
-from diagnostics.curvature import linear as curvature_linear
+from diagnostics.curvature import exact as curvature_exact, linear as curvature_linear
 from diagnostics.curvature.hessian import TraceResult, hessian_trace
 from diagnostics.curvature.norms import grams_of_patches, norms_of, patches_of
 from fl_core.errors import UsageError

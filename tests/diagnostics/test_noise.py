@@ -19,8 +19,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
-from tests.diagnostics.calls import grad_noise, grad_variance
-from tests.diagnostics.calls import one_pass as measure
+from tests.diagnostics.calls import grad_noise, grad_variance, one_pass as measure
 from tests.networks import Wired
 
 CE = losses.build("cross_entropy")

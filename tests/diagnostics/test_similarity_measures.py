@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from diagnostics.representation.moments import CCA as CCA_MEASURE
-from diagnostics.representation.moments import LINEAR_CKA, PROCRUSTES, Kept, Moments, svcca_measure
+from diagnostics.representation.moments import CCA as CCA_MEASURE, LINEAR_CKA, PROCRUSTES, Kept, Moments, svcca_measure
 from fl_core.errors import UsageError
 from tests.diagnostics.similarities import mean_cca, procrustes_distance, rbf_cka, shifted_procrustes, svcca
 from tests.diagnostics.test_similarity import dense, features, mixed, song

@@ -29,8 +29,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.records import store
 from fl_core.storage.files import Folder, signed
 from fl_core.stored_models import load_models
-from tests.conftest import TOY, play
-from tests.conftest import federation as toy
+from tests.conftest import TOY, federation as toy, play
 from tests.federation.test_in_memory import NAMES, SHORT, comparable, config_for, link, server
 
 LONG = replace(SHORT, rounds=4, checkpoint_every=2)

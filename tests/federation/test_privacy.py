@@ -35,8 +35,7 @@ from fl_core.data import FederatedData
 from fl_core.data.federated import Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.rows import Row, row
-from tests.conftest import TOY
-from tests.conftest import federation as federated
+from tests.conftest import TOY, federation as federated
 from tests.federation.test_faults import Faulty
 from tests.federation.test_in_memory import NAMES, SHORT, config_for, link
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlayers.cli import arguments
-from fedlayers.cli import main as cli
+from fedlayers.cli import arguments, main as cli
 from fl_core import rows
 from fl_core.config import GROUPS, RunConfig
 from fl_core.plan import LayerPlan

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from figures.__main__ import main
-from figures.pfedla import overlap
-from figures.pfedla import weights as weights_by_layer
+from figures.pfedla import overlap, weights as weights_by_layer
 from fl_core import rows
 from tests.figures.conftest import TINY, made, page, small
 

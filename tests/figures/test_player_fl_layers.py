@@ -14,8 +14,7 @@ import torch
 
 from diagnostics.plots.drawing import both_ways
 from figures import items, layerwise, recipe
-from figures.player_fl import expectations as player_fl_expectations
-from figures.player_fl import rests_on as player_fl_rests_on
+from figures.player_fl import expectations as player_fl_expectations, rests_on as player_fl_rests_on
 from figures.player_fl.layers import FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
 from figures.player_fl.views import FIGURES
 from fl_core import runner

@@ -18,8 +18,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
 from tests.diagnostics.calls import call, one_pass
 from tests.diagnostics.test_hessian_estimates import CE, block, images, loose, mlp, pair
-from tests.diagnostics.test_sensitivity import brute, net, pick
-from tests.diagnostics.test_sensitivity import pair as samples
+from tests.diagnostics.test_sensitivity import brute, net, pair as samples, pick
 from tests.networks import Wired
 
 HESSIAN, SENSITIVITY = (f"figures.player_fl.released:{name}" for name in ("hessian_trace", "federation_sensitivity"))

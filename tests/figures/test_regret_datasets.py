@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from fedlayers.studies.regret import RANDOM, regret
-from figures import items, recipe
-from figures import regret as study
+from figures import items, recipe, regret as study
 from figures.__main__ import main
 from fl_core import rows, runner
 from fl_core.defaults import resolved

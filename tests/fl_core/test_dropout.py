@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from diagnostics.measure import instruments
 from fl_core import models, runner, tree

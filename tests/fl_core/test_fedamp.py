@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from fl_core import data, models, tree
-from fl_core.algorithms import Message, Round, State, TaskInfo, Update, find, registry
-from fl_core.algorithms import fedamp as module
+from fl_core.algorithms import Message, Round, State, TaskInfo, Update, fedamp as module, find, registry
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.pfedhn import PFedHN
 from fl_core.algorithms.pfedla import HeurpFedLA, PFedLA

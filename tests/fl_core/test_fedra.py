@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F

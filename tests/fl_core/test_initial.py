@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import data as datasets
-from fl_core import models, runner, tree
+from fl_core import data as datasets, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.initial import start

@@ -7,8 +7,7 @@ import math
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fl_core import rows
 from fl_core.errors import CorruptError, UsageError

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fl_core import rows, tree
 from fl_core.algorithms.base import State

@@ -19,8 +19,7 @@ import fedlayers as fl
 from fedlayers.cli.main import COMMANDS
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.errors import RunError, UsageError, check_known
-from notebooks import __main__ as command
-from notebooks import execute
+from notebooks import __main__ as command, execute
 from tests.conftest import on_first_use
 
 if TYPE_CHECKING:
