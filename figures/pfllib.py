@@ -39,6 +39,7 @@ SERVERS = {
     "feddyn": ("serverdyn", "FedDyn"),
     "fedcac": ("servercac", "FedCAC"),
     "pfedme": ("serverpFedMe", "pFedMe"),
+    "fedala": ("serverala", "FedALA"),
 }
 """Modules and classes of PFLlib's servers, by the names of algorithms here."""
 UNUSED = (
@@ -88,7 +89,7 @@ def scores(task: runner.Task, folder: Path, repaired: bool = False) -> Iterator[
         torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
         try:
             kind = getattr(load(f"flcore.servers.{module}"), name)
-            _from_memory(load, task)
+            _from_memory(task)
             with contextlib.redirect_stdout(io.StringIO()):
                 server = kind(_arguments(task), 0)
                 told = _watched(server, config.algorithm, repaired)
@@ -131,15 +132,16 @@ def _watched(server: Any, algorithm: str, repaired: bool) -> list[list[float]]:
     if hasattr(server, "rs_test_acc_per"):
         server.rs_test_acc_per.append(0.0)
     if algorithm == "fedbabu":
-        server.evaluate = tuned if repaired else lambda: None
-        if not repaired:
-            send = server.send_models
+        server.evaluate = tuned
+    if algorithm == "fedala" or (algorithm == "fedbabu" and not repaired):
+        send, last = server.send_models, server.evaluate
+        server.evaluate = lambda: None
 
-            def before() -> None:
-                tuned()  # the last local models, before the averaged body reaches them
-                send()
+        def before() -> None:
+            last()  # the last local models, before the averaged one reaches them
+            send()
 
-            server.send_models = before
+        server.send_models = before
     return told
 
 
@@ -209,12 +211,14 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
         "beta": getattr(options, "until", None) or getattr(options, "beta", 0),
         "dataset": "task",
         "device": "cpu",
+        "eta": getattr(options, "rate", 0),
         "eval_gap": 1,
         "fine_tuning_epochs": getattr(options, "finetune_epochs", 0),
         "global_rounds": config.rounds,
         "join_ratio": 1.0,
         "K": getattr(options, "inner_steps", 0),
         "lamda": getattr(options, "lam", 0),
+        "layer_idx": 2 * getattr(options, "layers", 0),  # counted in tensors: weights and biases
         "local_epochs": config.epochs,
         "local_learning_rate": config.lr,
         "model": Split(copy.deepcopy(task.model)),
@@ -223,6 +227,7 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
         "num_clients": len(task.data.clients),
         "p_learning_rate": getattr(options, "personal_lr", 0),
         "plocal_epochs": config.epochs,
+        "rand_percent": 100 * getattr(options, "share", 0),
         "server_learning_rate": getattr(options, "server_lr", 1.0),
         "tau": getattr(options, "critical", 0),
         "time_threthold": float("inf"),
@@ -233,15 +238,16 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
     return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **used)
 
 
-def _from_memory(load: Callable[[str], ModuleType], task: runner.Task) -> None:
+def _from_memory(task: runner.Task) -> None:
     """Let PFLlib's clients read the task's samples, which they would read from files."""
 
     def read(dataset: str, idx: int, is_train: bool = True, few_shot: int = 0) -> list[tuple[Any, Any]]:
         part = task.data.clients[idx].split("train" if is_train else "test")
         return list(zip(part.x, part.y, strict=True))
 
-    for name in ("servers.serverbase", "clients.clientbase"):
-        load(f"flcore.{name}").read_client_data = read  # type: ignore[attr-defined]
+    for name, module in sys.modules.items():
+        if name.startswith("flcore.") and hasattr(module, "read_client_data"):
+            module.read_client_data = read  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -34,7 +34,8 @@ class FedALA(Algorithm):
     models are equal, as before a client's first training, there is nothing to learn.
 
     The personal model is the client's own after local training. With first = later = 0 training starts where FedAvg's
-    does.
+    does. The author's code makes at least ``window`` + 1 passes the first time, without an end at ``first``. It
+    evaluates a client before local training, where W lets it start.
 
     Raises:
         UsageError: a share of 0 or above 1, or a window of fewer than 2 passes.

@@ -33,8 +33,11 @@ class FedSelect(Algorithm):
        ends where more than the fraction ``limit`` of the tensor is personal.
 
     With rate = 0 this is FedAvg, bit for bit. With rate = limit = 1 every client trains alone after the first round.
-    The released code keeps biases shared and compares a round with the one before; here all parameters take part.
     A message has zeros in the place of personal entries, so they never leave the client.
+
+    The released code keeps biases shared, and weights all clients equally. It compares a round's end with the end of
+    the round before. An entry that becomes personal receives the average once more there; here it keeps its value. The
+    released code alternates the two trainings by epoch.
     """
 
     name = "fedselect"
