@@ -233,6 +233,9 @@ class Choose(OneAlgorithm):
     )
     with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
     tune_rates: TuneRates = None
+    mix: Annotated[
+        bool, option("Also fit a mixture of all candidates, each trained to its stop. A prediction needs all models.")
+    ] = False
     no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
     backend: On = ""
@@ -260,6 +263,7 @@ class Choose(OneAlgorithm):
             "complete": not self.no_final_run,
             "with_finetuning": self.with_finetuning,
             "tune_rates": self.tune_rates,
+            "mix": self.mix,
             "tell": _say,
         }
         if over:

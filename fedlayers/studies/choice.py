@@ -11,12 +11,14 @@ import pandas as pd
 from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.inference import Inference, ranked
+from fedlayers.studies.mixture import described
 from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
 from fedlayers.studies.runtime_estimate import Cost, sized, timed
 from fl_core import __version__
 from fl_core.errors import UsageError
+from fl_core.mixture import Mixture
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.scores import column_of, in_column, label_of, main_score
@@ -58,6 +60,7 @@ class Choice:
         personalised: the cheap alternative, if asked for.
         whole: whether every arm was trained to the end before it was judged.
         rates: the learning rates that were tried, where they were tuned.
+        mixture: of the candidates' models, if asked for.
     """
 
     winner: Arm
@@ -73,6 +76,7 @@ class Choice:
     personalised: Personalised | None = None
     whole: bool = False
     rates: Rates | None = None
+    mixture: Mixture | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -119,7 +123,9 @@ class Choice:
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
-        found = [self.lead(), shown.to_string(index=False), *notes, legend, *rates, self.promises, cost, *beside]
+        mixture = [] if self.mixture is None else [described(self.mixture)]
+        table = shown.to_string(index=False)
+        found = [self.lead(), table, *notes, legend, *rates, self.promises, *mixture, cost, *beside]
         return "\n\n".join(found)
 
     @property
@@ -191,5 +197,6 @@ class Choice:
             "measured": asdict(self.measured),
             "seconds": self.seconds,
             "personalised": None if self.personalised is None else self.personalised.to_json(),
+            "mixture": None if self.mixture is None else self.mixture.to_json(),
             "version": __version__,
         }

@@ -19,6 +19,7 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
+from fedlayers.studies.mixture import check_mix, fit_mixture
 from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
     SHARE,
@@ -64,6 +65,7 @@ def choose(
     each_seed: bool = False,
     with_finetuning: bool = False,
     tune_rates: int | None = None,
+    mix: bool = False,
     backend: Backend | str = "",
     link: SiteLink | None = None,
     timeouts: TimeoutPolicy | None = None,
@@ -86,7 +88,8 @@ def choose(
     run as usual. Nothing here reads them.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
-    ``choice.json``, and ``plan.json`` if the winner obeys a plan. The plan has the race as its evidence.
+    ``choice.json``, and ``plan.json`` if the winner obeys a plan. The plan has the race as its evidence. A mixture
+    is in ``mixture.json``.
 
     Args:
         config: of the runs. Its algorithm obeys the cuts if it takes a plan; otherwise FedPer does.
@@ -105,6 +108,8 @@ def choose(
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
+        mix: also fit a mixture of the candidates' models (:mod:`fedlayers.studies.mixture`). All candidates are
+            then trained to the end. The mixture is that of the seed of the winner's run.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
         link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
@@ -134,6 +139,9 @@ def choose(
         )
     if thorough and race_fraction < 1:
         raise UsageError(f"thorough must have race_fraction=1; got {race_fraction:g}. Leave one of them out.")
+    if mix and (link is not None or race_fraction < 1):
+        what = "sites, where the models stay" if link is not None else f"race_fraction={race_fraction:g}"
+        raise UsageError(f"mix must have the models of whole runs here; got {what}. Leave one of them out.")
     if race_fraction < 1:
         if config.patience:
             raise UsageError(
@@ -156,13 +164,15 @@ def choose(
     over = None if link is None else _over(link, timeouts, config, backend)
     race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
+    if mix:
+        check_mix(task)
     search = _rate_search(race, out, rates_of(config, float(task.config.lr or 0), tune_rates, tell), _maker(over))
     trained = race.at_rates(search)
     finished = (len(seeds) if each_seed else 1) * complete
     rounds = int(task.config.rounds or 1)
     whole, at, why = until >= rounds, 0, ""
     if whole and not thorough:
-        at, why = judged_at(task, race.arms, seeds)
+        at, why = (0, "a mixture needs all of them") if mix else judged_at(task, race.arms, seeds)
     until = at or until
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
@@ -202,6 +212,12 @@ def choose(
             made = _maker(over)
             own = replace(race.config, lr=run.config.lr)
             alternative = then_personalise(task, own, out / "personalised", place, tell, made)
+    mixture = None
+    if mix:
+        seed = run.config.seed
+        of_seed = [e for e in entries if e.config.seed == seed and (e.arm.name, seed) not in failed]
+        mixture = fit_mixture(of_seed, winner.name)
+        mixture.save(out)
     plan = _with_evidence(winner, stands, sure, until, task, rates)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
@@ -219,6 +235,7 @@ def choose(
         alternative,
         whole and not at,
         rates,
+        mixture,
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())

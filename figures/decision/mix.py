@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from fedlayers.studies.mixture import fit_weights, mixed
 from figures import items, packing
 from figures.decision import finished_ways, runs, stitch
 from figures.decision.federations import cuts
 from figures.decision.finished import DITTO, EVERY, MAIN_CUT, STUDY
 from figures.decision.finished_runs import HELD_OUT, NAME as FINISHED, ROWS, STOPPED, VALIDATION, to_stop
 from figures.decision.finished_ways import ARMS
-from figures.decision.mixture import fit_weights, mixed
 from figures.recipe import Recipe, labels
 from fl_core import rows, runner, tree
 from fl_core.data import Split

@@ -61,7 +61,7 @@ ROOMS = {
     "fl_core": (
         "autograd errors calling former choices lazy limits progress tree source_scan registry scores untouched",
         "names seeds tokens layers interrupts",
-        "storage rows ordering race_evidence plan statistics stopping",
+        "storage rows ordering race_evidence plan mixture statistics stopping",
         "models data layer_mapping",
         "training",
         "algorithms",

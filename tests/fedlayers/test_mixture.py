@@ -1,11 +1,11 @@
-"""Mixtures of models: EM against a dense reference and the conditions of an optimum, and the limits of one model."""
+"""Mixtures of models: EM against a dense reference, the limits of one model, and the mixture of a race."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import optimize
 
-from figures.decision.mixture import GAP, fit_weights, mixed
+from fedlayers.studies.mixture import GAP, fit_weights, mixed
 from fl_core.errors import UsageError
 
 
