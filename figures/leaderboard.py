@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.drawing import style
-from fedlayers.leaderboard import analysis
+from fedlayers.leaderboard import analysis, defaults
 from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import BOUNDS, METHODS, REFERENCES
 from fedlayers.leaderboard.runs import STORED, read
@@ -93,6 +93,33 @@ def _setting(setting: dict[str, object]) -> str:
     return ", ".join(words)
 
 
+def tuned_defaults(runs: pd.DataFrame) -> str:
+    """Return the tuned default of every method."""
+    rows = read(STORED)
+    found = {name: defaults.tuned_default(name, rows) for name in defaults.TUNED.values()}
+    keys = ("lr", "keep_optimizer")
+    return markdown({
+        "method": [analysis.title(name) for name in found],
+        "algorithm": [f"`{algorithm}`" for algorithm in defaults.TUNED],
+        "rate": [f"{setting['lr']:g}" for setting in found.values()],
+        "own key": [defaults.in_words({k: v for k, v in each.items() if k not in keys}, "") for each in found.values()],
+        "optimiser's state": ["kept" if setting["keep_optimizer"] else "new" for setting in found.values()],
+    })  # fmt: skip
+
+
+def judged(runs: pd.DataFrame) -> str:
+    """Return what rates from other data families lose, and whether a method's own rate loses less."""
+    found = 100 * defaults.judged(read(STORED))
+    low, high = found.loc[defaults.WAYS[-1], ["low", "high"]]
+    verdict = "less than" if high < 0 else "more than" if low > 0 else "neither clearly less nor clearly more than"
+    table = markdown({
+        "rate": list(found.index),
+        "points lost": [f"{value:.1f}" for value in found["mean"]],
+        "95 % interval": [f"{low:.1f} to {high:.1f}" for low, high in zip(found["low"], found["high"], strict=True)],
+    })  # fmt: skip
+    return f"{table}\n\nA method's own tuned rate loses {verdict} one rate for all methods."
+
+
 def _interval(low: float, high: float) -> str:
     return "" if pd.isna(low) else f"{100 * low:.1f} to {100 * high:.1f}"
 
@@ -103,7 +130,7 @@ def _number(value: float, form: str) -> str:
 
 LISTS: dict[str, Callable[[pd.DataFrame], str]] = {
     "answer": answer, "methods": methods, "advice": advice, "winners": winners, "prediction": prediction,
-    "settings": settings,
+    "settings": settings, "defaults": tuned_defaults, "judged": judged,
 }  # fmt: skip
 
 

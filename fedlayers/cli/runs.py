@@ -39,6 +39,7 @@ class Run(Configured):
         fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
         fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
         fedlayers run --model my_models:network --algorithm fedprox --option mu=0.01
+        fedlayers run --dataset heart --algorithm ditto --tuned-defaults
     """
 
     out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
@@ -49,17 +50,33 @@ class Run(Configured):
     logger: Log = ()
     own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
+    tuned_defaults: Annotated[
+        bool, option("Where you set no rate and no key, take those that the leaderboard's tuning chose.")
+    ] = False
 
     def asked_config(self) -> RunConfig:
-        return configured(self.config, self.set, self.model_option, self.loss_option)
+        return self._tuned()[0]
+
+    def _tuned(self) -> tuple[RunConfig, str]:
+        """Return the configuration, and a note on the settings in it that are tuned defaults."""
+        config = configured(self.config, self.set, self.model_option, self.loss_option)
+        if not self.tuned_defaults:
+            return config, ""
+        from fedlayers.leaderboard.defaults import in_words, with_tuned_defaults
+
+        config, taken = with_tuned_defaults(config)
+        return config, f"tuned defaults of {config.algorithm}: {in_words(taken)}"
 
     def main(self, line: str) -> None:
-        config = self.asked_config()
+        config, note = self._tuned()
         for name in self.logger:
             catalogue.check("logger", name)
 
         from fedlayers import runs
 
+        if note:
+            print(note)
+            line += f"  # {note}"
         asked = {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
         show(runs.run(config, self.out, command=line, **asked), self.out)  # type: ignore[arg-type]
 
