@@ -58,13 +58,14 @@ if TYPE_CHECKING:
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError
-    from fl_core.exported import Exported as Exported, Predictions as Predictions, export as export, predict as predict
+    from fl_core.exported import Exported as Exported, export as export, predict as predict
     from fl_core.joining import join as join
     from fl_core.layers import Layer as Layer, layers_of as layers_of
     from fl_core.loggers.base import LoggedRun as LoggedRun, Logger as Logger, logger as logger
     from fl_core.models.registry import model as model
     from fl_core.newcomer import Newcomer as Newcomer
     from fl_core.plan import LayerPlan as LayerPlan
+    from fl_core.predictions import Predictions as Predictions
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row, row as row
     from fl_core.runner import train_first_round as train_first_round

@@ -1,42 +1,40 @@
-"""Trained models outside their run: weights in one file, and their description in a JSON file next to it."""
+"""Trained models outside their run: weights in one file, and their description in a JSON file next to it.
+
+A mixture is a folder with several of them.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from itertools import compress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-import fl_core
-from fl_core import models, restore, tree
-from fl_core.algorithms.base import Algorithm, find
-from fl_core.algorithms.options import configurations
-from fl_core.data.columns import BETWEEN
+from fl_core import mixture, models, tree
 from fl_core.data.inputs import Inputs
-from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.errors import CorruptError, NonFiniteError, UsageError, check_known, listing
+from fl_core.model_description import built_from, described
 from fl_core.models import lora, programs
-from fl_core.models.options import check_stored, without_weights
+from fl_core.predictions import Predictions
 from fl_core.records import store
-from fl_core.restore import allowed_code
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, signed
+from fl_core.storage.schema import DIGEST, validate
 from fl_core.stored_models import load_kind
-from fl_core.task import Task, drop_statistics
+from fl_core.task import Task
 from fl_core.training import evaluate
 
 FORMAT = "fedlayers.model/1"
 OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
 """Writers of other programs' formats by name: from a model and an example input to the bytes of a file."""
 PEFT = "peft"
+_FORM = {"model": dict, "inputs": dict, "classes": [str], "file": {"format": str, "sha256": DIGEST}}
 FORMATS = ("safetensors", *OTHERS, PEFT)
 SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
 """Formats by the suffix of a file of weights."""
@@ -88,89 +86,37 @@ class Exported:
                 f"{self.path} must be an export as safetensors; got {file['format']}, which other programs run. "
                 "Export it without --format."
             )
-        built = _built(self.path, self.about, model, allow_code)
+        built = built_from(self.path, self.about, model, allow_code)
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
         tree.load(built, weights)
         return built.eval()
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """A model's predictions for new samples.
+@dataclass(frozen=True)
+class ExportedMixture(Exported):
+    """A mixture written by :func:`export`: a folder with exported models, and their weights in ``mixture.json``.
 
     Attributes:
-        samples: numbers from 0 in a table, array or list; paths within a folder of images.
-        classes: names of the C classes. Empty means that the model predicts a number.
-        outputs: the model's, float32 [n, C]. They are [n, 1] for a predicted number, or for one logit of the second of
-            two classes.
-        ids: columns of a table that name its records, by column.
-        task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
-            For multilabel the classes are labels, each with a logit of its own.
+        path: the folder.
+        about: the contents of ``mixture.json``, and ``inputs``, ``classes`` and ``task``, which all models share.
+        members: the models.
     """
 
-    samples: tuple[str, ...]
-    classes: tuple[str, ...]
-    outputs: Tensor
-    ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    task: str = ""
+    members: tuple[Exported, ...] = ()
 
-    @cached_property
-    def logits(self) -> Tensor:
-        """Return a logit for each class, float32 [n, C].
+    @property
+    def n_bytes(self) -> int:
+        """Return the bytes of the files of weights."""
+        return sum(int(member["n_bytes"]) for member in self.about["members"])
 
-        These are the outputs. For a single output of two classes they are 0 and the output.
+    def model(self, *, model: Any = None, allow_code: str | Collection[str] = ()) -> nn.Module:
+        """Return one model whose outputs are the log-probabilities of the mixture; of one member that member itself.
 
-        Raises:
-            UsageError: the model predicts a number.
+        Arguments and errors are as of :meth:`Exported.model`.
         """
-        if not self.classes:
-            raise UsageError("the model must predict classes; got a number. Use the outputs.")
-        if self.task == MULTILABEL:
-            return self.outputs
-        single = self.outputs.shape[1] == 1 and len(self.classes) == 2
-        return torch.cat([torch.zeros_like(self.outputs), self.outputs], dim=1) if single else self.outputs
-
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """Return the softmax of the logits, float64 [n, C]. Each row sums to 1. Labels have the sigmoid of theirs."""
-        logits = self.logits.double()
-        return logits.sigmoid() if self.task == MULTILABEL else logits.softmax(dim=1)
-
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """Return the class with the largest logit, for ties the first. Of labels, those above 0 with commas between."""
-        if self.task == MULTILABEL:
-            return tuple(BETWEEN.join(compress(self.classes, row)) for row in (self.outputs > 0).tolist())
-        return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))
-
-    def frame(self, scores: str = "probability") -> pd.DataFrame:
-        """Return a table with a line for each sample.
-
-        Its columns are ``sample``, the ids, ``predicted``, and ``SCORE CLASS`` for each class.
-
-        Args:
-            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``. Predicted numbers have none.
-
-        Raises:
-            UsageError: ``scores`` is unknown.
-        """
-        check_known("kind of scores", scores, SCORES)
-        names = {"sample": self.samples, **self.ids}
-        if not self.classes:
-            return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
-        values = SCORES[scores](self)
-        lines = pd.DataFrame({**names, "predicted": self.labels})
-        if values is None:
-            return lines
-        columns = [f"{scores} {name}" for name in self.classes]
-        return pd.concat([lines, pd.DataFrame(np.asarray(values), columns=columns)], axis=1)
-
-
-SCORES: dict[str, Callable[[Predictions], Tensor | None]] = {
-    "probability": lambda made: made.probabilities,
-    "logit": lambda made: made.logits,
-    "none": lambda made: None,
-}
+        built = [each.model(model=model, allow_code=allow_code) for each in self.members]
+        weights = [each["weight"] for each in self.about["members"]]
+        return built[0] if len(built) == 1 else mixture.MixtureModel(built, weights, len(self.classes)).eval()
 
 
 def export(
@@ -197,9 +143,12 @@ def export(
     >>> made.about["model"]["callable"], made.classes
     ('heart_mlp', ('0', '1', '2', '3', '4'))
 
+    A folder of ``fl.choose(..., mix=True)`` has several models. They are written into the new folder ``out``, with
+    their weights in ``mixture.json``.
+
     Args:
-        path: the run's directory.
-        out: the file of weights, which must not exist.
+        path: the run's directory, or the folder of a choice with a mixture.
+        out: the file of weights, which must not exist; for a mixture a folder.
         which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.stored_models.load_models`). None means
             ``personal`` if the run has such models, and ``global`` otherwise.
         client: the model's client. None if all clients have the same model.
@@ -218,6 +167,9 @@ def export(
         CorruptError: stored files are damaged.
     """
     out = Path(out)
+    if Folder(path).has(mixture.FILE):
+        asked = {"model": which, "round": round, "format": format}
+        return _export_mixture(Path(path), out, asked, client=client, data=data, model=model, allow_code=allow_code)
     format = format_of(out, format)
     check_free(out)
     found = store.Run(path)
@@ -242,7 +194,7 @@ def write(
     allow_code: str | Collection[str] = (),
 ) -> Exported:
     """Write a model's weights and its description, after a check that the description gives the same model."""
-    rebuilt = _built(out, about, model, allow_code)
+    rebuilt = built_from(out, about, model, allow_code)
     adapted, trained = trained, lora.merged(trained)
     tree.load(rebuilt, tree.state_dict(trained))
     example = models.example(task.data.shape)
@@ -268,19 +220,23 @@ def write(
 
 
 def read(path: Path | str) -> Exported:
-    """Read an export of :func:`export` from the JSON file next to the weights.
+    """Read an export of :func:`export`: from the JSON file next to the weights, or from a mixture's folder.
 
     Raises:
         UsageError: the file does not exist, or a newer version of this package wrote it.
         CorruptError: it was edited or damaged.
     """
     path = Path(path).resolve()  # links may lead to its folder, but not within it
+    return _read_mixture(path) if Folder(path).has(mixture.FILE) else _read(path)
+
+
+def _read(path: Path) -> Exported:
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
         raise UsageError(f"{path} must be an exported model with {name} next to it; got none. Copy both files.")
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
-    if not known or not about.keys() >= {"model", "inputs", "classes", "file"}:
+    if not known or validate(about, _FORM):
         raise UsageError(
             f"{path.parent / name} must describe an exported model; got other data. Export the model again."
         )
@@ -304,7 +260,7 @@ def predict(
     torch.Size([2, 5])
 
     Args:
-        path: the file of weights from :func:`export`.
+        path: the file of weights from :func:`export`, or a mixture's folder.
         new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
             for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
         ids: columns of a table that name its records. The predictions get them. By default these are columns with
@@ -330,82 +286,53 @@ def predict(
     return Predictions(samples.names, exported.classes, outputs, samples.ids, exported.task)
 
 
-# --- the contents of the JSON file -----------------------------------------------------------------------------
+# --- mixtures --------------------------------------------------------------------------------------------------
 
 
-def described(
-    found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
-) -> dict[str, Any]:
-    """Return the description of a run's model, as in its JSON file."""
-    config, data = task.config, task.data
-    checkpoint = found.checkpoint(round, lazy=True)
-    below = find(config.algorithm).base_algorithm(config.options)
-    extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
-    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
-    return {
-        "model": {
-            "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
-            "callable": "" if "model" in found.config["own"] else config.model,
-            "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
-            "options": without_weights(str(config.model), config.model_options),
-            "seed": config.seed,
-            "bn": config.batchnorm,
-            "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
-        },
-        "inputs": Inputs.of(data, config.reading).to_json(),
-        "classes": list(data.classes),
-        "task": data.task,
-        "layers": [asdict(layer) for layer in task.layers],
-        "plan": plan,
-        "weights": tree.digest(tree.state_dict(lora.merged(trained))),
-        "run": {
-            "id": found.id,
-            "name": found.path.resolve().name,
-            "algorithm": config.algorithm,
-            "model": which,
-            "client": client,
-            "round": checkpoint.round,
-            "dataset": config.dataset,
-            "data": data.digest,
-            "source": data.source_digest,
-        },
-        "version": fl_core.__version__,
-    }
+def _export_mixture(path: Path, out: Path, asked: Mapping[str, Any], **keys: Any) -> Exported:
+    """Write the models of a choice's mixture into a new folder, which appears when it is complete.
+
+    Raises:
+        UsageError: a model, round or format is asked for, the mixture is exported already, or a run is another one.
+    """
+    if named := listing(f"{name}={value}" for name, value in asked.items() if value is not None):
+        raise UsageError(f"a mixture must be exported without model, round and format; got {named}. Leave that out.")
+    found = mixture.load(path)
+    if found.kind != mixture.RUNS:
+        raise UsageError(f"{path} must be a choice with a mixture; got one that is exported already. Copy the folder.")
+    check_free(out)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as above:
+        folder, members = Path(above) / out.name, []
+        folder.mkdir()
+        for member in found.members:
+            run = path / member.path
+            if "config.json" not in Folder(path).names(member.path) or store.Run(run).id != member.digest:
+                raise UsageError(f"{run} must be the run that was mixed; got another or none. Run choose --mix again.")
+            made = export(run, folder / f"{run.name}.safetensors", format=FORMATS[0], **keys)
+            file = made.about["file"]
+            members.append(
+                replace(member, path=made.path.name, digest=file["sha256"], n_bytes=file["bytes"]),
+            )
+        replace(found, kind=mixture.MODELS, members=tuple(members)).save(folder)
+        folder.rename(out)
+    return _read_mixture(out)
 
 
-def _built(
-    path: Path, about: Mapping[str, Any], model: nn.Module | None, allow_code: str | Collection[str]
-) -> nn.Module:
-    """Return the model that the JSON file names, with fresh weights."""
-    allowed = allowed_code(allow_code)
-    said, inputs = about["model"], Inputs.from_json(about["inputs"])
-    extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
-    named = {**extended, "model": said["callable"]}
-    restore.check_code(
-        path, {key: name for key, name in restore.code_of(named).items() if model is None or key != "model"}, allowed
-    )
-    shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
-    if model is not None:
-        made = models.copied(model, shape, n_classes, seed=seed, options=said["options"])
-    elif not said["callable"]:
+def _read_mixture(folder: Path) -> Exported:
+    found = mixture.load(folder)
+    if found.kind != mixture.MODELS:
         raise UsageError(
-            f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
+            f"{folder} must be an exported mixture; got a choice. Export it: fedlayers export {folder} --out NEW."
         )
-    else:
-        check_stored(str(path), said["callable"], said["options"], allowed)
-        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
-    if said["bn"] == "drop":
-        drop_statistics(made)
-    if said["extended_by"] is not None:
-        algorithm = find(extended["algorithm"])
-        below, options = (
-            algorithm.base_algorithm(extended["options"]),
-            configurations(algorithm, extended["options"])[-1],
-        )
-        made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
-        if said["bn"] == "drop":
-            drop_statistics(made)
-    return made
+    members = tuple(_read(folder / member.path) for member in found.members)
+    shared, *others = [{key: each.about.get(key) for key in ("inputs", "classes", "task")} for each in members]
+    outputs = {each.about["model"].get("outputs") for each in members}
+    digests = [each.about["file"]["sha256"] for each in members]
+    if any(other != shared for other in others) or len(outputs) > 1 or members[0].task != CLASSIFICATION:
+        raise CorruptError(f"{folder} is damaged: its models must have the same inputs and classes")
+    if digests != [member.digest for member in found.members]:
+        raise CorruptError(f"{folder} is damaged: its models must be those of its {mixture.FILE}")
+    return ExportedMixture(folder, {**found.to_json(), **shared}, members)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

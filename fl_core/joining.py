@@ -19,6 +19,7 @@ from fl_core.data.inputs import Inputs
 from fl_core.data.partitions import SPLITS
 from fl_core.data.silos import pair_of
 from fl_core.errors import UsageError
+from fl_core.model_description import described
 from fl_core.newcomer import Newcomer, train_newcomer
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
@@ -88,7 +89,7 @@ def join(
         run=found.path.name,
     )
     if target is not None:
-        about = exported.described(found, task, made.model, made.best[0], client, checkpoint.round)
+        about = described(found, task, made.model, made.best[0], client, checkpoint.round)
         exported.write(target, format, about, made.model, task, model=model, allow_code=allow_code)
     return made
 

@@ -1,15 +1,19 @@
-"""A mixture of models: a file with the weights of runs or of exported models, in the folder that has them."""
+"""A mixture of models: a file with their weights in the folder that has them, and one model made of several."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from fl_core.errors import CorruptError, UsageError
+from fl_core.predictions import class_logits
 from fl_core.storage.files import Folder, check_version, signed
 from fl_core.storage.schema import COUNT, DIGEST, NUMBER, validate
 
@@ -101,3 +105,17 @@ def load(folder: Path) -> Mixture:
     if len({member.path for member in members}) < len(members):
         raise CorruptError(f"{path} is damaged: a member is there twice")
     return Mixture(members, data["kind"], data["evidence"])
+
+
+class MixtureModel(nn.Module):
+    """A model of several, whose outputs are log sum_k w_k softmax(f_k(x)): log-probabilities, float64 [n, C]."""
+
+    def __init__(self, members: Sequence[nn.Module], weights: Sequence[float], n_classes: int) -> None:
+        super().__init__()
+        self.members, self.n_classes = nn.ModuleList(members), n_classes
+        self.log_weights: Tensor
+        self.register_buffer("log_weights", torch.tensor(weights, dtype=torch.float64).log())
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = torch.stack([class_logits(member(x), self.n_classes) for member in self.members])
+        return (logits.double().log_softmax(dim=2) + self.log_weights[:, None, None]).logsumexp(dim=0)

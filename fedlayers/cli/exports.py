@@ -13,14 +13,14 @@ from fedlayers.cli.base import Command, ModelCode, OwnEpochs, RunDirectory
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.errors import UsageError, check_known
 
-WEIGHTS = Annotated[Positional[Path], option("A file of weights from export.", "FILE")]
+WEIGHTS = Annotated[Positional[Path], option("A file of weights, or the folder of a mixture, from export.", "FILE")]
 FIRST, LATER = "sample", "predicted"
 """Columns of a table of predictions. Columns of ids are between them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export(Command):
-    """Write one model of a run to a file of weights, with a JSON file next to it.
+    """Write one model of a run to a file of weights, with a JSON file next to it; or a mixture to a folder.
 
     The personal model is the one with which a client predicts: shared layers under its own local layers. The JSON file
     describes how to use the weights.
@@ -31,9 +31,10 @@ class Export(Command):
         fedlayers export runs/fedper --client va --out va.safetensors
         fedlayers export runs/fedavg --model global --round 10 --out heart.safetensors
         fedlayers export runs/fedavg --model global --out heart.pt2
+        fedlayers export out/choose --client va --out va_mixture
     """
 
-    dir: RunDirectory
+    dir: Annotated[Positional[Path], option("A run directory, or the folder of choose --mix.", "DIR")]
     model: Annotated[
         str | None,
         option(
@@ -53,7 +54,7 @@ class Export(Command):
             "NAME",
         ),
     ] = None
-    out: Annotated[Path, option("The new file of weights.", "FILE")]
+    out: Annotated[Path, option("The new file of weights; for a mixture a folder.", "FILE")]
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
@@ -62,11 +63,14 @@ class Export(Command):
         if self.model is not None:
             check_known("model", self.model, MODELS)
 
-        from fl_core.exported import export
+        from fl_core.exported import ExportedMixture, export
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
         made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
-        print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
+        n_bytes, beside = made.path.stat().st_size, f"{made.path}.json"
+        if isinstance(made, ExportedMixture):
+            n_bytes, beside = made.n_bytes, f"{made.path / 'mixture.json'} and {len(made.members)} models next to it"
+        print(f"{made.path}, {n_bytes:,} bytes; how to use it: {beside}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,8 +135,9 @@ class Predict(Command):
     def main(self, line: str) -> None:
         _check_replaceable(self.out)
 
-        from fl_core.exported import SCORES, predict
+        from fl_core.exported import predict
         from fl_core.names import csv_bytes
+        from fl_core.predictions import SCORES
         from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)

@@ -123,7 +123,7 @@ class Choice:
         cost = self.cost.beside(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
-        mixture = [] if self.mixture is None else [described(self.mixture)]
+        mixture = [] if self.mixture is None else [described(self.mixture, self.run.parents[1])]
         table = shown.to_string(index=False)
         found = [self.lead(), table, *notes, legend, *rates, self.promises, *mixture, cost, *beside]
         return "\n\n".join(found)

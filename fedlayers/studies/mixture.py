@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ def fit_mixture(entries: Sequence[Entry], winner: str) -> Mixture:
     return Mixture(members, evidence=evidence)
 
 
-def described(found: Mixture) -> str:
+def described(found: Mixture, out: Path) -> str:
     """Return the weights, the log loss next to the winner's, and the price of a prediction, a line each."""
     said, losses = found.evidence, found.evidence["losses"]
     weights = listing(f"{member.name} {member.weight:.3f}" for member in found.members)
@@ -151,7 +152,8 @@ def described(found: Mixture) -> str:
         f"Mixture, seed {said['seed']}: {weights}.\n"
         f"- Log loss on validation samples: {said['loss']:.3f}; of {said['winner']} alone {alone}. "
         "The weights were fitted on these samples.\n"
-        f"- A prediction needs {count} model{'s' * (count != 1)}, {sized(found.n_bytes)} in all."
+        f"- A prediction needs {count} model{'s' * (count != 1)}, {sized(found.n_bytes)} in all. "
+        f"To use it: fedlayers export {out} --out NEW."
     )
 
 

@@ -18,6 +18,7 @@ from fedlayers.studies.choose import choose
 from fedlayers.studies.race import Entry
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
+from fl_core.exported import export
 from fl_core.mixture import FILE, Mixture, load
 from fl_core.records.store import Run
 from fl_core.storage.files import signed
@@ -86,6 +87,18 @@ def test_it_is_told_and_stored_and_stays_when_the_command_runs_again(raced: tupl
     assert (out / FILE).read_bytes() == before
 
 
+def test_what_is_exported_has_the_log_loss_of_the_race(raced: tuple[Path, Choice], tmp_path: Path) -> None:
+    out, choice = raced
+    assert choice.mixture is not None
+    lost, sizes = [], []
+    for client in load_models(out / "arms" / "half-0", which="personal")[1].data.clients:
+        model = export(out, tmp_path / client.name, client=client.name).model()
+        with torch.no_grad():
+            lost.append(float(torch.nn.functional.nll_loss(model(client.validation.x), client.validation.y)))
+        sizes.append(len(client.train))
+    assert np.average(lost, weights=sizes) == pytest.approx(choice.mixture.evidence["loss"], abs=1e-9)
+
+
 def test_every_candidate_is_trained_to_its_stop(tmp_path: Path) -> None:
     told: list[str] = []
     config = replace(CONFIG, rounds=60, patience=1, eval_every=3)
@@ -103,7 +116,7 @@ def test_one_run_is_its_own_mixture(raced: tuple[Path, Choice]) -> None:
     found = mixture.fit_mixture([Entry(arm, config, out / "arms" / "half-0")], "half")
     assert [(member.name, member.weight) for member in found.members] == [("half", 1.0)]
     assert found.evidence["loss"] == found.evidence["losses"]["half"]
-    assert "needs 1 model, " in mixture.described(found)
+    assert "needs 1 model, " in mixture.described(found, out)
 
 
 @pytest.mark.parametrize("task", TASKS)

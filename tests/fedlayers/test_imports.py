@@ -61,7 +61,7 @@ ROOMS = {
     "fl_core": (
         "autograd errors calling former choices lazy limits progress tree source_scan registry scores untouched",
         "names seeds tokens layers interrupts",
-        "storage rows ordering race_evidence plan mixture statistics stopping",
+        "storage rows ordering race_evidence plan statistics stopping",
         "models data layer_mapping",
         "training",
         "algorithms",
@@ -71,7 +71,7 @@ ROOMS = {
         "plan_selection initial",
         "engine task costs",
         "restore stored_models",
-        "runner newcomer exported joining",
+        "runner newcomer predictions mixture model_description exported joining",
     ),
     "diagnostics": (
         "activation_cache capture client_model resampling null",

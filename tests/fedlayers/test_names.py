@@ -19,9 +19,9 @@ from fedlayers.cli import tables
 from fedlayers.remote.site_config import SiteFile
 from figures.page import markdown
 from fl_core import rows
-from fl_core.exported import Predictions
 from fl_core.loggers.mlflow import _STRANGE
 from fl_core.names import csv_bytes, in_csv, in_file_name, printable
+from fl_core.predictions import Predictions
 from tests.diagnostics.test_page import Tree
 
 ROOT = Path(__file__).parents[2]

@@ -21,6 +21,7 @@ from fl_core.data.inputs import Inputs
 from fl_core.data.named.heart import COLUMNS, PREPARED
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
+from fl_core.predictions import Predictions
 from fl_core.storage.files import Folder, signed
 from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network
@@ -242,10 +243,10 @@ def test_predictions_are_a_table(model: Path) -> None:
 
 def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
     outputs = torch.tensor([[2.0], [-1.0], [0.0]])
-    of_two = exported.Predictions(("0", "1", "2"), ("no", "yes"), outputs)
+    of_two = Predictions(("0", "1", "2"), ("no", "yes"), outputs)
     assert of_two.labels == ("yes", "no", "no")
     assert torch.allclose(of_two.probabilities[:, 1], torch.sigmoid(outputs[:, 0].double()))
-    number = exported.Predictions(("0", "1", "2"), (), outputs)
+    number = Predictions(("0", "1", "2"), (), outputs)
     assert number.frame().to_dict("list") == {"sample": ["0", "1", "2"], "predicted": [2.0, -1.0, 0.0]}
     with pytest.raises(UsageError, match="number"):
         _ = number.labels

@@ -1,0 +1,106 @@
+"""Descriptions of exported models: what a model is, in plain data, and the model that is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import fl_core
+from fl_core import models, restore, tree
+from fl_core.algorithms.base import Algorithm, find
+from fl_core.algorithms.options import configurations
+from fl_core.data.inputs import Inputs
+from fl_core.errors import UsageError
+from fl_core.models import lora
+from fl_core.models.options import check_stored, without_weights
+from fl_core.records import store
+from fl_core.restore import allowed_code
+from fl_core.task import Task, drop_statistics
+from fl_core.training import evaluate
+
+
+def described(
+    found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
+) -> dict[str, Any]:
+    """Return the description of a run's model, as in its JSON file."""
+    config, data = task.config, task.data
+    checkpoint = found.checkpoint(round, lazy=True)
+    below = find(config.algorithm).base_algorithm(config.options)
+    extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
+    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
+    return {
+        "model": {
+            "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
+            "callable": "" if "model" in found.config["own"] else config.model,
+            "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
+            "options": without_weights(str(config.model), config.model_options),
+            "seed": config.seed,
+            "bn": config.batchnorm,
+            "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
+        },
+        "inputs": Inputs.of(data, config.reading).to_json(),
+        "classes": list(data.classes),
+        "task": data.task,
+        "layers": [asdict(layer) for layer in task.layers],
+        "plan": plan,
+        "weights": tree.digest(tree.state_dict(lora.merged(trained))),
+        "run": {
+            "id": found.id,
+            "name": found.path.resolve().name,
+            "algorithm": config.algorithm,
+            "model": which,
+            "client": client,
+            "round": checkpoint.round,
+            "dataset": config.dataset,
+            "data": data.digest,
+            "source": data.source_digest,
+        },
+        "version": fl_core.__version__,
+    }
+
+
+def built_from(
+    path: Path, about: Mapping[str, Any], model: nn.Module | None, allow_code: str | Collection[str]
+) -> nn.Module:
+    """Return the model that a description names, with fresh weights.
+
+    Args:
+        path: of the file of weights, for messages.
+        model, allow_code: as of :meth:`fl_core.exported.Exported.model`.
+
+    Raises:
+        UsageError: code or a model is missing.
+    """
+    allowed = allowed_code(allow_code)
+    said, inputs = about["model"], Inputs.from_json(about["inputs"])
+    extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
+    named = {**extended, "model": said["callable"]}
+    restore.check_code(
+        path, {key: name for key, name in restore.code_of(named).items() if model is None or key != "model"}, allowed
+    )
+    shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
+    if model is not None:
+        made = models.copied(model, shape, n_classes, seed=seed, options=said["options"])
+    elif not said["callable"]:
+        raise UsageError(
+            f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
+        )
+    else:
+        check_stored(str(path), said["callable"], said["options"], allowed)
+        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
+    if said["bn"] == "drop":
+        drop_statistics(made)
+    if said["extended_by"] is not None:
+        algorithm = find(extended["algorithm"])
+        below, options = (
+            algorithm.base_algorithm(extended["options"]),
+            configurations(algorithm, extended["options"])[-1],
+        )
+        made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
+        if said["bn"] == "drop":
+            drop_statistics(made)
+    return made
