@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedlayers import catalogue
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
 from fl_core.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from fedlayers.leaderboard.methods import Method
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +22,8 @@ class Leaderboard(Command):
     """Show how personalised methods compare with equal tuning, or make the runs that are missing.
 
     Each method has at most 8 trials on validation and three scored seeds. Finished runs are kept, so the same command
-    continues. An algorithm of your own joins the table once its runs are complete.
+    continues. An algorithm of your own joins the table once its runs are complete. Without --federations it runs where
+    all other methods have.
 
     Examples:
         fedlayers leaderboard
@@ -47,29 +52,30 @@ class Leaderboard(Command):
         from fl_core.errors import check_known
 
         chosen = [check_known("federation", name, FEDERATIONS) for name in self.federations] or list(FEDERATIONS)
-        known = METHODS | ({self.algorithm: own_method(self.algorithm)} if self.algorithm else {})
+        own = {self.algorithm: own_method(self.algorithm)} if self.algorithm not in ("", *METHODS) else {}
+        known = METHODS | own
+        if own and self.run and not self.federations:
+            there = runs.read(runs.STORED, self.out)
+            chosen = [name for name in chosen if runs.complete(there, name) and not runs.absent(name, self.data_root)]
         if self.run:
             count = runs.run(self.out, self.budget, chosen, known, self.data_root, print)
             print(f"{count} new runs in {self.out}")
+            if own and not count:
+                print("Finished runs are kept. Give an algorithm that you changed another --out.")
         rows = [row for row in runs.read(runs.STORED, self.out) if row["federation"] in chosen]
         if self.again:
-            self._again(rows)
+            self._again([row for row in rows if row["method"] in known], known)
             return
-        methods = {name: each for name, each in known.items() if name != self.algorithm or self._joins(rows, chosen)}
-        scored = analysis.scored(rows, methods)
+        if own and not any(runs.complete(rows, name, known) for name in chosen):
+            print(f"{self.algorithm} is not in the table: its runs are not complete. Continue with --run.")
+            known = METHODS
+        scored = analysis.scored(rows, known)
         print("\n".join(analysis.lead(scored)), analysis.shown(scored).to_string(index=False), sep="\n\n")
 
-    def _joins(self, rows: list[dict[str, object]], chosen: list[str]) -> bool:
-        """Return whether the own algorithm is complete on some federation with all other methods."""
-        from fedlayers.leaderboard import runs
-        from fedlayers.leaderboard.methods import METHODS
-
-        return any(runs.complete(rows, name, [*METHODS, self.algorithm]) for name in chosen)
-
-    def _again(self, rows: list[dict[str, object]]) -> None:
+    def _again(self, rows: list[dict[str, Any]], methods: Mapping[str, Method]) -> None:
         from fedlayers.leaderboard import runs
 
-        for stored, new in runs.again(rows, self.again, data_root=self.data_root):
+        for stored, new in runs.again(rows, self.again, data_root=self.data_root, methods=methods):
             same = stored == new
             print(
                 f"{stored['federation']} {stored['method']} seed {stored['seed']}: {'same' if same else 'other'} bits"

@@ -143,7 +143,7 @@ def run(
     chosen = [check_known("federation", name, FEDERATIONS) for name in federations] or list(FEDERATIONS)
     end, count, rows = time.monotonic() + 60 * budget, 0, read(known or STORED, out)
     for federation in chosen:
-        if not federations and (reason := _absent(federation, data_root)):
+        if not federations and (reason := absent(federation, data_root)):
             tell(f"{federation} is left out: {reason}")
             continue
         scenes: dict[int, Scene] = {}
@@ -162,7 +162,7 @@ def run(
     return count
 
 
-def _absent(federation: str, data_root: Location | None) -> str:
+def absent(federation: str, data_root: Location | None) -> str:
     """Return why a federation's samples cannot be opened here, or an empty text."""
     try:
         source_of(federation, data_root)
@@ -172,7 +172,11 @@ def _absent(federation: str, data_root: Location | None) -> str:
 
 
 def again(
-    rows: Sequence[Row], count: int, seed: int = 0, data_root: Location | None = None
+    rows: Sequence[Row],
+    count: int,
+    seed: int = 0,
+    data_root: Location | None = None,
+    methods: Mapping[str, Method] = METHODS,
 ) -> Iterator[tuple[Row, Row]]:
     """Make some stored runs, chosen at random, once more. Yield the stored and the new row.
 
@@ -182,7 +186,7 @@ def again(
     if not 1 <= count <= len(rows):
         raise UsageError(f"again must be from 1 to the {len(rows)} stored runs; got {count}.")
     for row in random.Random(seed).sample(list(rows), count):
-        method = METHODS[check_known("stored method", row["method"], METHODS)]
+        method = methods[check_known("stored method", row["method"], methods)]
         setting = {} if method.kind == ADVICE and row["seed"] == TUNING else row["setting"]
         yield row, trained(Scene(row["federation"], row["seed"], data_root), row["method"], method, setting)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
+from docs.outputs import FILE
 from fedlayers.cli import main as cli
 from fedlayers.leaderboard import federations, runs
 from fedlayers.leaderboard.federations import FEDERATIONS, Scene
@@ -194,6 +196,37 @@ def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     rows = runs.read(tmp_path)
     own, usual = ([row for row in rows if row["method"] == each] for each in (name, "fedper"))
     assert own == [{**row, "method": name} for row in usual]  # the same algorithm has the same bits
+    ((stored, new),) = runs.again(own, 1, methods={name: own_method(name)})
+    assert stored == json.loads(json.dumps(new))
+
+
+def test_the_pages_own_algorithm_joins_the_table_as_fedper(short, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "results" / "leaderboard.md").read_text(encoding="utf-8")
+    (file,) = FILE.finditer(page)
+    (tmp_path / file["name"]).write_text(file["text"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(runs, "next_setting", lambda method, tried: None if tried else SETTING)  # one trial each
+    runs.run(runs.STORED, federations=["heart"], methods={"fedper": METHODS["fedper"]})
+    for row in runs.read(runs.STORED):
+        for name in METHODS.keys() - {"fedper"}:
+            runs.add(runs.STORED, {**row, "method": name})
+    asked = ["leaderboard", "--algorithm", "my_module:MyMethod"]
+    cli.main(asked)
+    assert "my_module:MyMethod is not in the table: its runs are not complete." in capsys.readouterr().out
+    cli.main([*asked, "--run"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    own, usual = ([line[1:] for line in lines if line[:1] == [name]] for name in ("my_module:MyMethod", "FedPer"))
+    assert own == usual
+    assert len(own[0]) == 10
+    cli.main([*asked, "--run"])
+    assert "0 new runs in out/leaderboard\nFinished runs are kept." in capsys.readouterr().out
+
+
+def test_a_method_of_the_table_stays_as_it_is_if_it_is_named_as_ones_own(quick, tmp_path, capsys):
+    cli.main(["leaderboard", "--run", "--algorithm", "ditto", "--federations", "heart", "--out", str(tmp_path)])
+    settings = [row["setting"] for row in runs.read(tmp_path) if row["method"] == "ditto"]
+    assert any("lam" in setting for setting in settings)
 
 
 def test_a_federation_has_no_sample_in_two_places():
