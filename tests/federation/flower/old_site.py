@@ -11,5 +11,5 @@ if what == "version":
     protocol.PROTOCOL = protocol.OLDEST = 1
 else:
     assemble = site.assemble
-    site.assemble = lambda config, **rest: assemble(replace(config, model_options={"sizes": (3,)}), **rest)
+    site.assemble = lambda config, **rest: assemble(replace(config, model="mlp", model_options={"sizes": (3,)}), **rest)
 main(["federation", "site", file])
