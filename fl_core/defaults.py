@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fl_core.registry import is_outside
 
 FILES = ("dataset", "data_root", "init", "dropout_trace")
 """Keys that name files and folders, as far as they name no registered dataset."""
+OF_RECIPE = ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "keep_optimizer", "loss", "patience")
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -40,45 +42,28 @@ def resolved(config: RunConfig) -> RunConfig:
         named = config.dataset if given is None else given
         recipe = data.recipe(named, data_root=config.data_root, download=config.download, **keys)
         config = replace(config, scale=config.scale or data.default_scale(named, **keys))
-    optimizer = config.optimizer or recipe.optimizer
-    own = recipe.optimizer_options if optimizer == recipe.optimizer else {}
     own_model = recipe.model_options if config.model in (None, recipe.model) and config.own_model is None else {}
-    loss = config.loss or recipe.loss
-    own_loss = recipe.loss_options if loss == recipe.loss else {}
-    rounds = recipe.rounds if config.rounds is None else config.rounds
-    default = max(1, rounds // 20)
-    epochs = recipe.epochs if config.epochs is None else config.epochs
-
-    def or_else(value: Any, otherwise: Any) -> Any:
-        return otherwise if value is None else value
-
-    patience = or_else(config.patience, recipe.patience)
-    interval = evaluation_interval(rounds, config.participation, epochs)
-    interval = min(interval, choices.STOPPING_INTERVAL) if patience else interval
-    root = config.data_root or os.environ.get(ROOT_VARIABLE)
-
+    config = _filled(config, {key: getattr(recipe, key) for key in OF_RECIPE})
+    own = recipe.optimizer_options if config.optimizer == recipe.optimizer else {}
+    own_loss = recipe.loss_options if config.loss == recipe.loss else {}
+    rounds = int(config.rounds or 0)
+    interval = evaluation_interval(rounds, config.participation, int(config.epochs or 0))
+    interval = min(interval, choices.STOPPING_INTERVAL) if config.patience else interval
+    config = _filled(config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)})
+    config = _filled(config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own})
     filled = replace(
         config,
-        model=or_else(config.model, recipe.model),
         model_options={**own_model, **config.model_options},
-        rounds=rounds,
-        epochs=epochs,
-        batch_size=or_else(config.batch_size, recipe.batch_size),
-        lr=or_else(config.lr, recipe.lr),
-        optimizer=optimizer,
-        momentum=or_else(config.momentum, own.get("momentum", 0.0)),
-        weight_decay=or_else(config.weight_decay, own.get("weight_decay", 0.0)),
-        amsgrad=or_else(config.amsgrad, own.get("amsgrad", False)),
-        keep_optimizer=or_else(config.keep_optimizer, recipe.keep_optimizer),
-        loss=loss,
         loss_options={**own_loss, **(config.loss_options or {})},
-        patience=patience,
-        eval_every=or_else(config.eval_every, interval),
-        checkpoint_every=or_else(config.checkpoint_every, default),
-        **{**located(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
+        **located(replace(config, data_root=config.data_root or os.environ.get(ROOT_VARIABLE))),
+        **({} if given is None else {"dataset": given.name}),
     )
     _ = filled.training  # checks its numbers
     return filled
+
+
+def _filled(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
+    return replace(config, **{key: value for key, value in defaults.items() if getattr(config, key) is None})
 
 
 def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:

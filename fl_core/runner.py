@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,22 @@ from fl_core.task import Task, assemble
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is executed, which changes none of its bits; see :func:`run`.
+
+    Attributes:
+        clients: the client backend. The default is this process and its workers.
+    """
+
+    progress: bool = True
+    until: int | None = None
+    save_seconds: float = 0.0
+    loggers: Sequence[Logger] = ()
+    clients: ClientBackend | None = None
+    trained_by: MakesExecutor | None = None
 
 
 def run(
@@ -78,38 +95,28 @@ def run(
         task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
-    loggers = loggers_of(log)
+    how = Execution(progress, until, save_seconds, loggers_of(log), trained_by=trained_by)
     for note in task.notes():
         warnings.warn(note, stacklevel=2)
-    options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers, "trained_by": trained_by}
-    options["save_seconds"] = save_seconds
-    return start(task, out, instruments, command=command, **options)
+    return start(task, out, instruments, how, command=command)
 
 
 def start(
     task: Task,
     out: Path | str | None,
     instruments: Instruments,
+    how: Execution,
     *,
-    clients: ClientBackend | None = None,
     beside: Mapping[str, Any] | None = None,
     command: str = "",
-    progress: bool = True,
-    until: int | None = None,
-    save_seconds: float = 0.0,
-    loggers: Sequence[Logger] = (),
-    trained_by: MakesExecutor | None = None,
 ) -> Engine:
     """Begin a run of a checked task, otherwise as :func:`run`.
 
     Args:
-        clients: the client backend. The default is this process and its workers.
         beside: more entries of the run's configuration.
     """
-    rest: dict[str, Any] = {"loggers": loggers, "clients": clients, "trained_by": trained_by}
-    rest["save_seconds"] = save_seconds
     if out is None:
-        return _execute(task, instruments, None, progress, until, **rest)
+        return _execute(task, instruments, None, how)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
@@ -123,7 +130,7 @@ def start(
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
-        return _execute(task, instruments, writer, progress, until, **rest)
+        return _execute(task, instruments, writer, how)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -184,11 +191,10 @@ def resume(
         _check_device(task.config.device)
         loggers = loggers_of(log)
         living = None if clients is None else clients(stored, task)
-        rest: dict[str, Any] = {"loggers": loggers, "clients": living, "trained_by": trained_by}
-        rest["save_seconds"] = save_seconds
+        how = Execution(progress, until, save_seconds, loggers, living, trained_by)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
-            return _execute(task, instruments, writer, progress, until, **rest)
+            return _execute(task, instruments, writer, how)
 
         def accept(found: store.Checkpoint) -> None:
             restore.check_same_start(task, writer.path, weights=task.start is not None)
@@ -204,7 +210,7 @@ def resume(
                 "undisturbed run's",
                 stacklevel=2,
             )
-        return _execute(task, instruments, writer, progress, until, resume_from=done, **rest)
+        return _execute(task, instruments, writer, how, done)
 
 
 def _check_device(name: str) -> None:
@@ -238,13 +244,8 @@ def _execute(
     task: Task,
     instruments: Instruments,
     writer: writing.Writer | None,
-    progress: bool,
-    until: int | None,
+    how: Execution,
     resume_from: int = 0,
-    save_seconds: float = 0.0,
-    loggers: Sequence[Logger] = (),
-    clients: ClientBackend | None = None,
-    trained_by: MakesExecutor | None = None,
 ) -> Engine:
     config = task.config
     place = {client.name: k for k, client in enumerate(task.data.clients)}
@@ -258,13 +259,14 @@ def _execute(
         int(config.checkpoint_every or 1),
         config.local_scores,
         config.local_models,
-        pause=until,
-        save_seconds=save_seconds,
+        pause=how.until,
+        save_seconds=how.save_seconds,
         dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
+    clients = how.clients
     with ExitStack() as stack:
         if clients is None:
-            make = trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
+            make = how.trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
             pool = stack.enter_context(closing(make(client_runner)))
             clients = LocalClients(pool, task.data, initial, writer.path if writer else None)
         engine = Engine(
@@ -278,16 +280,16 @@ def _execute(
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
             on_divergence=config.on_divergence,
-            loggers=loggers,
+            loggers=how.loggers,
             stopping=StoppingRule(config.patience, MAIN[task.data.task]) if config.patience else None,
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
-        with opened(loggers, logged, lambda: engine.finished):
+        with opened(how.loggers, logged, lambda: engine.finished):
             try:
-                engine.run(progress)
+                engine.run(how.progress)
             except (RunError, OSError):
                 raise
             except Exception as error:  # a hook may raise it for a forged state

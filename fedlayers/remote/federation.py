@@ -24,7 +24,7 @@ from fedlayers.remote.site_data import Moments
 from fl_core import runner, tree
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
-from fl_core.data.placeholder import FederationMetadata, placeholder_data
+from fl_core.data.placeholder import placeholder_data
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS
 from fl_core.dropout import read_trace
@@ -110,8 +110,8 @@ def federate(
     home = join(line, task, facts, run, secure_sum, compress)
     ways = ({"secure_sum": True} if secure_sum else {}) | ({"compress": compress} if compress else {})
     beside = {FEDERATION: {"run": run, **ways, "sites": [_known(each) for each in facts]}}
-    options: dict[str, Any] = {"progress": progress, "until": until, "loggers": loggers_of(log)}
-    return runner.start(task, out, instruments, clients=home, beside=beside, command=command, **options)
+    how = runner.Execution(progress, until, loggers=loggers_of(log), clients=home)
+    return runner.start(task, out, instruments, how, beside=beside, command=command)
 
 
 def resume(
@@ -280,18 +280,7 @@ def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
 
 def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
     """Return the federation's data as the server knows them."""
-    first = facts[0]
-    return placeholder_data(
-        FederationMetadata(
-            *(dataset, tuple(first["shape"]), tuple(first["classes"])),
-            sizes={each["name"]: each["sizes"] for each in facts},
-            digests={each["name"]: each["digest"] for each in facts},
-            tokens=first["tokens"],
-            mean=tuple(first["mean"]),
-            std=tuple(first["std"]),
-            images=first["images"],
-        )
-    )
+    return placeholder_data(dataset, facts[0], {each["name"]: each for each in facts})
 
 
 def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> Task:

@@ -18,14 +18,14 @@ from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_null
 from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
 from fedlayers.remote.privacy import Account, Privacy, hidden
 from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of, refusal
-from fedlayers.remote.site_data import SiteData, federation_of
+from fedlayers.remote.site_data import SiteData
 from fedlayers.remote.state_store import StateStore
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, find
 from fl_core.algorithms.model_template import StateSchema
 from fl_core.algorithms.options import configurations
 from fl_core.config import DEALING, READING, RunConfig, check
-from fl_core.data.placeholder import placeholder_client
+from fl_core.data.placeholder import placeholder_client, placeholder_data
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.execution.client_backend import LocalClients
@@ -252,7 +252,7 @@ class _Joined:
             raise PacketError("the server's digest and sizes must be those of this site's data; got others.")
         try:
             with counted(site.policy.check_size):
-                data = federation_of(asked["dataset"], facts, others, {site.name: own})
+                data = placeholder_data(asked["dataset"], facts, others, {site.name: own})
                 self.task = assemble(config, data=data)
         except Exception as error:  # of torch or of the model, on values that no check foresees
             if isinstance(error, (UsageError, RunError)) or lacks_memory(error):

@@ -21,7 +21,7 @@ from fl_core.data.federated import ClientData, Split
 from fl_core.data.loading import open_named
 from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import check_shares, split_of
-from fl_core.data.placeholder import FederationMetadata, digest_of, placeholder_data
+from fl_core.data.placeholder import digest_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
@@ -145,7 +145,23 @@ class PresplitData:
         self.sizes: Mapping[str, int] = {split: len(self._client.split(split)) for split in SPLITS}
 
     def facts(self) -> dict[str, Any]:
-        return {"sizes": dict(self.sizes), "digest": digest_of(self._client), **common(self.name, self._data)}
+        data = self._data
+        return {
+            "name": self.name,
+            "dataset": data.name if data.name in DATASETS else "",
+            "sizes": dict(self.sizes),
+            "digest": digest_of(self._client),
+            "shape": list(data.shape),
+            "classes": list(data.classes),
+            "tokens": data.shape.tokens if isinstance(data.shape, TokenShape) else 0,
+            "words": digest_of_words(data.words),
+            "mean": [float(each) for each in data.mean],
+            "std": [float(each) for each in data.std],
+            "images": data.images,
+            "scale": "none",
+            "impute": "none",
+            "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
+        }
 
     def drawn(self, number: int, seed: int, scaling: Preprocessing | None = None) -> ClientData:
         return self._client
@@ -164,44 +180,6 @@ class PresplitData:
 def _check_task(name: str, task: str) -> None:
     if task not in (CLASSIFICATION, REGRESSION):
         raise UsageError(f"site {name!r}: task must be {CLASSIFICATION} or {REGRESSION} over the network; got {task}.")
-
-
-def common(name: str, data: FederatedData) -> dict[str, Any]:
-    """Return the facts in which all sites of a federation must agree."""
-    return {
-        "name": name,
-        "dataset": data.name if data.name in DATASETS else "",
-        "shape": list(data.shape),
-        "classes": list(data.classes),
-        "tokens": data.shape.tokens if isinstance(data.shape, TokenShape) else 0,
-        "words": digest_of_words(data.words),
-        "mean": [float(each) for each in data.mean],
-        "std": [float(each) for each in data.std],
-        "images": data.images,
-        "scale": "none",
-        "impute": "none",
-        "columns": [] if data.preprocessing is None else list(data.preprocessing.columns),
-    }
-
-
-def federation_of(
-    dataset: str, facts: Mapping[str, Any], sites: Mapping[str, Any], own: Mapping[str, ClientData]
-) -> FederatedData:
-    """Return the federation's data as a site knows them: its own samples, and other sites' names, sizes and digests."""
-    return placeholder_data(
-        FederationMetadata(
-            dataset,
-            tuple(facts["shape"]),
-            tuple(facts["classes"]),
-            {name: each["sizes"] for name, each in sites.items()},
-            {name: each["digest"] for name, each in sites.items()},
-            tokens=facts["tokens"],
-            mean=tuple(facts["mean"]),
-            std=tuple(facts["std"]),
-            images=facts["images"],
-        ),
-        own,
-    )
 
 
 def digests_of(x: Array, y: Array) -> list[bytes]:

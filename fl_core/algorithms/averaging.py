@@ -8,9 +8,68 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fl_core.algorithms.base import Algorithm, Round, register
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Round, State, register
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
+from fl_core.tree import Tree
+
+
+class Pulled(Algorithm):
+    """Base of algorithms with a pull to the received model: loss + (pull / 2) ||w - w_received||^2.
+
+    Only trainable parameters are pulled. With a pull of 0 an algorithm trains as without, bit for bit.
+    """
+
+    def pull(self, index: int) -> float:
+        """Return the strength of the pull in a round, counted from 0. Default: the option ``lam``."""
+        return float(self.config.lam)
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return with_term(super().phases(rnd, client), "pulled_loss", self.pull(rnd.index))
+
+    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Return the local objective with the pull."""
+        return self.loss(params, batch, ctx) + half_pull(self.pull(ctx.round), params, ctx)
+
+
+class PersonalCopy(Algorithm):
+    """Base of algorithms whose clients keep a personal model next to their copy of the global one."""
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.trees["personal"] = tree.clone(initial)
+        return state
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {**super().models(server, client, rnd), "personal": client.trees["personal"]}
+
+
+class OwnModel(Algorithm):
+    """Base of algorithms whose clients keep their whole model between rounds. It is the one that is evaluated."""
+
+    evaluates = "personal"
+
+    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
+        return self.task_info.tensors
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        return {self.evaluates: client.trees["model"]}
+
+
+class ServerMade(Algorithm):
+    """Base of algorithms whose server makes a model for each client. What it would send now is evaluated."""
+
+    evaluates = "personal"
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.meta["client"] = client
+        return state
+
+    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
+        made = self.server_message(server, client.meta["client"], rnd).trees["model"]
+        return {self.evaluates: {**client.trees["model"], **made}}
 
 
 @register
@@ -36,7 +95,7 @@ class FedAvg(Algorithm):
 
 
 @register
-class FedProx(Algorithm):
+class FedProx(Pulled):
     """FedAvg with a pull to the received model: loss + (mu / 2) ||w - w_received||^2 (Li et al. 2020).
 
     Only trainable parameters are pulled. With mu = 0 this is FedAvg, bit for bit.
@@ -51,12 +110,8 @@ class FedProx(Algorithm):
     class Config:
         mu: float = 0.1
 
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return with_term(super().phases(rnd, client), "pulled_loss", self.config.mu)
-
-    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Return the local objective with the pull."""
-        return self.loss(params, batch, ctx) + half_pull(self.config.mu, params, ctx)
+    def pull(self, index: int) -> float:
+        return float(self.config.mu)
 
 
 class FineTuned(Algorithm):

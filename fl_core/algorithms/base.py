@@ -152,6 +152,7 @@ class Algorithm:
         self.options: Mapping[str, Any] = dict(config or {})
         self.config: Any = configured(type(self), self.options)
         self.plan: LayerPlan | None = plan
+        self.setup()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -188,6 +189,9 @@ class Algorithm:
         if not callable(attribute):
             check_known(what, name, contract.methods(self))
         return cast(Callable[..., Any], attribute)
+
+    def setup(self) -> None:
+        """Check the options against the task, and keep what is fixed during a run. Default: nothing."""
 
     def notes(self) -> list[str]:
         """Warnings about this algorithm for this model and these clients, a plain line each. Default: none."""

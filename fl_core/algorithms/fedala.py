@@ -10,7 +10,8 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
-from fl_core.algorithms.base import Algorithm, Message, Round, State, register
+from fl_core.algorithms.averaging import OwnModel
+from fl_core.algorithms.base import Message, Round, State, register
 from fl_core.errors import UsageError
 from fl_core.training.context import Context
 from fl_core.training.steps import Batch
@@ -20,7 +21,7 @@ WEIGHTS = "weights"
 
 
 @register
-class FedALA(Algorithm):
+class FedALA(OwnModel):
     """A client mixes its own and the global model, entry by entry, so that its loss falls (FedALA; Zhang et al. 2023).
 
     Training starts from own + (received - own) * W (Eq. 3). In the last ``layers`` layers that train, W has one weight
@@ -44,7 +45,6 @@ class FedALA(Algorithm):
     name = "fedala"
     paper = "Zhang et al. 2023"
     keeps = "its model, and weights of its last layers"
-    evaluates = "personal"
 
     @dataclass(frozen=True)
     class Config:
@@ -63,9 +63,6 @@ class FedALA(Algorithm):
                 )
             if self.window < 2:
                 raise UsageError(f"fedala: window must be at least 2; got {self.window}. Choose more passes.")
-
-    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.task_info.tensors
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
         """Names of the parameters whose entries have weights: those of the last layers, as far as they travel."""
@@ -108,6 +105,3 @@ class FedALA(Algorithm):
         moved = zip(weights.items(), grads, strict=True)
         rate = self.config.rate
         return loss.item(), {n: (w - rate * grad * (received[n] - own[n])).clamp(0, 1) for (n, w), grad in moved}
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        return {self.evaluates: client.trees["model"]}

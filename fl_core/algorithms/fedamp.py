@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
-from fl_core.algorithms.averaging import half_pull, with_term
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
+from fl_core.algorithms.averaging import OwnModel, Pulled, ServerMade
+from fl_core.algorithms.base import Message, Observation, Round, State, Update, register
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.layers import Layer
 from fl_core.training.context import Context
-from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 AGGREGATION_WEIGHT = "aggregation_weight"
@@ -25,7 +24,7 @@ PAIRS = 50_000
 NORMS = {"l2": 2, "l1": 1}
 
 
-class Mixing(Algorithm):
+class Mixing(ServerMade):
     """Base of algorithms whose server keeps each client's last upload and mixes a model for each client from them.
 
     A client that has not replied yet counts with the common initial model. An algorithm defines its :attr:`units`, by
@@ -93,11 +92,6 @@ class Mixing(Algorithm):
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": self.mixture(server, client, rnd)})
 
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        state.meta["client"] = client
-        return state
-
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         # messages depend on all uploads of the round before, so none changes until every client has been served
         server.trees |= {_slot(update.client): update.message.trees["model"] for update in list(updates)}
@@ -107,20 +101,14 @@ def _slot(client: int) -> str:
     return f"client/{client}"
 
 
-class Keeping(Mixing):
+class Keeping(OwnModel, Mixing):
     """Base of algorithms that mix whole models while clients keep their own model between rounds."""
 
     travels, keeps = "a mixture down, its model up", "its model"
 
-    def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.task_info.tensors
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        return {self.evaluates: client.trees["model"]}
-
 
 @register
-class FedAMP(Keeping):
+class FedAMP(Pulled, Keeping):
     """A pull of every client to its own cloud model, mixed by the similarity of models (Huang et al. 2021).
 
     Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j. The weights are xi_ij =
@@ -172,12 +160,8 @@ class FedAMP(Keeping):
         own, cloud = state.trees["model"], message.trees["model"]
         return own if self.config.start == "own" else {**own, **cloud}
 
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return with_term(super().phases(rnd, client), "pulled_loss", self.config.lam)
-
-    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Return the local objective with the pull to the mixture."""
-        return self.loss(params, batch, ctx) + half_pull(self.config.lam / self._alpha(ctx.round), params, ctx)
+    def pull(self, index: int) -> float:
+        return float(self.config.lam / self._alpha(index))
 
     def _alpha(self, index: int) -> float:
         """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Observation, Round, State, TaskInfo, register
+from fl_core.algorithms.base import Observation, Round, State, register
 from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import drawn
@@ -18,7 +18,6 @@ from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
 from fl_core.models.heads import split_head
 from fl_core.models.prompted import PROMPTS, Prompted, Transform
-from fl_core.plan import LayerPlan
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.context import Context
 from fl_core.training.phases import Group, Phase
@@ -111,12 +110,11 @@ class FedPFT(Contrasting):
         mask_unfilled: bool = True
         attention: int = 20
 
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        self.views = MoCoViews(task_info.mean, task_info.std)
-        if self.config.feature_epochs is not None and self.config.feature_epochs > task_info.epochs:
+    def setup(self) -> None:
+        self.views = MoCoViews(self.task_info.mean, self.task_info.std)
+        if self.config.feature_epochs is not None and self.config.feature_epochs > self.task_info.epochs:
             raise UsageError(
-                f"{self.name}: feature_epochs must be at most {task_info.epochs}, the epochs of a round; "
+                f"{self.name}: feature_epochs must be at most {self.task_info.epochs}, the epochs of a round; "
                 f"got {self.config.feature_epochs}."
             )
 
@@ -285,9 +283,9 @@ class TwoStage(FedPFT):
         personal_head: ClassVar[bool] = False
         contrast_prompts: ClassVar[int] = 0
 
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        if self.config.stage_rounds is None and not task_info.rounds:
+    def setup(self) -> None:
+        super().setup()
+        if self.config.stage_rounds is None and not self.task_info.rounds:
             raise UsageError(
                 f"{self.name}: stage_rounds must be set if the number of rounds is unknown. "
                 "Set --option stage_rounds=N."

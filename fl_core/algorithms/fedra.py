@@ -7,7 +7,7 @@ FedRA is by Su et al. 2024. By default all train low-rank adapters and the last 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,11 +15,10 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
 from fl_core.errors import UsageError
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import inside, with_optional_blocks
-from fl_core.plan import LayerPlan
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
@@ -139,16 +138,14 @@ class Limited(Blockwise):
             if self.depths and self.random_depths:
                 raise UsageError("depths must be left out with random_depths; got both. Choose one.")
 
-    def __init__(
-        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(task_info, plan, config)
-        if not task_info.blocks:
+    def setup(self) -> None:
+        tensors, blocks = self.task_info.tensors, self.task_info.blocks
+        if not blocks:
             raise UsageError(
                 f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
             )
-        self.fixed = allocation.fixed_depths(self.config.depths, len(task_info.n_train), len(task_info.blocks))
-        self.always = task_info.tensors.difference(*(inside(task_info.tensors, path) for path in task_info.blocks))
+        self.fixed = allocation.fixed_depths(self.config.depths, len(self.task_info.n_train), len(blocks))
+        self.always = tensors.difference(*(inside(tensors, path) for path in blocks))
 
     def depth(self, rnd: Round, client: int) -> int:
         """Return how many blocks the client can hold in this round."""
@@ -217,13 +214,11 @@ class FedRA(Limited):
     class Config(Limited.Config):
         allocation: Literal["keep", "cover"] = "keep"
 
-    def __init__(
-        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(task_info, plan, config)
-        if self.covers and not self.config.random_depths and sum(self.fixed) < len(task_info.blocks):
+    def setup(self) -> None:
+        super().setup()
+        if self.covers and not self.config.random_depths and sum(self.fixed) < len(self.task_info.blocks):
             raise UsageError(
-                f"fedra: the depths must sum to at least {len(task_info.blocks)} blocks with allocation=cover; "
+                f"fedra: the depths must sum to at least {len(self.task_info.blocks)} blocks with allocation=cover; "
                 f"got {sum(self.fixed)}. Use allocation=keep."
             )
 

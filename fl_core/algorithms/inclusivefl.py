@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fl_core import tree
-from fl_core.algorithms.base import Message, Round, State, TaskInfo, Update, register
+from fl_core.algorithms.base import Message, Round, State, Update, register
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
@@ -65,19 +65,17 @@ class InclusiveFL(Limited):
                 tree.check_same(here, there, first, other)
         return built
 
-    def __init__(
-        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(task_info, plan, config)
-        last = LayerPlan.last(task_info.layers)
-        last_layer = last.body_tensors - task_info.frozen - task_info.never_sent
+    def setup(self) -> None:
+        super().setup()
+        last = LayerPlan.last(self.task_info.layers)
+        last_layer = last.body_tensors - self.task_info.frozen - self.task_info.never_sent
         self.heads = last_layer if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
             raise UsageError(
                 f"inclusivefl: the last layer must follow all blocks with own_heads; "
                 f"got {listing(last.shared)} inside one."
             )
-        depths = range(1, len(task_info.blocks) + 1) if self.config.random_depths else self.fixed
+        depths = range(1, len(self.task_info.blocks) + 1) if self.config.random_depths else self.fixed
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
 
     def server_state(self, initial: Tree) -> State:

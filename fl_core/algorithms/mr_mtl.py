@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fl_core.algorithms.averaging import half_pull, with_term
-from fl_core.algorithms.base import Algorithm, Message, Round, State, register
+from fl_core.algorithms.averaging import Pulled
+from fl_core.algorithms.base import Message, Round, State, register
 from fl_core.training.context import Context
-from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 
 @register
-class MRMTL(Algorithm):
+class MRMTL(Pulled):
     """One model a client, pulled to the mean of all clients' models (MR-MTL; Liu et al. 2022, Algorithm A1).
 
     A client goes on from its own model w. It minimises loss(w) + (lam / 2) ||w - mean||^2. The server averages what
@@ -38,13 +34,3 @@ class MRMTL(Algorithm):
 
     def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         return {**message.trees["model"], **state.trees["model"]}
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return with_term(super().phases(rnd, client), "pulled_loss", self.config.lam)
-
-    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Return the local objective with the pull to the mean."""
-        return self.loss(params, batch, ctx) + half_pull(self.config.lam, params, ctx)
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}

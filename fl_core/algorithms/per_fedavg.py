@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_core import tree
+from fl_core.algorithms.averaging import PersonalCopy
 from fl_core.algorithms.base import Algorithm, Round, State, Update, register
 from fl_core.algorithms.options import Count, Positive
 from fl_core.training.context import Context
@@ -89,7 +89,7 @@ class PerFedAvg(Algorithm):
 
 
 @register
-class PFedMe(Algorithm):
+class PFedMe(PersonalCopy):
     """Personal models as proximal points of the global one (Dinh et al. 2020).
 
     For each batch ``inner_steps`` steps are taken on theta, with
@@ -121,11 +121,6 @@ class PFedMe(Algorithm):
         beta: float = 1.0
         decay: float = 0.0
 
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        state.trees["personal"] = tree.clone(initial)
-        return state
-
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (Phase("train", self.task_info.tensors, self.task_info.epochs, step="envelope_step"),)
 
@@ -153,9 +148,6 @@ class PFedMe(Algorithm):
                 for name in layer.parameters:
                     mean = server.trees["model"][name]
                     server.trees["model"][name] = before[name] + beta * (mean - before[name])
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        return {**super().models(server, client, rnd), "personal": client.trees["personal"]}
 
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:

@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo, Update, register
+from fl_core.algorithms.averaging import ServerMade
+from fl_core.algorithms.base import Message, Round, State, Update, register
 from fl_core.algorithms.options import Count, Positive
-from fl_core.plan import LayerPlan
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
@@ -51,7 +51,7 @@ def apply_linear(net: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 @register
-class PFedHN(Algorithm):
+class PFedHN(ServerMade):
     """A hypernetwork on the server that maps each client's embedding to its whole model (Shamsian et al. 2021).
 
     An embedding has 1 + N // 4 numbers for N clients. It passes through Linear and then three times (ReLU, Linear). All
@@ -77,7 +77,6 @@ class PFedHN(Algorithm):
     name = "pfedhn"
     paper = "Shamsian et al. 2021"
     travels = "a generated model down, its change up"
-    evaluates = "personal"
 
     @dataclass(frozen=True)
     class Config:
@@ -89,9 +88,8 @@ class PFedHN(Algorithm):
         hidden: Count = 100
         begins: Literal["drawn", "common"] = "drawn"
 
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        self.parameters = task_info.parameters - task_info.frozen
+    def setup(self) -> None:
+        self.parameters = self.task_info.parameters - self.task_info.frozen
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.parameters
@@ -134,11 +132,6 @@ class PFedHN(Algorithm):
         began = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
         return Message({"delta": tree.subtract(began, message.trees["model"])}, message.meta)
 
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        state.meta["client"] = client
-        return state
-
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         like = server.trees["model"]
         replies = list(updates)  # all clients have been served before the first step
@@ -152,7 +145,3 @@ class PFedHN(Algorithm):
                 speed[name].add_(tensor, alpha=self.config.weight_decay)
                 tensor.sub_(speed[name], alpha=self.config.lr)
         server.trees |= {PURPOSE: net, "momentum": speed}
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        generated = self.server_message(server, client.meta["client"], rnd).trees["model"]
-        return {self.evaluates: {**client.trees["model"], **generated}}

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Message, Observation, Round, State, TaskInfo, Update, register
+from fl_core.algorithms.base import Message, Observation, Round, State, Update, register
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.options import Count, Positive
 from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
 from fl_core.tree import Tree
 
 CHUNK = 1 << 16  # entries of a tensor in one batch of inner products
@@ -74,9 +73,9 @@ class PFedLA(Mixing):
         unit: Literal["module", "layer", "model"] = "module"
         temperature: Positive = 1.0
 
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
-        by_unit = {"module": tuple(_modules(task_info.layers)), "layer": task_info.layers, "model": super().units}
+    def setup(self) -> None:
+        layers = self.task_info.layers
+        by_unit = {"module": tuple(_modules(layers)), "layer": layers, "model": super().units}
         self._units = by_unit[self.config.unit]
 
     @property
@@ -131,10 +130,6 @@ class PFedLA(Mixing):
                 learned = dict(self._learned(server, replies, rnd))
         super().aggregate(server, replies, rnd)
         server.trees |= learned
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        mixed = self.server_message(server, client.meta["client"], rnd).trees["model"]
-        return {self.evaluates: {**client.trees["model"], **mixed}}
 
     def _learned(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
         """Train the hypernetwork of each client that replied by one step, and yield the results."""
@@ -211,8 +206,8 @@ class HeurpFedLA(PFedLA):
         k: int = 1
         warmup: int = 0
 
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
-        super().__init__(task_info, plan, config)
+    def setup(self) -> None:
+        super().setup()
         if self.config.k > len(self.units):
             raise UsageError(
                 f"{self.name}: k must be at most {len(self.units)}, the model's units; got {self.config.k}."

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fl_core import tree
-from fl_core.algorithms.averaging import half_pull, with_term
-from fl_core.algorithms.base import Algorithm, Round, State, register
-from fl_core.training.context import Context
+from fl_core.algorithms.averaging import PersonalCopy, Pulled, with_term
+from fl_core.algorithms.base import Round, register
 from fl_core.training.phases import Phase
-from fl_core.tree import Tree
 
 
 @register
-class Ditto(Algorithm):
+class Ditto(Pulled, PersonalCopy):
     """FedAvg's global model with a personal model next to it that is pulled to the global one (Li et al. 2021).
 
     The personal objective is loss(v) + (lam / 2) ||v - w_received||^2. Only the global copies are averaged. The global
@@ -34,22 +28,10 @@ class Ditto(Algorithm):
         lam: float = 0.1
         personal_epochs: int | None = None
 
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        state.trees["personal"] = tree.clone(initial)
-        return state
-
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         epochs = self.task_info.epochs if self.config.personal_epochs is None else self.config.personal_epochs
         personal = (Phase("personal", self.task_info.tensors, epochs, state_key="personal"),)
         return (
             Phase("global", self.task_info.tensors, self.task_info.epochs),
-            *with_term(personal, "personal_loss", self.config.lam),
+            *with_term(personal, "pulled_loss", self.config.lam),
         )
-
-    def personal_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Return the personal objective on one batch."""
-        return self.loss(params, batch, ctx) + half_pull(self.config.lam, params, ctx)
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        return {**super().models(server, client, rnd), "personal": client.trees["personal"]}

@@ -9,7 +9,6 @@ from typing import Any
 
 from fl_core.algorithms.base import Algorithm, TaskInfo, find
 from fl_core.algorithms.contract import HOOK_SPECS
-from fl_core.plan import LayerPlan
 
 
 class AlgorithmWrapper(Algorithm):
@@ -23,13 +22,10 @@ class AlgorithmWrapper(Algorithm):
     class Config:
         base: str = "fedavg"
 
-    def __init__(
-        self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(task_info, plan, config)
+    def setup(self) -> None:
         own_keys = {field.name for field in fields(self.Config)}
         options = {key: value for key, value in self.options.items() if key not in own_keys}
-        self.inner = self.base_algorithm(self.options)(self.inner_task_info(), plan, options)
+        self.inner = self.base_algorithm(self.options)(self.inner_task_info(), self.plan, options)
         self.evaluates, self.static_traffic = self.inner.evaluates, self.inner.static_traffic
         self.uses_plan = self.uses_plan or self.inner.uses_plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -170,10 +170,7 @@ class FederatedData:
             UsageError: there is no such client, or no other.
         """
         left_out = self.client(name)
-        if len(self.clients) < 2:
-            raise UsageError(
-                f"leave_out_client must leave at least one client; got the only one, {name!r}. Name one of several."
-            )
+        _check_rest(self.clients, name)
         digest = hashlib.sha256(f"{self.digest}|without {name}".encode()).hexdigest()
         rest = tuple(client for client in self.clients if client is not left_out)
         return replace(self, clients=rest, left_out=left_out, digest=digest)
@@ -208,14 +205,11 @@ def gather(
         UsageError: the partition was made for another source, or has no client to leave out.
     """
     partition.check(source)
+    left = partition.indices
     if leave_out_client is not None:
-        check_known("client to leave out", leave_out_client, partition.indices)
-    taking_part = [part for name, part in partition.indices.items() if name != leave_out_client]
-    if not taking_part:
-        raise UsageError(
-            f"leave_out_client must leave at least one client; got the only one, {leave_out_client!r}. "
-            "Name one of several."
-        )
+        check_known("client to leave out", leave_out_client, left)
+        _check_rest(list(left), leave_out_client)
+    taking_part = [part for name, part in left.items() if name != leave_out_client]
     train = np.concatenate([part["train"] for part in taking_part])
     whole, source = source, source.fitted(train, preprocessing)
     clients = tuple(
@@ -230,6 +224,13 @@ def gather(
         preprocessing=source.preprocessing,
     )
     return made if leave_out_client is None else made.without(leave_out_client)
+
+
+def _check_rest(clients: Sequence[object], name: str) -> None:
+    if len(clients) < 2:
+        raise UsageError(
+            f"leave_out_client must leave at least one client; got the only one, {name!r}. Name one of several."
+        )
 
 
 def _split(source: Source, indices: np.ndarray) -> Split:

@@ -16,6 +16,7 @@ from fl_core.data import arrays, files, image_folders, roles, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
+from fl_core.data.own import cells_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
@@ -128,7 +129,7 @@ class Inputs:
                 )
             return self._texts(new, "texts", arrays.row_of_array)
         if isinstance(new, pd.DataFrame) and self.columns and {*self.columns} <= {*new.columns}:
-            cells = {name: _cells(new[name]) for name in self.columns}
+            cells = {name: cells_of(new[name]) for name in self.columns}
             x = tables.features(Path("the table"), cells, arrays.row_of_array, True, self._words)
             named = self._ids("the table", list(new.columns), ids)
             made = self._arrays(x, "the table", arrays.row_of_array)
@@ -237,10 +238,3 @@ class Inputs:
 def _check_no_ids(ids: Sequence[str] | None, where: str) -> None:
     if ids:
         raise UsageError(f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out.")
-
-
-def _cells(column: pd.Series) -> arrays.Cells:
-    """Return a column of a DataFrame as the cells of a file; a missing word is an empty cell."""
-    if pd.api.types.is_numeric_dtype(column):
-        return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return ["" if pd.isna(value) else str(value) for value in column]

@@ -70,12 +70,12 @@ def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
         raise UsageError("data must have rows; got a DataFrame without any. Add samples.")
 
     def columns(names: Sequence[str], texts: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
-        return {name: _cells(frame.iloc[:, header.index(name)], name in texts) for name in names}, arrays.row_of_array
+        return {name: cells_of(frame.iloc[:, header.index(name)], name in texts) for name in names}, arrays.row_of_array
 
     return tables.table(where, NAME, header, columns, reading)
 
 
-def _cells(column: pd.Series, text: bool) -> Cells:
+def cells_of(column: pd.Series, text: bool = False) -> Cells:
     """Return a column as a table's file gives it: float64 [n] with NaN for missing numbers, or text."""
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import torch
 
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS, Partition
-from fl_core.data.preprocessing import Preprocessing
 from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.seeds import torch_generator
 from fl_core.tokens import TokenShape
@@ -20,51 +19,41 @@ from fl_core.tokens import TokenShape
 NATURAL = "natural"
 
 
-@dataclass(frozen=True)
-class FederationMetadata:
-    """Facts of a federation's data without samples: common properties, and the number of samples of each client.
-
-    Attributes:
-        name: of the dataset. sizes: of each client's splits, by the client's name.
-        digests: of each client's samples, by the client's name.
-        tokens: the number of token ids of texts, otherwise 0. The other fields are as in :class:`FederatedData`.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    sizes: Mapping[str, Mapping[str, int]]
-    digests: Mapping[str, str]
-    tokens: int = 0
-    words: tuple[str, ...] | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    images: bool = False
-    preprocessing: Preprocessing | None = None
-
-
-def placeholder_data(facts: FederationMetadata, held: Mapping[str, ClientData] | None = None) -> FederatedData:
+def placeholder_data(
+    name: str,
+    facts: Mapping[str, Any],
+    sites: Mapping[str, Mapping[str, Any]],
+    held: Mapping[str, ClientData] | None = None,
+) -> FederatedData:
     """Return the federation with the samples of the clients in ``held``, and for the others zeros without memory.
 
     Its digest is one over the clients' digests.
 
-    >>> made = placeholder_data(FederationMetadata("toy", (3,), ("no", "yes"), {"a": {"train": 9, "validation": 2,
-    ...     "test": 4}}, {"a": "5f"}))
+    Args:
+        name: of the dataset.
+        facts: what all samples have in common. ``tokens`` is the number of token ids of texts, otherwise 0. The others
+            are ``shape``, ``classes``, ``mean``, ``std`` and ``images``, as in :class:`FederatedData`.
+        sites: the ``sizes`` of each client's splits and the ``digest`` of its samples, by the client's name.
+
+    >>> facts = {"shape": [3], "classes": ["no", "yes"], "tokens": 0, "mean": [], "std": [], "images": False}
+    >>> sizes = {"train": 9, "validation": 2, "test": 4}
+    >>> made = placeholder_data("toy", facts, {"a": {"sizes": sizes, "digest": "5f"}})
     >>> made.weights, made.clients[0].test.x.shape, made.clients[0].test.x.untyped_storage().nbytes()
     ((9,), torch.Size([4, 3]), 4)
     """
-    shape = TokenShape(facts.shape, facts.tokens) if facts.tokens else tuple(facts.shape)
-    clients = [(held or {}).get(name) or _empty(name, sizes, facts) for name, sizes in facts.sizes.items()]
-    source = hashlib.sha256("".join(f"{name}|{facts.digests[name]}\n" for name in facts.sizes).encode()).hexdigest()
-    partition = _partition(facts.sizes, source)
+    plain = tuple(facts["shape"])
+    shape = TokenShape(plain, facts["tokens"]) if facts["tokens"] else plain
+    sizes = {client: each["sizes"] for client, each in sites.items()}
+    clients = [(held or {}).get(client) or _empty(client, counts, facts) for client, counts in sizes.items()]
+    digests = "".join(f"{client}|{each['digest']}\n" for client, each in sites.items())
+    source = hashlib.sha256(digests.encode()).hexdigest()
+    partition = _partition(sizes, source)
     digest = hashlib.sha256(f"{source}|{partition.digest}".encode()).hexdigest()
     return FederatedData(
-        *(facts.name, shape, tuple(facts.classes), tuple(clients), partition, source, digest),
-        words=facts.words,
-        mean=tuple(facts.mean),
-        std=tuple(facts.std),
-        images=facts.images,
-        preprocessing=facts.preprocessing,
+        *(name, shape, tuple(facts["classes"]), tuple(clients), partition, source, digest),
+        mean=tuple(facts["mean"]),
+        std=tuple(facts["std"]),
+        images=facts["images"],
     )
 
 
@@ -104,31 +93,20 @@ def _drawn(task: str, shape: torch.Size, n_classes: int, draw: torch.Generator) 
     return y
 
 
-def _empty(name: str, sizes: Mapping[str, int], facts: FederationMetadata) -> ClientData:
-    kind = torch.int64 if facts.tokens else torch.float32
-    label = torch.int64 if facts.classes else torch.float32
-
-    def zeros(n: int) -> Split:
-        return Split(torch.zeros((), dtype=kind).expand(n, *facts.shape), torch.zeros((), dtype=label).expand(n))
-
-    return ClientData(name, **{split: zeros(sizes[split]) for split in SPLITS})
+def _empty(name: str, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> ClientData:
+    kind, label = torch.zeros((), dtype=torch.int64 if facts["tokens"] else torch.float32), torch.zeros(())
+    label = label.long() if facts["classes"] else label
+    splits = {split: Split(kind.expand(sizes[split], *facts["shape"]), label.expand(sizes[split])) for split in SPLITS}
+    return ClientData(name, **splits)
 
 
 def _partition(sizes: Mapping[str, Mapping[str, int]], source_digest: str) -> Partition:
     """Return a partition that numbers the samples client by client and split by split."""
-    indices: dict[str, dict[str, Any]] = {}
-    at = 0
-    for name, counts in sizes.items():
-        indices[name] = {}
-        for split in SPLITS:
-            indices[name][split] = np.arange(at, at := at + counts[split], dtype=np.int64)
-    params = {"clients": len(indices), "splits": _shares(sizes)}
-    return Partition(NATURAL, params, 0, indices, at, source_digest)
-
-
-def _shares(sizes: Mapping[str, Mapping[str, int]]) -> list[float]:
-    counts: Sequence[int] = [sum(each[split] for each in sizes.values()) for split in SPLITS]
-    return [count / max(1, sum(counts)) for count in counts]
+    counts = [sum(each[split] for each in sizes.values()) for split in SPLITS]
+    numbers = iter(np.split(np.arange(sum(counts)), np.cumsum([each[s] for each in sizes.values() for s in SPLITS])))
+    indices = {name: {split: next(numbers) for split in SPLITS} for name in sizes}
+    params = {"clients": len(indices), "splits": [count / max(1, sum(counts)) for count in counts]}
+    return Partition(NATURAL, params, 0, indices, sum(counts), source_digest)
 
 
 def digest_of(client: ClientData) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.training import optimizer_state
 from fl_core.training.context import Context
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
-from fl_core.training.steps import Steps, clipped
+from fl_core.training.steps import Steps
 from fl_core.training.watching import Watch, layer_of
 from fl_core.tree import Tree
 
@@ -64,7 +63,7 @@ def train(
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
     left = phase.length(len(slices))
-    total, samples, steps = 0.0, 0, 0
+    total, samples, taken = 0.0, 0, 0
     state: Tree = {}
     with workspace.trains(phase.train) as names, seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)):
         params: list[Tensor] = [workspace.params[name] for name in names]
@@ -72,51 +71,21 @@ def train(
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
             optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
-            own_steps, accumulators, longest = None, list(watching.values()), training.grad_norm_limit(phase)
-            if phase.step:
-                data = (x, y)
-                own_steps = Steps(
-                    phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, accumulators, watch
-                )
-                step = algorithm.method(phase.step)
+            seen, data = list(watching.values()), (x, y)
+            steps = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, watch)
+            step = algorithm.method(phase.step) if phase.step else Steps.plain
             frozen = workspace.frozen(ctx.client, split.x, x)
             for _ in range(phase.epochs):
                 for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):
-                    batch = (bx, by)
                     if ahead is not None:
                         workspace.go_on(bx, ahead)
-                    if own_steps is not None:
-                        step(own_steps, batch, ctx)
-                        own_steps.taken += 1
-                        if watch is not None:
-                            watch.weights("the step")
-                        continue
-                    if watch is not None:
-                        watch.batch(bx, steps + 1)
-                    loss = objective(workspace.params, batch, ctx)
-                    grads = _gradients(loss, params)
-                    value = loss.item()
-                    if watch is not None:
-                        watch.passes(value, _named(names, grads))
-                    if not math.isfinite(value):
-                        raise NonFiniteError(f"{ctx.where(phase.name)}: at step {steps + 1}, the loss is {value}")
-                    for observer in accumulators:
-                        observer.update(workspace.params, _named(names, grads))
-                    if longest is not None:
-                        for name, grad in clipped(_named(names, grads), longest).items():
-                            by_name[name].grad = grad
-                    optimizer.step()
-                    for param in params:
-                        param.grad = None  # its memory serves the next step
+                    step(steps, (bx, by), ctx)
+                    steps.taken += 1
                     if watch is not None:
                         watch.weights("the step")
-                    del loss, grads
-                    size = len(batch[1])
-                    total, samples, steps = total + value * size, samples + size, steps + 1
                 left = max(0, left - len(slices))
-                accumulators.clear()
-            if own_steps is not None:
-                total, samples, steps = own_steps.loss, own_steps.samples, own_steps.taken
+                seen.clear()  # observers see the first epoch
+            total, samples, taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
                 state = optimizer_state.to_tree(optimizer_state.read(optimizer, names, params), phase)
     result = workspace.read()
@@ -125,7 +94,7 @@ def train(
         layer = layer_of(algorithm.task_info.layers, bad)
         raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
     ctx.observed.update({name: observer.result() for name, observer in watching.items()})
-    ctx.work.update({f"{phase.name}/steps": steps, f"{phase.name}/samples": samples})
+    ctx.work.update({f"{phase.name}/steps": taken, f"{phase.name}/samples": samples})
     if samples:
         ctx.work[f"{phase.name}/loss"] = total / samples
         ctx.work.update({f"{phase.name}/loss/{name}": part / samples for name, part in ctx.parts.items()})
@@ -177,17 +146,3 @@ def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> 
         set_rates: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
         groups.append(set_rates | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]})
     return [group for group in (*groups, {"params": list(rest.values())}) if group["params"]]
-
-
-def _gradients(loss: Tensor, params: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """Gradients of the loss, None for a tensor outside the forward pass; they are also left in ``grad``.
-
-    ``backward`` lays a gradient out in memory as its parameter is, which fused optimisers take for granted.
-    """
-    if loss.requires_grad:
-        loss.backward(inputs=params)
-    return tuple(param.grad for param in params)
-
-
-def _named(names: list[str], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
-    return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, listing
+from fl_core.untouched import Hook, hooked, in_mode
 
 
 class Optional(nn.Module):
@@ -72,14 +73,12 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
     blocks = Blocks(*chained)
     model.blocks = blocks
     seen: list[tuple[int, bool]] = []
-    hooks = [
-        block.register_forward_hook(lambda _module, args, output, k=k: seen.append((k, output.shape == args[0].shape)))
-        for k, block in enumerate(blocks)
-    ]
-    mode = model.training
+
+    def note(k: int) -> Hook:
+        return lambda _module, args, output: seen.append((k, output.shape == args[0].shape))
+
     try:
-        model.eval()
-        with torch.no_grad():
+        with hooked(blocks, {str(k): note(k) for k in range(len(blocks))}), in_mode(model, False), torch.no_grad():
             model(example)
             uneven = [str(k) for k, same in seen if not same]
             if uneven:
@@ -94,9 +93,6 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
                 raise UsageError(f"{type(model).__name__} must run one block after the other; got another way.")
     finally:
         blocks.absent = frozenset()
-        for hook in hooks:
-            hook.remove()
-        model.train(mode)
     return model
 
 

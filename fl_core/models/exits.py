@@ -12,6 +12,7 @@ from fl_core.errors import UsageError
 from fl_core.models.blocks import Optional, paths_of_blocks
 from fl_core.models.heads import head_path
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.untouched import Hook, hooked
 
 
 class Exits(nn.Module):
@@ -55,17 +56,12 @@ class Exits(nn.Module):
             return self.model(x)
         seen: dict[str, Tensor] = {}
         model: Any = self.model
-        hooks = [
-            model.blocks[int(number) - 1].register_forward_hook(
-                lambda _module, _args, output, number=number: seen.update({number: output})
-            )
-            for number, _ in self.exits.present()
-        ]
-        try:
+
+        def note(number: str) -> Hook:
+            return lambda _module, _args, output: seen.update({number: output})
+
+        with hooked(model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}):
             last = model(x)
-        finally:
-            for hook in hooks:
-                hook.remove()
         early = [
             classifier(model.forward_head(model.norm(seen[number]), pre_logits=True))
             for number, classifier in self.exits.present()

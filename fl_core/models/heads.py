@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
+from fl_core.untouched import Hook, hooked, in_mode
 
 
 def head_path(model: nn.Module, example: Tensor) -> str:
@@ -20,20 +21,13 @@ def head_path(model: nn.Module, example: Tensor) -> str:
         UsageError: the model does not end in a linear layer.
     """
     outputs: dict[str, Any] = {}
-    hooks = [
-        module.register_forward_hook(lambda _module, _args, output, path=path: outputs.update({path: output}))
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    training = model.training
-    try:
-        model.eval()
-        with torch.no_grad():
-            wanted = model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(training)
+
+    def note(path: str) -> Hook:
+        return lambda _module, _args, output: outputs.update({path: output})
+
+    linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    with hooked(model, {path: note(path) for path in linear}), in_mode(model, False), torch.no_grad():
+        wanted = model(example)
     path = next((path for path, output in outputs.items() if output is wanted), None)
     if path is None:
         raise UsageError(f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model.")
@@ -52,19 +46,14 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
         UsageError: the model does not end in a linear layer, or uses it for more than its output.
     """
     path = head_path(model, example)
-    training = model.training
-    try:
-        model.eval()
-        with torch.no_grad():
-            wanted = model(example)
-            head = model.get_submodule(path)
-            body = _without(model, path)
-            if not torch.equal(head(body(example)), wanted):
-                raise UsageError(
-                    f"{type(model).__name__} must use its last linear layer {path!r} only once. Choose another model."
-                )
-    finally:
-        model.train(training)
+    with in_mode(model, False), torch.no_grad():
+        wanted = model(example)
+        head = model.get_submodule(path)
+        body = _without(model, path)
+        if not torch.equal(head(body(example)), wanted):
+            raise UsageError(
+                f"{type(model).__name__} must use its last linear layer {path!r} only once. Choose another model."
+            )
     assert isinstance(head, nn.Linear)
     return body, head
 

@@ -34,10 +34,10 @@ def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 
 
 class Steps:
-    """The tools of an algorithm's own training step: parameters, gradients, optimiser steps, further batches.
+    """The tools of a training step: parameters, gradients, optimiser steps, further batches.
 
     The step is a method of the algorithm, named by :attr:`~.phases.Phase.step`, which takes this object, the
-    phase's next batch and the context. ``steps.descend(steps.gradients(batch))`` is what happens without one.
+    phase's next batch and the context. Without one it is :meth:`plain`.
 
     Attributes:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
@@ -62,12 +62,8 @@ class Steps:
         observers: Sequence[Observer],
         watch: Watch | None = None,
     ) -> None:
-        self.params, self.optimizer, self.training, self.longest = (
-            params,
-            optimizer,
-            training,
-            training.grad_norm_limit(phase),
-        )
+        self.params, self.optimizer, self.training = params, optimizer, training
+        self.longest = training.grad_norm_limit(phase)
         self._inputs, self.live = workspace.params, workspace.live
         self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
@@ -107,10 +103,16 @@ class Steps:
         self.loss, self.samples = self.loss + value * size, self.samples + size
         return clipped(reached, self.longest) if clip and self.longest is not None else reached
 
-    def descend(self, grads: Mapping[str, Tensor]) -> None:
+    def plain(self, batch: Batch, ctx: Context) -> None:
+        """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
+        self.descend(self.gradients(batch, clip=False), clip=True)
+
+    def descend(self, grads: Mapping[str, Tensor], clip: bool = False) -> None:
         """Take the optimiser's step along these gradients; a parameter without one stays the same."""
         for observer in self._observers:
             observer.update(self._inputs, grads)
+        if clip and self.longest is not None:
+            grads = clipped(grads, self.longest)
         for name, param in self.params.items():
             param.grad = grads.get(name)
         self.optimizer.step()

@@ -23,7 +23,7 @@ from fedlayers.remote.site_diagnosis import diagnose
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
-from fl_core.data.placeholder import FederationMetadata, placeholder_data
+from fl_core.data.placeholder import placeholder_data
 from fl_core.errors import UsageError
 from fl_core.tokens import SPECIAL, UNKNOWN
 
@@ -67,17 +67,8 @@ def test_texts_train_over_sites_as_in_one_process(folder: Path, vocabulary: str)
     tokens = len(SPECIAL) + (32 if ":" in vocabulary else len(WORDS))
     assert [each["tokens"] for each in facts] == [tokens, tokens]
     assert not any(word in json.dumps(facts) for word in ("snow", "sand", "crew"))
-    data = placeholder_data(
-        FederationMetadata(
-            "complaints",
-            tuple(facts[0]["shape"]),
-            tuple(facts[0]["classes"]),
-            {each["name"]: each["sizes"] for each in facts},
-            {each["name"]: each["digest"] for each in facts},
-            tokens=tokens,
-        ),
-        {each.name: each.drawn(number, CONFIG.seed) for number, each in enumerate(silos)},
-    )
+    held = {each.name: each.drawn(number, CONFIG.seed) for number, each in enumerate(silos)}
+    data = placeholder_data("complaints", facts[0], {each["name"]: each for each in facts}, held)
     wanted = runner.run(CONFIG, data=data, instruments=instruments(), progress=False)
     found = federation.federate(CONFIG, link(silos, folder), progress=False)
     assert [{**row, "run": ""} for row in found.rows] == [{**row, "run": ""} for row in wanted.rows]
