@@ -42,6 +42,7 @@ def resolved(config: RunConfig) -> RunConfig:
         named = config.dataset if given is None else given
         recipe = data.recipe(named, data_root=config.data_root, download=config.download, **keys)
         config = replace(config, scale=config.scale or data.default_scale(named, **keys))
+    root = config.data_root or os.environ.get(ROOT_VARIABLE)
     own_model = recipe.model_options if config.model in (None, recipe.model) and config.own_model is None else {}
     config = _filled(config, {key: getattr(recipe, key) for key in OF_RECIPE})
     own = recipe.optimizer_options if config.optimizer == recipe.optimizer else {}
@@ -55,8 +56,7 @@ def resolved(config: RunConfig) -> RunConfig:
         config,
         model_options={**own_model, **config.model_options},
         loss_options={**own_loss, **(config.loss_options or {})},
-        **located(replace(config, data_root=config.data_root or os.environ.get(ROOT_VARIABLE))),
-        **({} if given is None else {"dataset": given.name}),
+        **{**located(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
     )
     _ = filled.training  # checks its numbers
     return filled
