@@ -92,6 +92,17 @@ def _end_at_once(number: int, goes_on: str) -> NoReturn:
     os._exit(128 + number)  # a run directory is valid whenever its writer dies
 
 
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended."""
+    import multiprocessing  # here alone: who starts no processes goes without
+    from multiprocessing.connection import wait
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+        threading.Thread(target=lambda: os._exit(bool(wait([sentinel]))), daemon=True).start()
+
+
 def _main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answered
 from fl_core.errors import RunError
-from fl_core.interrupts import held_back
+from fl_core.interrupts import end_with_parent, held_back
 
 PERIOD = 1.0
 """Seconds between checks for other work."""
@@ -111,9 +110,7 @@ def _ended(process: Process) -> int | None:
 
 def _serve(link: Connection) -> None:
     """Run jobs until the link closes. The process never outlives its parent."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    end_with_parent()
     while True:
         try:
             work: Job = pickle.loads(link.recv_bytes())
@@ -127,8 +124,3 @@ def _serve(link: Connection) -> None:
             link.send_bytes(pickle.dumps(answer))
         except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link
             return
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)

@@ -37,6 +37,7 @@ class Algorithm:
     notes                 server   any                    before a run: what its user is told
     base_algorithm        both     any                    to know whose model and options these are
     wrap_model            server   1 a start              before a run, and before it is gone on with: makes the model
+    setup                 both     any                    when an algorithm is made, with its options and its task
     default_plan          server   any                    before a run that obeys a plan and is given none
     resolve_plan          server   any                    before a run with a plan, or when one has been decided on
     server_state          server   1 a run                before the first round

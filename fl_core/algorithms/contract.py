@@ -238,6 +238,7 @@ HOOK_SPECS = {
         "a class made of Algorithm", lambda value: isinstance(value, type) and hasattr(value, "Config")
     ),
     "wrap_model": HookSpec("a torch.nn.Module", lambda value: isinstance(value, nn.Module)),
+    "setup": HookSpec("nothing", lambda value: value is None),
     "notes": HookSpec("a list of lines of text", lambda value: _all_are(str, value, list, tuple)),
     "default_plan": HookSpec("a LayerPlan or None", lambda value: value is None or isinstance(value, LayerPlan)),
     "resolve_plan": HookSpec("a LayerPlan", lambda value: isinstance(value, LayerPlan)),

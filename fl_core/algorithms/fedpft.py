@@ -40,6 +40,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 Setting I keeps the transformation without prompts. The table's own number may be that of plain FedAvg."""
 
 
+@dataclass(frozen=True)
+class Prompting:
+    """Options of both algorithms."""
+
+    prompts: int = 10
+    feature_epochs: int | None = None
+    transform_lr: float | None = None
+    heads: int = 1
+    residual: bool = False
+    layernorm: bool = False
+    temperature: Positive = 0.07
+    momentum: Share = 0.999
+    queue: Count = 4096
+    mask_unfilled: bool = True
+    attention: int = 20
+
+
 @register
 class FedPFT(Contrasting):
     """Personal prompts in a shared attention that adapts features to the global classifier (Wu et al. 2025).
@@ -93,22 +110,11 @@ class FedPFT(Contrasting):
     }
 
     @dataclass(frozen=True)
-    class Config:
-        prompts: int = 10
+    class Config(Prompting):
         contrast_prompts: int = 20
         contrast: bool = True
         alternate: bool = True
         personal_head: bool = False
-        feature_epochs: int | None = None
-        transform_lr: float | None = None
-        heads: int = 1
-        residual: bool = False
-        layernorm: bool = False
-        temperature: Positive = 0.07
-        momentum: Share = 0.999
-        queue: Count = 4096
-        mask_unfilled: bool = True
-        attention: int = 20
 
     def setup(self) -> None:
         self.views = MoCoViews(self.task_info.mean, self.task_info.std)
@@ -265,21 +271,10 @@ class TwoStage(FedPFT):
     direct = True
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Prompting):
         stage_rounds: int | None = None
-        prompts: int = 10
         alternate: bool = False
-        feature_epochs: int | None = None
-        transform_lr: float | None = None
-        heads: int = 1
-        residual: bool = False
-        layernorm: bool = False
-        temperature: Positive = 0.07
-        momentum: Share = 0.999
-        queue: Count = 4096
-        mask_unfilled: bool = True
         watch: bool = False
-        attention: int = 20
         personal_head: ClassVar[bool] = False
         contrast_prompts: ClassVar[int] = 0
 

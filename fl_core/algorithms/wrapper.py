@@ -46,5 +46,5 @@ def _passed_on(name: str) -> Callable[..., Any]:
     return hook
 
 
-for _name in ("loss", "method", *(HOOK_SPECS.keys() - {"base_algorithm", "wrap_model"})):  # those make the inner one
+for _name in ("loss", "method", *(HOOK_SPECS.keys() - {"base_algorithm", "wrap_model", "setup"})):  # they make it
     setattr(AlgorithmWrapper, _name, _passed_on(_name))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
-import threading
 import time
 import traceback
 from collections import deque
@@ -28,7 +26,7 @@ from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.execution.shared import Shared, seen, shared_copy
 from fl_core.execution.stacked import BatchedClients
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
-from fl_core.interrupts import held_back
+from fl_core.interrupts import end_with_parent, held_back
 
 SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, next to a kept optimiser's
 
@@ -270,9 +268,7 @@ class _Packed:
 def _serve(connection: Connection, requests: Shared, replies: Shared, packed: _Packed) -> None:
     """Run a worker's main loop until the link closes. A worker never outlives its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     client_runner, link = packed.unpack(), Channel(connection, Slot(replies), Slot(requests), keeps=False)
     while True:
@@ -311,8 +307,3 @@ def _portable(error: Exception, where: str) -> Exception:
         plain = RunError(f"{type(error).__name__}: {error}")
         plain.add_note(note)
         return plain
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)

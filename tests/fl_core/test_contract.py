@@ -325,6 +325,7 @@ def test_models_without_the_one_that_is_evaluated_are_refused(monkeypatch: pytes
 
 
 BEFORE: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
+    "setup": (3, "setup must return nothing; got a int", ()),
     "base_algorithm": (None, "base_algorithm.*None", ({},)),
     "wrap_model": (None, "wrap_model.*None", (nn.Identity(), None)),
     "notes": ("careful", "notes.*'careful'", ()),
@@ -343,9 +344,8 @@ def test_a_hook_before_a_run_that_returns_something_else_is_refused(name: str) -
     of_class = name in ("base_algorithm", "wrap_model")
     hook = classmethod(lambda *parts: value) if of_class else lambda *parts: value
     kind = type("Returning", (FedPer,), {"name": "returning", name: hook})
-    asked = kind if of_class else kind(TaskInfo((), frozenset(), (1,), 1, 0))
     with pytest.raises(UsageError, match=rf"returning.*{message}"):
-        getattr(asked, name)(*parts)
+        getattr(kind if of_class else kind(TaskInfo((), frozenset(), (1,), 1, 0)), name)(*parts)
 
 
 def test_a_hook_of_the_class_must_be_a_class_method() -> None:
