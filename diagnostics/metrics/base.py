@@ -39,7 +39,6 @@ class PlotStyle:
         label: the label of the axis. Empty: the metric's name.
         meaning: a few words beneath it, such as ``"higher = sharper"``.
         log: whether the axis is logarithmic.
-        short: a short name for a colour bar. Empty: the metric's name.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
         beside: further pictures of its rows, by their name in :data:`diagnostics.plots.collect.FURTHER`.
         variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
@@ -48,7 +47,6 @@ class PlotStyle:
     label: str = ""
     meaning: str = ""
     log: bool = False
-    short: str = ""
     symbol: str = ""
     beside: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

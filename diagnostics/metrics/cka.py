@@ -71,7 +71,6 @@ class Cka(SimilarityOptions):
     look={
         "label": "mean 1 − CKA to the others",
         "meaning": "0 = same representation",
-        "short": "CKA",
         "beside": ("matrices",),
     },
     pairs=True,

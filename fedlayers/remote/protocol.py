@@ -46,7 +46,6 @@ TORCH = torch.__version__.partition("+")[0]
 STAMP = {"session": str, "seq": COUNT}
 WORK = ("train", "finetune", "score")
 NUMBER = (float, int)
-ANY = (dict, list, str, float, int, bool, None)
 PLACE = {"run": str, "lane": str, "algorithm": str, "options": dict, "plan": (dict, None), "from": str}
 ROUND = {"index": COUNT, "exchange": str, "sampled": [COUNT]}
 FORMS = {

@@ -58,10 +58,6 @@ class Judge:
             found[a, b] = -found[b, a]
         return found
 
-    def winner(self, curves: Sequence[Array]) -> int:
-        """Return the place of the curve with the greatest sum of gains on the others, the first of equal ones."""
-        return int(self.gains(curves).sum(axis=1).argmax())
-
 
 FROZEN = Judge(COEFFICIENTS["constant"], tuple(COEFFICIENTS[name] for name in FEATURES))
 """The judge as it was registered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -33,20 +33,27 @@ class IID(Partitioning):
         return iid(pool.labels, clients, seed)
 
 
+@dataclass(frozen=True)
+class WithAlpha(Partitioning):
+    """Base of partitions with a Dirichlet distribution over classes or clients."""
+
+    by_class = True
+    alpha: float = 0.5
+
+    def fitted(self, pool: Pool, clients: int) -> Self:
+        check_alpha(self.alpha)
+        return replace(self, alpha=float(self.alpha))
+
+
 @partition
 @dataclass(frozen=True)
-class Dirichlet(Partitioning):
+class Dirichlet(WithAlpha):
     """Label skew: each class is shared out in proportions from a symmetric Dirichlet over clients.
 
     ``alpha`` is its concentration. With a smaller one clients differ more.
     """
 
     name = "dirichlet"
-    by_class = True
-    alpha: float = 0.5
-
-    def fitted(self, pool: Pool, clients: int) -> Self:
-        return replace(self, alpha=_concentration(self.alpha))
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         return dirichlet(pool.labels, clients, self.alpha, seed)
@@ -54,18 +61,13 @@ class Dirichlet(Partitioning):
 
 @partition
 @dataclass(frozen=True)
-class CappedDirichlet(Partitioning):
+class CappedDirichlet(WithAlpha):
     """Label skew by a Dirichlet, with a bound on the clients' sizes (as PFLlib's code does it).
 
     ``alpha`` is its concentration. With a smaller one clients differ more.
     """
 
     name = "capped_dirichlet"
-    by_class = True
-    alpha: float = 0.5
-
-    def fitted(self, pool: Pool, clients: int) -> Self:
-        return replace(self, alpha=_concentration(self.alpha))
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         return capped_dirichlet(pool.labels, clients, self.alpha, seed)
@@ -114,7 +116,7 @@ class Natural(Partitioning):
 
 @partition
 @dataclass(frozen=True)
-class NaturalDirichlet(Partitioning):
+class NaturalDirichlet(WithAlpha):
     """Feature and label skew: each natural client's samples go to several clients that differ in labels as well.
 
     ``alpha`` is the concentration of the Dirichlet over a natural client's parts. With a smaller one they differ more.
@@ -122,9 +124,7 @@ class NaturalDirichlet(Partitioning):
     """
 
     name = "natural_dirichlet"
-    by_class = True
     natural = True
-    alpha: float = 0.5
 
     def count(self, pool: Pool, clients: int | None) -> int:
         check_owners(pool)
@@ -140,9 +140,6 @@ class NaturalDirichlet(Partitioning):
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
         return tuple(f"{name}_{k}" for name in pool.owner_names for k in range(clients // len(pool.owner_names)))
-
-    def fitted(self, pool: Pool, clients: int) -> Self:
-        return replace(self, alpha=_concentration(self.alpha))
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         each = clients // len(pool.owner_names)
@@ -167,11 +164,6 @@ def check_owners(pool: Pool) -> Integers:
         fitting = [name for name, member in PARTITIONS.members().items() if not member.natural]
         raise UsageError(f"{pool.name} must have natural clients for this partition. Use one of {listing(fitting)}.")
     return pool.owner
-
-
-def _concentration(alpha: Any) -> float:
-    check_alpha(alpha)
-    return float(alpha)
 
 
 # --- as functions of labels and seed ---------------------------------------------------------------------------
