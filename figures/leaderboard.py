@@ -10,8 +10,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
-from diagnostics.plots.drawing import style
+from diagnostics.plots.drawing import COLOURS, style
 from fedlayers.leaderboard import analysis, defaults
 from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import BOUNDS, METHODS, REFERENCES
@@ -140,15 +141,35 @@ def updated(text: str, runs: pd.DataFrame) -> str:
 
 
 def draw(runs: pd.DataFrame, path: Path) -> Ranking:
-    """Draw the methods by their mean rank over data families, with the critical difference."""
+    """Draw each method's difference to the first reference, and mean ranks with the critical difference."""
     values = analysis.by_family(runs).drop(index=list(BOUNDS))
     ranking = Ranking(values, higher_is_better=True, control=REFERENCES[0])
     with style():
-        figure, ax = plt.subplots(figsize=(9, 4.2))
-        diagram(ax, ranking, {name: analysis.title(name) for name in values.index})
+        figure, (above, below) = plt.subplots(
+            2, figsize=(9, 9.6), height_ratios=(5.4, 4.2), layout="constrained", gridspec_kw={"hspace": 0.06}
+        )
+        _differences(above, runs, values)
+        diagram(below, ranking, {name: analysis.title(name) for name in values.index})
+        below.set_title("Mean rank over data families, 1 is the best. A bar joins methods without a difference.")
         figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
         plt.close(figure)
     return ranking
+
+
+def _differences(ax: Axes, runs: pd.DataFrame, values: pd.DataFrame) -> None:
+    """Draw differences with intervals, one row a method, the best on top; light dots are data families."""
+    gaps = analysis.differences(runs, REFERENCES[0])[::-1]
+    of_family = 100 * (values - values.loc[REFERENCES[0]]).loc[gaps.index]
+    rows = range(len(gaps))
+    ax.axvspan(-100 * analysis.MARGIN, 100 * analysis.MARGIN, color="0.93", zorder=0)
+    for family in of_family:
+        ax.scatter(of_family[family], rows, s=12, color="0.6", zorder=2)
+    ax.hlines(rows, 100 * gaps["low"], 100 * gaps["high"], color=COLOURS[0], linewidth=1.6, zorder=3)
+    ax.scatter(100 * gaps["difference"], rows, s=26, color=COLOURS[0], zorder=4)
+    ax.axvline(0, color="0.3", linewidth=0.8)
+    ax.set_yticks(rows, [analysis.title(str(name)) for name in gaps.index])
+    ax.set_xlabel(f"macro-F1 minus that of {analysis.title(REFERENCES[0])}, points")
+    ax.set_title("Mean with 95 % interval. Small dots are data families. Grey: within 1 point.")
 
 
 def main() -> None:

@@ -156,20 +156,22 @@ def title(name: str) -> str:
 
 
 def lead(runs: pd.DataFrame) -> list[str]:
-    """Return the answer in five lines: what differs, the best, who wins, what that costs, and how much is there."""
+    """Return the answer in five lines: what to use, the best means, what a pick loses, who wins, how much is there."""
     count, families = runs["federation"].nunique(), runs["family"].nunique()
-    federations = f"{count} federation{'s' * (count > 1)}"
-    ranked = [name for name in table(runs).index if name not in BOUNDS]
-    gaps, won = differences(runs, REFERENCES[0]), winners(runs)
-    of = {verdict: listing(map(title, gaps.index[gaps["verdict"] == verdict])) for verdict in (BETTER, WORSE)}
-    lost = prediction(runs)[f"always {title(REFERENCES[0])}"]
-    firsts = listing(map(title, won["best"].value_counts().index))
+    federations, start = f"{count} federation{'s' * (count > 1)}", title(REFERENCES[0])
+    found, gaps, won, lost = table(runs), differences(runs, REFERENCES[0]), winners(runs), prediction(runs)
+    ranked = [name for name in found.index if name not in BOUNDS]
+    better, worse = (listing(map(title, gaps.index[gaps["verdict"] == verdict])) for verdict in (BETTER, WORSE))
+    first = f"Use {better}: better than {start}" if better else f"Start with {start}: no method is shown to be better"
+    means = [f"{title(name)} {100 * found.loc[name, MAIN]:.1f}" for name in (*ranked[:3], REFERENCES[0])]
+    picks = [f"{way} loses {100 * value:.1f}" for way, value in lost.items()]
     return [
-        f"Shown to be better than {title(REFERENCES[0])}: {of[BETTER] or 'no method'}. Worse: {of[WORSE] or 'none'}.",
-        f"Highest mean macro-F1: {listing(map(title, ranked[:3]))}.",
-        f"Winners by federation: {firsts}. Two seeds of a federation have the same winner in "
-        f"{100 * won['agree'].mean():.0f} % of pairs.",
-        f"Always using {title(REFERENCES[0])} loses {100 * lost:.1f} points against each family's best method.",
+        f"{first}. Shown to be worse: {worse or 'none'}.",
+        f"Highest mean macro-F1: {listing(means[:3])}. {means[3]}. {title(ranked[-1])}, the lowest, has "
+        f"{100 * found.loc[ranked[-1], MAIN]:.1f}.",
+        f"Points below each family's best method: {listing(picks)}.",
+        f"Winners by federation: {listing(map(title, won['best'].value_counts().index))}. Two seeds of a federation "
+        f"have the same winner in {100 * won['agree'].mean():.0f} % of pairs.",
         f"The table has {federations} of {families} data famil{'ies' if families > 1 else 'y'}, of {len(FEDERATIONS)} "
         f"registered federations{'' if families >= ENOUGH else ': a first look that decides nothing'}.",
     ]
