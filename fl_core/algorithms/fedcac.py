@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms.averaging import ServerMade
-from fl_core.algorithms.base import Message, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
 from fl_core.algorithms.options import Count
 from fl_core.errors import UsageError
 from fl_core.training.context import Context
@@ -22,7 +21,7 @@ CHUNK = 2**20  # entries of a tensor that are compared at once
 
 
 @register
-class FedCAC(ServerMade):
+class FedCAC(Algorithm):
     """Averages of critical parameters among clients that have them in the same places (FedCAC; Wu et al. 2023).
 
     After training from w_start a client marks its critical parameters (:func:`critical_mask`). In every tensor these
@@ -45,6 +44,7 @@ class FedCAC(ServerMade):
     paper = "Wu et al. 2023"
     travels = "all, and a mask of one bit a parameter up"
     cost = "2P + P/32"
+    evaluates = "personal"
 
     @dataclass(frozen=True)
     class Config:
@@ -54,6 +54,11 @@ class FedCAC(ServerMade):
         def __post_init__(self) -> None:
             if not 0 < self.critical < 1:
                 raise UsageError(f"fedcac: critical must be between 0 and 1; got {self.critical}.")
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        state.meta["client"] = client
+        return state
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         return Message({"model": tree.select(self.merged(server, client), self.shared(rnd, client))})
