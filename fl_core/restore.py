@@ -364,16 +364,15 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Check that data and initial model are those in the rows' header."""
     began = Run(path).header()
     now = task.header("")
-    if began["data"] != now["data"]:
-        raise UsageError(
-            f"{path} must be resumed with the same data; got other data. Choose another directory for a new run."
-        )
-    names = [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in (*began["layers"], *now["layers"])]
-    if names[: len(began["layers"])] != names[len(began["layers"]) :]:
-        raise UsageError(
-            f"{path} must be resumed with the same model; got other layers. Choose another directory for a new run."
-        )
-    if weights and began["checkpoint"] != now["checkpoint"]:
-        raise UsageError(
-            f"{path} must be resumed with the same model; got other weights. Choose another directory for a new run."
-        )
+    names = [
+        [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in each["layers"]] for each in (began, now)
+    ]
+    for same, what, got in (
+        (began["data"] == now["data"], "data", "other data"),
+        (names[0] == names[1], "model", "other layers"),
+        (not weights or began["checkpoint"] == now["checkpoint"], "model", "other weights"),
+    ):
+        if not same:
+            raise UsageError(
+                f"{path} must be resumed with the same {what}; got {got}. Choose another directory for a new run."
+            )

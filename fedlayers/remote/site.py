@@ -144,17 +144,13 @@ class Site:
         asks = self.policy.approve == "ask"
         if asks and kind in TO_APPROVE:
             self.approval.check(packet)
-        if kind == "hello":
-            reply = self._hello(packet)
-        elif kind == "moments":
-            reply = self._moments(packet)
-        elif kind == "race":
-            reply = self._race(packet)
+        without_run = {"hello": self._hello, "moments": self._moments, "race": self._race}
+        if kind in without_run:
+            reply = without_run[kind](packet)
         elif kind == "join":
             reply = self._join(packet, stamp)
         else:
-            known = ("hello", "moments", "race", "join", "measure", *protocol.WORK)
-            check_known("request", kind, (*known, *protocol.SUM_FORMS))
+            check_known("request", kind, (*without_run, "join", "measure", *protocol.WORK, *protocol.SUM_FORMS))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             if asks and not self.approval.allows(joined.asked):

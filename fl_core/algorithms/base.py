@@ -18,6 +18,7 @@ from fl_core.algorithms.exchange import Message, Observation, Round, State, Task
 from fl_core.algorithms.options import configured
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
+from fl_core.models.layered import Shape
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
 from fl_core.training.context import Context
@@ -206,9 +207,7 @@ class Algorithm:
         return cls
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
 
         What it keeps of the given model (all of it, unless it :attr:`removes_layers`) must be the same tensors, under
@@ -356,8 +355,12 @@ class Algorithm:
 def _from_outside(algorithm: Any, name: str) -> type[Algorithm]:
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise UsageError(f"algorithm must be a class made of fl_core.algorithms.Algorithm; got {name!r}.")
+    return _named(algorithm, repr(name))
+
+
+def _named(algorithm: type[Algorithm], shown: str) -> type[Algorithm]:
     if not algorithm.name:
-        raise UsageError(f"algorithm {name!r} must have a name for its rows; got none. Give the class name = '...'.")
+        raise UsageError(f"algorithm {shown} must have a name for its rows; got none. Give the class name = '...'.")
     return algorithm
 
 
@@ -370,11 +373,7 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     Raises:
         UsageError: another algorithm has that name, or it has none.
     """
-    if not algorithm.name:
-        raise UsageError(
-            f"algorithm {algorithm.__qualname__} must have a name for its rows; got none. Give the class name = '...'."
-        )
-    ALGORITHMS.add(algorithm.name, algorithm, algorithm)
+    ALGORITHMS.add(_named(algorithm, algorithm.__qualname__).name, algorithm, algorithm)
     return algorithm
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_core import models
-from fl_core.algorithms.base import Round, register
+from fl_core.algorithms.base import Round, Shape, register
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Count
 from fl_core.models.blocks import inside, paths_of_blocks
@@ -56,9 +56,7 @@ class DepthFL(Limited):
         ramp: Count = 300
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
         total = len(paths_of_blocks(built))
         quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Observation, Round, State, register
+from fl_core.algorithms.base import Observation, Round, Shape, State, register
 from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import drawn
@@ -127,9 +127,7 @@ class FedPFT(Contrasting):
     # --- the model ---
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         if cls.compares(config) and len(shape) != 3:
             raise UsageError(
                 f"{cls.name}: samples must be images (channels, height, width); got shape {shape}. "

@@ -15,7 +15,7 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, Shape, State, Update, register
 from fl_core.errors import UsageError
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import inside, with_optional_blocks
@@ -50,9 +50,7 @@ class Blockwise(Algorithm):
         weighted: bool = True
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         example = models.example(shape)
         model = with_optional_blocks(model, example)
         if config.lora_targets is None:
@@ -106,9 +104,7 @@ class AllSmall(Blockwise):
         depth: int | None = None
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         whole: Any = with_optional_blocks(model, models.example(shape))
         depth = math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
         if not 1 <= depth <= len(whole.blocks):

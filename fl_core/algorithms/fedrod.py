@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Algorithm, Round, State, register
+from fl_core.algorithms.base import Algorithm, Round, Shape, State, register
 from fl_core.models.heads import TwoHeads, split_head
 from fl_core.training.context import Context
 from fl_core.tree import Tree
@@ -44,9 +44,7 @@ class FedRoD(Algorithm):
         gamma: float = 1.0
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         return TwoHeads(*split_head(model, models.example(shape)))
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:

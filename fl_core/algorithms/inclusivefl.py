@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fl_core import tree
-from fl_core.algorithms.base import Message, Round, State, Update, register
+from fl_core.algorithms.base import Message, Round, Shape, State, Update, register
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
@@ -54,9 +54,7 @@ class InclusiveFL(Limited):
         own_heads: bool = False
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
         if config.momentum:
             first, *others = paths_of_blocks(built)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fl_core import models
-from fl_core.algorithms.base import Algorithm, register
+from fl_core.algorithms.base import Algorithm, Shape, register
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.models.heads import split_head
 from fl_core.models.neighbours import WithNeighbours
@@ -51,9 +51,7 @@ class KNNPer(Algorithm):
         capacity: Count = 1000
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         body, head = split_head(model, models.example(shape))
         return WithNeighbours(body, head, config.lam, config.k, config.scale, config.capacity)
 

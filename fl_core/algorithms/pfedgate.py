@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from fl_core.algorithms.base import Algorithm, Round, register
+from fl_core.algorithms.base import Algorithm, Round, Shape, register
 from fl_core.errors import UsageError
 from fl_core.models.gated import Gated
 from fl_core.seeds import seed_of, torch_seeded
@@ -52,9 +52,7 @@ class PFedGate(Algorithm):
         eval_batch: int = 128
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         if isinstance(shape, TokenShape):
             raise UsageError("pfedgate: samples must be images or tables; got token ids.")
         with torch_seeded(seed_of(seed, "gate")):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fl_core import seeds
-from fl_core.algorithms.base import Algorithm, Round, State, register
+from fl_core.algorithms.base import Algorithm, Round, Shape, State, register
 from fl_core.errors import UsageError
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
@@ -88,9 +88,7 @@ class PFedPT(Algorithm):
         prompt_momentum: float = 0.5
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
-    ) -> nn.Module:
+    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         if len(shape) != 3:
             raise UsageError(f"pfedpt: samples must be images (channels, height, width); got shape {shape}.")
         if not 1 <= config.pad < min(shape[1:]) / 2:

@@ -149,9 +149,7 @@ def flags(values: Array, where: str) -> NDArray[np.bool_]:
         UsageError: another value occurs, or all values are equal.
     """
     whole = whole_numbers(values, where)
-    bad = np.flatnonzero((whole != 0) & (whole != 1))
-    if bad.size:
-        raise UsageError(f"{where}, {row_of_array(int(bad[0]))}: values must be 0 or 1; got {whole[bad[0]]}.")
+    refuse_where((whole != 0) & (whole != 1), whole, where, row_of_array, "values must be 0 or 1")
     if whole.min() == whole.max():
         raise UsageError(f"{where}: there must be both training and test samples; got {bool(whole[0])} everywhere.")
     return whole.astype(bool)
@@ -189,11 +187,8 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
         raise UsageError(f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}.")
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
-        bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)))
-        if bad.size:
-            raise UsageError(
-                f"{where}, {place(int(bad[0]))}: values must be whole numbers; got {values[bad[0]]}.{else_}"
-            )
+        whole = np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
+        refuse_where(~whole, values, where, place, "values must be whole numbers", else_)
     return values.astype(np.int64)
 
 
@@ -237,9 +232,16 @@ def check_flat(values: Array, where: str) -> None:
 
 
 def check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
-    bad = np.flatnonzero((values < 0) | (values >= len(names)))
-    if bad.size:
-        raise UsageError(
-            f"{where}, {place(int(bad[0]))}: values must be from 0 to {len(names) - 1}, the indices of names; "
-            f"got {values[bad[0]]}."
-        )
+    rule = f"values must be from 0 to {len(names) - 1}, the indices of names"
+    refuse_where((values < 0) | (values >= len(names)), values, where, place, rule)
+
+
+def refuse_where(bad: NDArray[np.bool_], values: Array, where: str, place: Place, rule: str, way: str = "") -> None:
+    """Refuse values, and name the first bad one.
+
+    Args:
+        bad: whether a value is refused. rule: what values must be. way: what to do, after a blank.
+    """
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise UsageError(f"{where}, {place(row)}: {rule}; got {values[row]}.{way}")

@@ -16,6 +16,7 @@ from fl_core.data.arrays import (
     check_flat,
     is_number,
     numbers,
+    refuse_where,
     row_of_array,
     whole_numbers,
 )
@@ -130,9 +131,7 @@ def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.flo
         raise UsageError(f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}.")
     with np.errstate(over="ignore"):
         found = y.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(found))
-    if bad.size:
-        raise UsageError(f"{where}, {place(int(bad[0]))}: targets must be finite float32; got {y[bad[0]]}.")
+    refuse_where(~np.isfinite(found), y, where, place, "targets must be finite float32")
     return found
 
 
@@ -169,9 +168,7 @@ def several_labels(
         raise UsageError(f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}.")
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
     for name, column, given in zip(names, found.T, y.T, strict=True):
-        if (bad := _not_binary(column)).any():
-            row = int(np.argmax(bad))
-            raise UsageError(f"{where}, {place(row)}: label {name!r} must be 0 or 1; got {given[row]}.")
+        refuse_where(_not_binary(column), given, where, place, f"label {name!r} must be 0 or 1")
         if column.min() == column.max():
             raise UsageError(f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere.")
     return found, names
