@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,9 +115,7 @@ def null_samples(
         raise UsageError("null 'clients' must have at least 2 clients; got one set of data.")
     read = {name: _read(own, seed) for name, own in data.items()}
     sizes = {name: len(y) for name, (_, y, _) in read.items()}
-    shapes = {tuple(x.shape[1:]) for x, _, _ in read.values()}
-    if len(shapes) > 1:
-        raise UsageError(f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}.")
+    _check_shapes(x for x, _, _ in read.values())
     x, y = torch.cat([each[0] for each in read.values()]), torch.cat([each[1] for each in read.values()])
     inputs, of_labels = shuffle(sizes, split, seed, draw)
     shuffled: dict[str, Data] = {}
@@ -136,11 +134,15 @@ def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] 
         return *pair, None
     with torch_seeded(seed_of(seed, "null", "read")):
         parts = list(batches(data, None))
-    shapes = {tuple(x.shape[1:]) for x, _ in parts}
-    if len(shapes) > 1:
-        raise UsageError(f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}.")
+    _check_shapes(x for x, _ in parts)
     x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
     return x, y, [len(part[1]) for part in parts]
+
+
+def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
+    shapes = {tuple(x.shape[1:]) for x in samples}
+    if len(shapes) > 1:
+        raise UsageError(f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}.")
 
 
 def _parts(order: np.ndarray, clients: Mapping[str, Any]) -> list[np.ndarray]:

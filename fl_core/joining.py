@@ -17,7 +17,7 @@ from fl_core.data.columns import TABLES
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.inputs import Inputs
 from fl_core.data.partitions import SPLITS
-from fl_core.data.silos import pair_of
+from fl_core.data.silos import check_lengths, pair_of
 from fl_core.errors import UsageError
 from fl_core.model_description import described
 from fl_core.newcomer import Newcomer, train_newcomer
@@ -123,11 +123,7 @@ def _client(task: Task, new: Any, name: str) -> ClientData:
         y = _labels(y, data.classes) if all(map(arrays.is_number, data.classes)) else y
     declared = data.classes or None
     codes, _ = targets.answers(y, where, data.task, declared, whole=False)
-    if len(codes) != len(x):
-        raise UsageError(
-            f"{where}: x and y must have the same length; got {len(x)} samples and {len(codes)} labels. "
-            "Give each sample one label."
-        )
+    check_lengths(x, codes, where)
     source = Source(name, np.zeros((len(codes), 1), np.float32), codes, data.classes)
     drawn = partitions.make(source, "iid", clients=1, seed=task.config.seed)
     parts = next(iter(drawn.indices.values()))

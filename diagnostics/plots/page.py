@@ -21,6 +21,7 @@ from fl_core.names import in_html
 from fl_core.storage.files import write_atomically
 
 from . import alt_text
+from .collect import figure_of
 
 DPI = 200
 NARROW = 390
@@ -96,9 +97,7 @@ class Page:
         Raises:
             UsageError: the axes were removed from their figure.
         """
-        drawn = figure.get_figure(root=True) if isinstance(figure, Axes) else figure
-        if drawn is None:
-            raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
+        drawn = figure_of(figure) if isinstance(figure, Axes) else figure
         self._figures += 1
         file = io.BytesIO()
         drawn.savefig(file, format="png", dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})

@@ -276,16 +276,25 @@ def check_output(path: Path, result: str) -> None:
     Raises:
         UsageError: names the path.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}. Make it first.")
-    if path.is_dir():
-        raise UsageError(f"--out must be a file; got the folder {path}. Name a file such as {path / 'rows.jsonl'}.")
+    check_place(path, "rows.jsonl")
     _no_run(path, path.parent)
     if path.exists() and not (path.is_file() and path.stat().st_size == 0) and result not in _contents(path):
         raise UsageError(
             f"--out {path} must be a new file or an earlier {RESULTS[result]}; it is another file. "
             "Choose another name, or remove it."
         )
+
+
+def check_place(path: Path, such: str) -> None:
+    """Refuse an output file in no folder, or that is a folder.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}. Make it first.")
+    if path.is_dir():
+        raise UsageError(f"--out must be a file; got the folder {path}. Name a file such as {path / such}.")
 
 
 def note_replaced(path: Path) -> None:

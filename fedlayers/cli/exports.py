@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from fedlayers.cli.arguments import option
+from fedlayers.cli.arguments import check_place, option
 from fedlayers.cli.base import Command, ModelCode, OwnEpochs, RunDirectory
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.errors import UsageError, check_known
@@ -152,10 +152,7 @@ def _check_replaceable(path: Path) -> None:
     Raises:
         UsageError: names the path.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}. Make it first.")
-    if path.is_dir():
-        raise UsageError(f"--out must be a file; got the folder {path}. Name a file in it.")
+    check_place(path, "predictions.csv")
     names = path.read_bytes()[:10_000].splitlines()[:1] if path.exists() else []
     if path.exists() and not (names and names[0].startswith(f"{FIRST},".encode()) and LATER.encode() in names[0]):
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -153,12 +153,17 @@ def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLAS
     """Check one client's features and labels, which must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), targets.words_or_numbers(y, f"{where}, y", task)
+    check_lengths(x, y, where)
+    return x, y
+
+
+def check_lengths(x: Sized, y: Sized, where: str) -> None:
+    """Refuse samples and labels that are not equally many."""
     if len(x) != len(y):
         raise UsageError(
             f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels. "
             "Give each sample one label."
         )
-    return x, y
 
 
 def _array(values: Any, where: str) -> Array:
