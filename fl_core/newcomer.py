@@ -169,30 +169,19 @@ def _federation_of(client: ClientData, data: FederatedData) -> FederatedData:
     return replace(data, clients=(client,), left_out=None, partition=partition, digest=digest)
 
 
+_OF_MANY = ("plan", "init", "adapt", "leave_out_client", "participation", "client_dropout", "dropout_trace", "workers")
+"""Keys that a client alone leaves at their defaults. The run's model has its adapters."""
+
+
 def _alone(config: RunConfig, data: FederatedData) -> RunConfig:
     """Return the configuration of the client's own training: one epoch a round, scored in every round.
 
     Class weights stay those of the run, since a new client may lack a class.
     """
-    plain = {key: getattr(RunConfig, key) for key in (*READING, *DEALING)}
+    plain = {key: getattr(RunConfig, key) for key in (*READING, *DEALING, *_OF_MANY)}
     weights = class_weights_of(config, data)
-    return replace(
-        config,
-        **plain,
-        class_weights="none" if weights is None else ",".join(map(str, weights)),
-        options={},
-        plan=None,
-        init=None,
-        adapt=None,  # the run's model has its adapters
-        leave_out_client=None,
-        epochs=1,
-        participation=1.0,
-        client_dropout=0.0,
-        dropout_trace=None,
-        eval_every=1,
-        patience=0,
-        workers=0,
-    )
+    own = "none" if weights is None else ",".join(map(str, weights))
+    return replace(config, **plain, class_weights=own, options={}, epochs=1, eval_every=1, patience=0)
 
 
 def _trained(config: RunConfig, data: FederatedData, model: nn.Module, start: Tree, plan: LayerPlan | None) -> Any:

@@ -26,10 +26,7 @@ BLOCK = 2**16
 
 def state_dict(module: nn.Module) -> Tree:
     """Return a copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in named_tensors(module).items()
-    }
+    return clone(named_tensors(module))
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
