@@ -7,7 +7,7 @@ same measurement made ahead of its run (``plan=auto``), of which only the plan a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
@@ -42,15 +42,9 @@ class MeasuringEngine(Protocol):
     @property
     def task_info(self) -> TaskInfo: ...
     def fork(self, algorithm: Algorithm) -> Self: ...
-    def record_work(self, work: CostCounter, variant: str = "", rows: bool = True) -> None: ...
-    def exchange(
-        self,
-        rnd: Round,
-        work: CostCounter,
-        splits: tuple[str, ...] = (),
-        keep_local: tuple[int, ...] = (),
-        lost: Collection[int] = (),
-    ) -> None: ...
+    def record_work(self, work: CostCounter, variant: str = "") -> None: ...
+
+    def exchange(self, rnd: Round, work: CostCounter, *, keep_local: tuple[int, ...] = ()) -> None: ...
 
 
 E = TypeVar("E", bound=MeasuringEngine)
