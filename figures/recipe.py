@@ -358,6 +358,8 @@ def _check_same(item: Recipe, folder: Path, header: packing.Header) -> float:
     differ = [
         name for name, value in header["asked"].items() if name in now and value != json.loads(json.dumps(now[name]))
     ]
+    if {header["asked"].get("scale"), now["scale"]} == {None, "none"}:  # the default of named data, spelled out
+        differ.remove("scale")
     if differ:
         what = f"{header['run']}, seed {header['seed']},"
         raise UsageError(

@@ -31,10 +31,14 @@ METHODS = ("fedavg", "local_adaptation", "fedper", "lg_fedavg", "fedrep", "fedro
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
 """Methods that schedules are laid over in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
 WRAPPED = "cifar10"
+OVER_HEADS = [f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{each}_{below}" for each in SCHEDULES))]
+"""Names of the runs behind Sec. 5.4."""
 EARLY = {"cifar100": 1, "tiny_imagenet": 0}
 """Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
 MANY_SEEDS = {"mnist": 5, "cifar10": 5}
 """Seeds of the quick runs on the paper's own images."""
+HEADS_SEEDS = 10
+"""Seeds of the quick runs of Sec. 5.4: schedules over methods that train their head."""
 NAMES = {name: names.DATASETS[name] for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")}
 
 
@@ -250,7 +254,8 @@ def apart(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> str:
 RUNS = recipes(QUICK, SMALL, FINETUNE["quick"])
 STUDY = items.register(Recipe(
     NAME, "Layer scheduling: every run behind its tables and figures", RUNS, seeds=3,
-    more_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS},
+    more_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS}
+    | dict.fromkeys(OVER_HEADS, HEADS_SEEDS),
     budget="about 110 minutes of one core; a run takes 15 to 100 seconds", measure=_measure,
     paper=recipes(PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
 ))  # fmt: skip

@@ -23,6 +23,7 @@ from figures.scheduling.runs import (
     METHODS,
     NAME,
     NAMES,
+    OVER_HEADS,
     PAPER,
     QUICK,
     SCHEDULES,
@@ -42,8 +43,7 @@ from figures.verdicts import LEVEL, MARGIN, NO_HIGHER, TRAIL
 from fl_core.statistics import mean_interval
 
 OF_EARLY = [f"{dataset}.{name}{early}" for dataset in EARLY for name in SCHEDULES for early in ("", "_early")]
-OF_WRAPPED = [f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{each}_{below}" for each in SCHEDULES))]
-"""Names of the runs behind Secs. 5.3 and 5.4."""
+"""Names of the runs behind Sec. 5.3."""
 PRINTED: dict[str, Any] = {"marker": "D", "markersize": 4.5, "color": FAINT, "markerfacecolor": "none"}
 """The look of what is published."""
 
@@ -333,7 +333,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Left: accuracy after the last round of methods that train their head, alone and under a schedule. Right: the "
         "difference that the schedule makes. Both have 95 % intervals. LG-FedAvg is left out: it shares its last layer "
-        f"only, and a schedule unfreezes nothing there. The paper gives no numbers.{missing(header, OF_WRAPPED)} "
+        f"only, and a schedule unfreezes nothing there. The paper gives no numbers.{missing(header, OVER_HEADS)} "
         f"{setting(header, frame, WRAPPED)}"
     )
     return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))
@@ -378,5 +378,5 @@ SEC53 = items.register(View(
 ))  # fmt: skip
 SEC54 = items.register(View(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", NAME, _draw_wrapped,
-    runs=OF_WRAPPED,
+    runs=OVER_HEADS,
 ))  # fmt: skip

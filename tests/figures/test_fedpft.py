@@ -190,13 +190,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = {**config.options} | ({"feature_epochs": 1} if "feature_epochs" in config.options else {})
         runs[name] = replace(config, options=options, **tiny)
     path = folder / fedpft.NAME
-    recipe.train(replace(fedpft.STUDY, runs=runs), path, only=wanted, command="typed", progress=False)
+    recipe.train(replace(fedpft.STUDY, runs=runs, more_seeds={}), path, only=wanted, command="typed", progress=False)
     return path
 
 
 def test_the_study_measures_every_run(made: Path) -> None:
     header, frame = fedpft.STUDY.read(made)
-    assert header["missing"] == [f"{name} 0" for name in ("fedper", "fedcac", "no_alternating", "personal_head")]
+    assert [each for each in header["missing"] if each.endswith(" 0")] == [
+        f"{name} 0" for name in ("fedper", "fedcac", "no_alternating", "personal_head")
+    ]
     many = frame.groupby(["run", "metric"]).size().unstack(fill_value=0)
     assert (many["accuracy"] == 3).all()
     assert (many[fedpft.COUNT] == 12).all()
