@@ -216,7 +216,7 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
     do = Arm("rule", RULED, described).words
     if RULED in set(result.table["algorithm"]):
         table = summary.gains(result, RULED)
-        found = summary.lead(summary.of_rule(do, table, seeds), table, seeds)
+        found = summary.lead(summary.of_rule(do, table, seeds), table, seeds, "rule selects")
     else:
         found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
         absent = f"{RULED}, which obeys the rule in every seed, was not compared."

@@ -188,7 +188,7 @@ def _add_worth(
     seeds = result.scores["seed"].nunique()
     page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
     if lead.gains:
-        page.text(f"The layers that the {'rule selects' if chosen == 'playerfl' else 'race chooses'} in each seed:")
+        page.text(lead.scored)
         page.text("\n".join(f"- {gain}" for gain in lead.gains))
         page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
     for name, figure in of_comparison(result).items():

@@ -65,29 +65,31 @@ class Headline(NamedTuple):
     Attributes:
         head: what to use, or that nothing is shown to have been learned.
         answers: the answers in words, a line each.
-        gains: a line for each comparison on test samples; ``how`` describes their intervals.
+        gains: a line for each comparison on test samples, below ``scored``; ``how`` describes their intervals.
         codes: the answers as codes: ``split``, ``which`` and ``guessing`` (:mod:`fedlayers.studies.answers`).
     """
 
     head: str
     answers: tuple[str, ...]
+    scored: str
     gains: tuple[str, ...]
     how: str
     codes: dict[str, str]
 
     def plain(self) -> str:
         """Return all of it for a terminal."""
-        gains = ["On test samples:", *(f"  {gain}" for gain in self.gains), f"  ({self.how})"] if self.gains else []
+        gains = [self.scored, *(f"  {gain}" for gain in self.gains), f"  ({self.how})"] if self.gains else []
         return "\n".join([self.head, *(f"- {line}" for line in self.answers), *gains])
 
 
-def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Headline:
+def lead(found: Answers, table: pd.DataFrame, seeds: int, by: str = "race chooses") -> Headline:
     """Combine the answers of a race or a rule with the gains on test samples.
 
     Args:
         found: the answers of the race, or :func:`of_rule`.
         table: from :func:`gains`.
         seeds: number of repetitions.
+        by: what found the layers of each seed's own run.
     """
     better = _by_score(table)
     lines = [f"On test samples {AGAINST[name]} is better." for name in ("fedavg", "local") if better.get(name) == NO]
@@ -101,7 +103,9 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int) -> Headline:
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"differences paired over {seeds} seeds; the 95 % intervals hold together (Student's t, Bonferroni)"
     how = together if seeds > 1 else "one seed gives no interval"
-    return Headline(head, (*answers, *lines), tuple(_gain(line) for line in table.itertuples()), how, codes)
+    whose = "each seed's own" if seeds > 1 else "the"
+    scored = f"On test samples, the layers that {whose} {by}:"
+    return Headline(head, (*answers, *lines), scored, tuple(_gain(line) for line in table.itertuples()), how, codes)
 
 
 def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:

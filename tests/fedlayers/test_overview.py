@@ -42,7 +42,7 @@ def lines(verdict: str, shared: int = 2, guessing: str = YES) -> list[str]:
     cost = Cost(12, 48, 12.0, 2e6, 3.0)
     choice: Any = SimpleNamespace(inference=seen, winner=winner, arms=(1, 2, 3, 4), main="macro_f1", measured=cost)
     codes = {"split": YES, "which": verdict, "guessing": guessing}
-    lead = summary.Headline("Federate fc1.", ("An answer.",), (), "", codes)
+    lead = summary.Headline("Federate fc1.", ("An answer.",), "", (), "", codes)
     return overview(task, lead, GAINS, choice, plan, 5)
 
 

@@ -21,7 +21,7 @@ from tests.figures.conftest import drawn
 def outcome_of(which: str, winners: tuple[str, ...]) -> Any:
     entries = {seed: SimpleNamespace(arm=SimpleNamespace(name=name)) for seed, name in enumerate(winners)}
     return SimpleNamespace(
-        lead=Headline("Federate a.", ("Sure.",), (), "", {"split": "yes", "which": which, "guessing": "yes"}),
+        lead=Headline("Federate a.", ("Sure.",), "", (), "", {"split": "yes", "which": which, "guessing": "yes"}),
         choice=SimpleNamespace(of_seed=entries),
         comparison=comparison(choose=GOOD, fedavg=FAIR, local=[0.99, 0.80, 0.92], majority=BAD),
     )
