@@ -79,12 +79,14 @@ def _remember(model: nn.Module) -> Callable[[], None]:
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Set training or evaluation mode inside the block, and restore each module's own mode after it."""
     modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    if any(before != training for _, before in modes):  # setting a module's attribute is slow
+        model.train(training)
     try:
         yield
     finally:
         for module, before in modes:
-            module.training = before
+            if module.training != before:
+                module.training = before
 
 
 @contextmanager
