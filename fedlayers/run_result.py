@@ -35,7 +35,7 @@ class RunResult:
     >>> import fedlayers as fl
     >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=2, progress=False)
     >>> result.plan
-    LayerPlan([fc1] [fc2] [fc3] fc4; [shared], by all_but_last)
+    LayerPlan([fc1] [fc2] [fc3] fc4; [] = shared, by all_but_last)
     >>> result.scores.loc["personal"].index.tolist()
     ['cleveland', 'hungarian', 'switzerland', 'va']
     >>> sorted(result.models)

@@ -51,7 +51,7 @@ def run(
     >>> result.done
     2
     >>> result.plan
-    LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio t=1.2)
+    LayerPlan([fc1] fc2 fc3 fc4; [] = shared, by sensitivity_ratio t=1.2)
 
     Your own samples and your own network:
 

@@ -97,7 +97,7 @@ class LayerPlan:
     >>> layers = [Layer(name, (f"{name}.weight", f"{name}.bias")) for name in ("conv1", "conv2", "fc")]
     >>> plan = LayerPlan.all_but_last(layers)
     >>> plan
-    LayerPlan([conv1] [conv2] fc; [shared], by all_but_last)
+    LayerPlan([conv1] [conv2] fc; [] = shared, by all_but_last)
     >>> sorted(plan.head_tensors)
     ['fc.bias', 'fc.weight']
     >>> plan.with_first(1).diff(plan)
@@ -172,7 +172,7 @@ class LayerPlan:
     def __repr__(self) -> str:
         marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
         how = self.why.rule if self.why.threshold is None else f"{self.why.rule} t={self.why.threshold:g}"
-        return f"LayerPlan({marks}; [shared], {'' if self.is_edited else 'by '}{how})"
+        return f"LayerPlan({marks}; [] = shared, {'' if self.is_edited else 'by '}{how})"
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  {line}" for line in self.why.lines())])

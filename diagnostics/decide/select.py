@@ -70,7 +70,7 @@ def select(
     >>> import fedlayers as fl
     >>> report = fl.measure.diagnose_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
     >>> select(report, "sensitivity_ratio", threshold=1.2)
-    LayerPlan([fc1] fc2 fc3 fc4; [shared], by sensitivity_ratio t=1.2)
+    LayerPlan([fc1] fc2 fc3 fc4; [] = shared, by sensitivity_ratio t=1.2)
     >>> select(report, "manual", layers=["fc1", "fc2"]).shared
     ('fc1', 'fc2')
 

@@ -101,9 +101,8 @@ def _split(race: Inference, arms: Sequence[Arm]) -> str:
     leader, rivals = _rivals(race, arms)
     lines = race.differences.set_index("arm")
     phrases = [_against(race, lines.loc[arm.name], _named(arm)) for arm in rivals]
-    phrases[:1] = [phrase.replace(" points ", f" points of {label_of(race.main)} ", 1) for phrase in phrases[:1]]
-    name = _named(leader).replace("sharing", "Sharing")
-    return f"{name} leads on validation samples: {', '.join(phrases)}." if phrases else ""
+    best = f"{_named(leader).replace('sharing', 'Sharing')} has the best score on validation samples."
+    return f"{best} Its {label_of(race.main)} is {', '.join(phrases)}." if phrases else ""
 
 
 def _against(race: Inference, line: pd.Series, name: str) -> str:

@@ -32,7 +32,7 @@ From ``decision.tuned``: four rates were tried before four cuts at the best, on 
 """
 JUDGED = (79, 74, 3.1)
 """The same of a race that a judge stops early, from ``decision.judge``."""
-PROMISES = "The winner's model was judged itself. Its plan may gain less in another run, which starts elsewhere."
+PROMISES = "The scores are of the trained models. A new run with the winner's plan may gain less."
 """What a race promises of the model that won, and of the plan for another run."""
 
 

@@ -118,7 +118,7 @@ class Algorithm:
     ...         return self.plan.body_tensors - self.task_info.not_sent(rnd)
     >>> engine = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False).engine
     >>> engine.algorithm.plan
-    LayerPlan([fc1] [fc2] [fc3] fc4; [shared], by all_but_last)
+    LayerPlan([fc1] [fc2] [fc3] fc4; [] = shared, by all_but_last)
     >>> sorted(engine.algorithm.local_tensors(fl.Round(1), client=0))
     ['fc4.linear.bias', 'fc4.linear.weight']
     >>> sent = engine.algorithm.server_message(engine.server, client=0, rnd=fl.Round(1))

@@ -191,7 +191,7 @@ def test_the_three_answers(
 def test_the_words_carry_the_races_numbers() -> None:
     race, said, used = answered(raced([0.5, 0.7, 0.7, 0.2], 0.01, 6, 0.2))
     leader = race.differences.set_index("arm")["difference"]
-    assert f"{100 * leader['nothing']:.1f} points of macro-F1 better" in said.lines[0]
+    assert f"{100 * leader['nothing']:.1f} points better" in said.lines[0]
     assert f"{100 * leader['all']:.1f} points" in said.lines[0]
     assert f"{100 * race.at_stake(used.name):.1f} points" in said.lines[1]
     assert f"{100 * race.above_chance.low:.1f}" in said.lines[2]

@@ -87,8 +87,8 @@ def test_all_but_last_keeps_the_classifier_that_is_in_use():
 
 
 def test_repr_shows_the_decision():
-    assert repr(PLAN) == "LayerPlan([fc1] [fc2] fc10 unused; [shared], by sensitivity_ratio t=1.2)"
-    assert repr(LayerPlan(LAYERS, ("fc10",))) == "LayerPlan(fc1 fc2 [fc10] unused; [shared], by manual)"
+    assert repr(PLAN) == "LayerPlan([fc1] [fc2] fc10 unused; [] = shared, by sensitivity_ratio t=1.2)"
+    assert repr(LayerPlan(LAYERS, ("fc10",))) == "LayerPlan(fc1 fc2 [fc10] unused; [] = shared, by manual)"
 
 
 def test_with_shared_replaces_the_decision_and_its_reason():
