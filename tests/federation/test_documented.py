@@ -73,7 +73,7 @@ def test_its_noise_allows_20_rounds(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("opacus") is None, reason="the account is opacus', of the extra federation")
 def test_the_pages_table_is_of_its_site_file() -> None:
     (text,) = (text for text in FILES.values() if "privacy" in tomllib.loads(text))
-    page = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "federation_privacy.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^python -m examples.privacy_cost (.*)$", page, re.MULTILINE)
     words = command.split()
     given = {key[2:].replace("-", "_"): float(value) for key, value in zip(words[::2], words[1::2], strict=True)}

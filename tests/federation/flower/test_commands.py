@@ -139,9 +139,9 @@ def test_a_local_federation_in_a_relative_folder_has_site_files_that_find_their_
 
 def test_the_site_file_of_the_documentation_is_one(made):
     page = (Path(flower.__file__).parents[3] / "docs/federation.md").read_text()
-    text = page.partition("```toml\n")[2].partition("```")[0]
+    text = next(block for block in page.split("```toml\n") if "[privacy]" in block).partition("```")[0]
     file = made / "keys/sites/a/site.toml"
-    file.write_text("\n".join(line.removeprefix("   ") for line in text.splitlines()))
+    file.write_text(text)
     found = SiteFile.read(file)
     assert (found.name, found.policy.never_send, found.privacy.noise) == ("cleveland", ("fc4",), 6.0)
     assert Connection.of(found.connection, file.parent).superlink == "fed.example.org:8443"
