@@ -383,10 +383,8 @@ def left(*paths: Path | str) -> pd.DataFrame:
                 f"{path} must be a federation's run that has saved a round; got no {LEFT}. Name another directory."
             )
         lines += [parsed_json(line) for line in folder.read(LEFT).splitlines()]
-    frame = pd.DataFrame(lines, columns=["client", "variant", "value"])
-    table = frame.pivot_table(
-        index="client", columns="variant", values="value", aggfunc="sum", fill_value=0, sort=False
-    )
+    frame = pd.DataFrame(lines, columns=["client", "variant", "value"]).rename(columns={"variant": "reply"})
+    table = frame.pivot_table(index="client", columns="reply", values="value", aggfunc="sum", fill_value=0, sort=False)
     return table.assign(all=table.sum(axis=1)).astype(int)
 
 

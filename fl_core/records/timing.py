@@ -92,7 +92,8 @@ class Pace:
 
     def line(self) -> str:
         """Return one line of summary."""
-        return f"{self.steps:,} client steps in {self.total:,.1f} s, {self.rate:,.0f} a second: {self.shares()}"
+        rate = f"{self.rate:,.{0 if self.rate >= 10 else 1}f}"
+        return f"{self.steps:,} client steps in {self.total:,.1f} s, {rate} a second: {self.shares()}"
 
 
 def read(path: Path | str) -> Pace:

@@ -82,17 +82,17 @@ class Training:
 
     @property
     def description(self) -> str:
-        """Optimiser, rate and what becomes of its state, for tables and reports.
+        """Optimiser, learning rate and whether the optimiser's state is kept, for tables and reports.
 
         >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).description
-        'adamw (amsgrad), lr 0.001, its state kept from round to round'
+        'adamw (amsgrad), lr 0.001, optimiser state kept between rounds'
         """
         options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
         options += ["amsgrad"] * self.amsgrad
-        state = "kept from round to round" if self.keep_optimizer else "new in each round"
+        state = "kept between rounds" if self.keep_optimizer else "new in each round"
         named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
         passes = "" if self.precision == PRECISIONS[0] else f", passes in {self.precision}"
-        return f"{named}, lr {self.lr:g}, its state {state}{passes}".replace("_", " ")
+        return f"{named}, lr {self.lr:g}, optimiser state {state}{passes}".replace("_", " ")
 
     @property
     def optimizer_slots(self) -> int:
