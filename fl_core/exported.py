@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import mixture, models, tree
-from fl_core.data.inputs import Inputs
+from fl_core import limits, mixture, models, tree
+from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import CorruptError, NonFiniteError, UsageError, check_known, listing
 from fl_core.model_description import built_from, described
-from fl_core.models import lora, programs
+from fl_core.models import counting, lora, programs
 from fl_core.predictions import Predictions
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, signed
-from fl_core.storage.schema import DIGEST, validate
+from fl_core.storage.schema import COUNT, DIGEST, validate
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
@@ -34,7 +34,20 @@ FORMAT = "fedlayers.model/1"
 OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
 """Writers of other programs' formats by name: from a model and an example input to the bytes of a file."""
 PEFT = "peft"
-_FORM = {"model": dict, "inputs": dict, "classes": [str], "file": {"format": str, "sha256": DIGEST}}
+_FORM = {
+    "model": {
+        "outputs": COUNT,
+        "callable": str,
+        "options": dict,
+        "seed": int,
+        "bn": str,
+        "extended_by": ({"algorithm": str, "options": dict}, None),
+    },
+    "inputs": INPUTS,
+    "classes": [str],
+    "task?": str,
+    "file": {"format": str, "sha256": DIGEST},
+}
 FORMATS = ("safetensors", *OTHERS, PEFT)
 SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
 """Formats by the suffix of a file of weights."""
@@ -86,8 +99,10 @@ class Exported:
                 f"{self.path} must be an export as safetensors; got {file['format']}, which other programs run. "
                 "Export it without --format."
             )
-        built = built_from(self.path, self.about, model, allow_code)
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
+        most = max(limits.UNPACKED, limits.RATIO * tree.n_bytes(weights))
+        with counting.within_bytes(f"the model of {self.path}", most):
+            built = built_from(self.path, self.about, model, allow_code)
         tree.load(built, weights)
         return built.eval()
 
@@ -236,10 +251,9 @@ def _read(path: Path) -> Exported:
         raise UsageError(f"{path} must be an exported model with {name} next to it; got none. Copy both files.")
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
-    if not known or validate(about, _FORM):
-        raise UsageError(
-            f"{path.parent / name} must describe an exported model; got other data. Export the model again."
-        )
+    wrong = validate(about, _FORM) if known else "it has no known format"
+    if wrong:
+        raise UsageError(f"{path.parent / name} must describe an exported model: {wrong}. Export the model again.")
     return Exported(path, about)
 
 

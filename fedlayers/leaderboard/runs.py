@@ -34,23 +34,27 @@ from fedlayers.leaderboard.methods import (
 from fedlayers.run_result import RunResult
 from fedlayers.studies.baselines import majority
 from fedlayers.studies.choose import choose
-from fl_core import runner, tree
+from fl_core import limits, runner, tree
 from fl_core.data.registry import Location
 from fl_core.engine import Engine
-from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.execution.client_backend import LocalClients
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.stopping import smoothed
+from fl_core.storage.schema import COUNT, NUMBER, Each, validate
 from fl_core.training import evaluate, losses
 
 STORED = Path(__file__).parent / "rows"
 """The folder of the rows that come with the package, one file a federation."""
 METRICS = ("accuracy", "macro_f1", "loss")
 """Held-out scores of a client, in the order of a row's ``clients``."""
-KEYS = frozenset({
-    "federation", "method", "seed", "setting", "validation", "best", "stopped", "sent", "computed", "stored", "clients",
-    "status",
-})  # fmt: skip
+_NUMBER, _COUNT = (NUMBER, None), (COUNT, None)
+FORM = {
+    "federation": str, "method": str, "seed": COUNT, "setting": dict, "validation": _NUMBER, "best": _COUNT,
+    "stopped": _COUNT, "sent": _NUMBER, "computed": _NUMBER, "stored": _NUMBER, "clients": (Each([_NUMBER]), None),
+    "status": str,
+}  # fmt: skip
+KEYS = frozenset(FORM)
 Row = dict[str, Any]
 
 
@@ -67,12 +71,18 @@ def read(*folders: Path) -> list[Row]:
     for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
+                row = limits.parsed_json(line)
+            except ValueError as error:
                 raise UsageError(f"{path}, line {number} must be JSON: {error}. Remove that line.") from error
             if not isinstance(row, dict) or row.keys() != KEYS:
                 got = sorted(row) if isinstance(row, dict) else type(row).__name__
                 raise UsageError(f"{path}, line {number} must have the keys {sorted(KEYS)}; got {got}. Remove it.")
+            if wrong := validate(row, FORM):
+                raise UsageError(f"{path}, line {number} must be a row of a leaderboard: {wrong}. Remove it.")
+            check_known(f"federation of {path}, line {number}", row["federation"], FEDERATIONS)
+            if row["seed"] not in (TUNING, *SCORED):
+                seeds = listing(map(str, (TUNING, *SCORED)))
+                raise UsageError(f"{path}, line {number}: seed must be one of {seeds}; got {row['seed']}. Remove it.")
             found.setdefault(json.dumps([row[key] for key in ("federation", "method", "seed", "setting")]), row)
     return list(found.values())
 

@@ -74,7 +74,7 @@ class Reading:
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise UsageError(f"separator must be one character, such as ';', or tab; got {self.separator!r}.")
         try:
-            codecs.lookup(self.encoding)
+            "".encode(self.encoding)  # also refuses codecs of bytes, such as zlib
         except LookupError as error:
             raise UsageError(
                 "encoding must be one that Python knows, such as utf-8, utf-16, latin-1 or cp1252; "

@@ -20,7 +20,20 @@ from fl_core.data.own import cells_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.storage.schema import COUNT, NUMBER
 from fl_core.tokens import SPECIAL, TokenShape
+
+_TEXTS, _NUMBERS = ([str], None), [NUMBER]
+FORM = {
+    "shape": [COUNT],
+    "images?": bool,
+    "mean?": _NUMBERS,
+    "std?": _NUMBERS,
+    "words?": _TEXTS,
+    "preprocessing?": (dict, None),
+    "reading?": {"columns?": _TEXTS, "exclude_columns?": _TEXTS, "separator?": str, "encoding?": str},
+}
+"""The form of :meth:`Inputs.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
 
 
 class Samples(NamedTuple):
@@ -103,6 +116,8 @@ class Inputs:
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         if found.get("preprocessing") is not None:
             found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
+        if found.get("images") and len(found["shape"]) != 3:
+            raise UsageError(f"shape of images must be (channels, height, width); got {found['shape']}. Store it anew.")
         return cls(**{**found, "reading": Reading.of(found.get("reading", {}))})
 
     # --- new samples -----------------------------------------------------------------------------------------------

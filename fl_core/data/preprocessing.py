@@ -100,7 +100,14 @@ class Preprocessing:
                 f"categories of a preprocessing must be lists of text; got {str(words)[:60]!r}. Store it anew."
             )
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**{**found, "categories": tuple(map(tuple, words))})
+        made = cls(**{**found, "categories": tuple(map(tuple, words))})
+        widths = {len(part) for part in (made.columns, made.fill, made.centre, made.spread) if part}
+        if len(widths) > 1 or bool(made.centre) != bool(made.spread):
+            raise UsageError(
+                f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
+                "Store it anew."
+            )
+        return made
 
 
 def fitted(

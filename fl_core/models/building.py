@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_core import limits
 from fl_core.errors import UsageError
 from fl_core.models import external, weights as weight_files
+from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import imported, is_outside
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
+
+LARGEST = 2**26
+"""Numbers of one sample, at most."""
 
 
 def build(
@@ -57,11 +63,18 @@ def build(
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     own, label = (None, name) if isinstance(name, str) else (name, called_name(name))
     source, colon, rest = label.partition(":")
-    with torch_seeded(seed_of(seed, "model")):
+    with torch_seeded(seed_of(seed, "model")), within_bytes(f"model {label}", limits.memory() // 2):
         if own is not None:
             model = external.called(label, own, shape, n_classes, model_options)
         elif colon and source in external.LIBRARIES:
             model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
+        elif label in MODELS.inside:
+            try:
+                model = external.called(label, MODELS[label], shape, n_classes, model_options)
+            except UsageError:
+                raise
+            except Exception as error:  # of torch, on values that no check foresees
+                raise external.refused(label, model_options, error) from error
         else:
             builder = MODELS[label] if is_outside(label) or not colon else imported("model", label)
             model = external.called(label, builder, shape, n_classes, model_options)
@@ -112,6 +125,8 @@ def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = shape if isinstance(shape, TokenShape) else tuple(shape)
     if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
         raise UsageError(f"the shape of a sample must be integers above 0; got {shape}.")
+    if math.prod(shape) > LARGEST:
+        raise UsageError(f"a sample must have at most {LARGEST:,} numbers; got shape {shape}. Make it smaller.")
     return shape
 
 

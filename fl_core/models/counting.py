@@ -11,6 +11,8 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
+from fl_core import limits
+
 
 @contextmanager
 def counted(check: Callable[[int, int], None]) -> Iterator[None]:
@@ -49,3 +51,20 @@ def counted(check: Callable[[int, int], None]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def within_bytes(what: str, most: int) -> Iterator[None]:
+    """Refuse a model whose parameters and buffers, at 4 bytes each, take more memory, before they are filled.
+
+    Raises:
+        LimitError: names ``what`` and both sizes.
+    """
+
+    def check(parameters: int, layers: int) -> None:
+        if 4 * parameters > most:
+            sizes = f"at most {limits.sized(most)} of memory; got {limits.sized(4 * parameters)} or more"
+            raise limits.LimitError(f"{what} must take {sizes}. Choose smaller sizes.")
+
+    with counted(check):
+        yield

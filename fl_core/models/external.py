@@ -152,13 +152,15 @@ def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Modu
         if unexpected:
             known, _ = parameters_of(type(make()))
             check_options(f"model {model!r}", unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
-        raise _refused(model, options, error) from error
+        raise refused(model, options, error) from error
     except Exception as error:
-        raise _refused(model, {**size, **options}, error) from error
+        raise refused(model, {**size, **options}, error) from error
 
 
-def _refused(model: str, options: Options, error: Exception) -> UsageError:
-    return UsageError(f"options of model {model} must fit it; got {options}: {error}. Correct --model-option.")
+def refused(model: str, options: Options, error: Exception) -> UsageError:
+    """Return the error for options with which a model cannot be built."""
+    said = " ".join(str(error).split())
+    return UsageError(f"options of model {model} must fit it; got {options}: {said}. Correct --model-option.")
 
 
 def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:

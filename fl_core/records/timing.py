@@ -12,6 +12,7 @@ from typing import Any
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
+from fl_core.storage.schema import NUMBER, validate
 
 PARTS = {
     "train": "clients train, and this process waits for them",
@@ -145,5 +146,5 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     names = ("round", "steps", *PARTS)
-    sound = isinstance(record, dict) and all(type(record.get(name)) in (int, float) for name in names)
+    sound = isinstance(record, dict) and not validate(record, dict.fromkeys(names, NUMBER))
     return record if sound else None

@@ -66,7 +66,7 @@ def validate(found: Any, form: Any, name: str = "") -> str:
     """Describe the first place where a value does not have the expected form, or return ``""``.
 
     Args:
-        form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several of these as a tuple; ``[form]``
+        form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several forms as a tuple; ``[form]``
             for a list of any length; :class:`Each`; or a dictionary of forms by name. There a ``?`` marks optional
             names, and other names may have any value.
         name: of the value.
@@ -88,9 +88,19 @@ def validate(found: Any, form: Any, name: str = "") -> str:
         if not isinstance(found, list):
             return _wrong(found, name, "a list")
         return next(filter(None, (validate(value, form[0], f"{at}{k}") for k, value in enumerate(found))), "")
-    forms = form if isinstance(form, tuple) else (form,)
-    wanted = " or ".join("null" if each is None else each if isinstance(each, str) else each.__name__ for each in forms)
-    return "" if any(_is(found, each) for each in forms) else _wrong(found, name, wanted)
+    if isinstance(form, tuple):
+        told = [validate(found, each, name) for each in form]
+        inner = next((each for each in told if not each.startswith(f"{name or 'it'} must")), "")
+        return "" if "" in told else inner or _wrong(found, name, _named(form))
+    return "" if _is(found, form) else _wrong(found, name, _named((form,)))
+
+
+def _named(forms: tuple[Any, ...]) -> str:
+    words = {list: "a list", dict: "an object", Each: "an object"}
+    return " or ".join(
+        "null" if each is None else each if isinstance(each, str) else words.get(type(each)) or each.__name__
+        for each in forms
+    )
 
 
 def _is(found: Any, form: Any) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -15,6 +17,7 @@ from diagnostics.measure import instruments
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
+from fl_core.exported import export, predict
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
@@ -290,3 +293,63 @@ def test_rows_with_a_header_of_other_types(tmp_path, change):
     with pytest.raises((CorruptError, UsageError)) as caught:
         select(path)
     assert "\n" not in str(caught.value)
+
+
+DESCRIBED = (
+    "model",
+    "model.outputs",
+    "model.callable",
+    "model.seed",
+    "model.extended_by",
+    "inputs",
+    "inputs.shape",
+    "inputs.images",
+    "inputs.words",
+    "inputs.preprocessing",
+    "inputs.preprocessing.spread",
+    "inputs.reading",
+    "inputs.reading.columns",
+    "inputs.reading.encoding",
+    "classes",
+    "file.format",
+)
+VAST = {"model.outputs": 10**8, "model.options": {"sizes": [10**30]}, "inputs.shape": [10**8], "model.seed": {}}
+
+
+@pytest.fixture(scope="module")
+def model(sound, tmp_path_factory):
+    """An exported model that nobody touches."""
+    path = tmp_path_factory.mktemp("exported") / "va.safetensors"
+    return export(sound, path, client="va").path
+
+
+@pytest.mark.parametrize("place", DESCRIBED)
+def test_a_description_of_a_model_with_a_value_of_another_type(model, tmp_path, place):
+    """No value raises anything but a refusal in one line. Those that fit its type may be used."""
+    path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
+    about = path.with_name(f"{path.name}.json")
+    whole, count = about.read_bytes(), 0
+    for other in (*OTHERS.values(), True, 1e308):
+        about.write_bytes(whole)
+        forge(about, lambda found, other=other: put(found, place, other))
+        with suppress(CorruptError, UsageError):
+            predict(path, np.zeros((2, 10)))
+            count += 1
+    assert count <= 3
+
+
+@pytest.mark.parametrize("place", VAST)
+def test_a_description_of_a_model_with_vast_sizes(model, tmp_path, place):
+    """It is refused before memory is filled: the file of weights has few bytes."""
+    path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
+    forge(path.with_name(f"{path.name}.json"), lambda found: put(found, place, VAST[place]))
+    with pytest.raises(UsageError, match="must"):
+        predict(path, np.zeros((2, 10)))
+
+
+@pytest.mark.parametrize("sizes", [[10**9, 10**9], [10**30]])
+def test_a_configuration_with_a_vast_model(run, sizes):
+    forge(run / "config.json", lambda found: found.update(model="mlp", model_options={"sizes": sizes}))
+    covered(run, "config.json")
+    with pytest.raises((RunError, UsageError), match="must"):
+        resume(run)

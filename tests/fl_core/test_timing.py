@@ -101,7 +101,11 @@ def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(tmp_pat
     assert timing.read(out / "timing.jsonl").steps == 3 * sum(math.ceil(n / 8) for n in TOY.weights)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"round": 1, "steps": 3}', '{"round": 1, "train": "long"}'])
+WHOLE = json.dumps({"round": 1, "steps": 3, **dict.fromkeys(timing.PARTS, 0.5)})
+LINES = ["{", "[]", "{}", '{"round": 1, "steps": 3}', WHOLE.replace("0.5", '"long"'), WHOLE.replace("1", "Infinity")]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_what_is_no_timing_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(UsageError, match="not there"):
         timing.read(tmp_path / "timing.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,9 +131,25 @@ def test_a_budget_is_above_0(budget, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"federation": "hart"}, "line 2.*'hart'.*heart"),
+    ({"method": ["local"]}, "line 2.*method"),
+    ({"seed": 99}, "line 2.*seed must be one of 10, 11, 12, 13; got 99"),
+    ({"setting": 7}, "line 2.*setting"),
+    ({"clients": {"va": ["x"]}}, "line 2.*clients.va.0"),
+    ({"sent": math.inf}, "line 2.*sent"),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("{", "line 2 must be JSON"), ("[1]", "line 2 must have the keys.*list"), ('{"seed": 1}', "line 2.*'seed'")],
+    [
+        ("{", "line 2 must be JSON"),
+        ("[" * 10_000, "line 2 must be JSON"),
+        ("[1]", "line 2 must have the keys.*list"),
+        ('{"seed": 1}', "line 2.*'seed'"),
+        *((json.dumps({**planted.row("heart", "local", 11, None), **wrong}), told) for wrong, told in WRONG),
+    ],
 )
 def test_a_bad_line_is_named(tmp_path, line, told):
     runs.add(tmp_path, planted.row("heart", "local", 11, None))
