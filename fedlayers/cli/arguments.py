@@ -57,27 +57,27 @@ def option(help: str, metavar: str | None = None, name: str | None = None) -> An
 
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("A key of the algorithm, such as --option mu=0.1. Repeatable.", "KEY=VALUE", "option"),
+    option("An option of the algorithm, such as --option mu=0.1. Repeatable.", "KEY=VALUE", "option"),
 ]
 SetEach = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("A key of one algorithm, such as --option fedprox.mu=0.1. Repeatable.", "ALGORITHM.KEY=VALUE", "option"),
+    option("An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable.", "ALGORITHM.KEY=VALUE", "option"),
 ]
 SetMetric = Annotated[
     UseAppendAction[tuple[str, ...]],
     option(
-        "A key of a metric, such as --option hessian_spectrum.density=50. Repeatable.",
+        "An option of a metric, such as --option hessian_spectrum.density=50. Repeatable.",
         "METRIC.KEY=VALUE",
         "option",
     ),
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("A key of the model, such as --model-option sizes=64,32.", "KEY=VALUE", "model-option"),
+    option("An option of the model, such as --model-option sizes=64,32.", "KEY=VALUE", "model-option"),
 ]
 SetLoss = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("A key of the loss, such as --loss-option gamma=2.", "KEY=VALUE", "loss-option"),
+    option("An option of the loss, such as --loss-option gamma=2.", "KEY=VALUE", "loss-option"),
 ]
 
 

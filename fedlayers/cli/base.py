@@ -53,7 +53,7 @@ class Configured(Command):
     """Base of the commands that take a run's configuration."""
 
     file: Annotated[
-        Path | None, option("Read flags from a file that --print-config wrote. Flags win.", "FILE", "config")
+        Path | None, option("Read flags from a file that --print-config wrote. Flags override it.", "FILE", "config")
     ] = None
     print_config: Annotated[bool, option("Print the configuration as TOML, and stop.")] = False
     help_all: Annotated[bool, option("Show every flag; --help shows the usual ones.")] = False

@@ -110,7 +110,7 @@ def newcomer(made: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Let an exported model label new samples: one line each, with a score for each class.
+    """Predict new samples with an exported model: one line each, with a score for each class.
 
     New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels. The column
     sample of the table counts from 0. For a folder of images it is the path in the folder.

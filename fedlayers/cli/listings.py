@@ -20,7 +20,7 @@ from fl_core.models.registry import describe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class List(Command):
-    """List what can be named, with defaults and one line each.
+    """List algorithms, datasets, models, metrics, rules or loggers, with their defaults.
 
     Examples:
         fedlayers list algorithms

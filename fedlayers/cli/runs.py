@@ -51,7 +51,7 @@ class Run(Configured):
     own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
     tuned_defaults: Annotated[
-        bool, option("Where you set no rate and no key, take those that the leaderboard's tuning chose.")
+        bool, option("Use the learning rate and options that the leaderboard's tuning chose, unless you set them.")
     ] = False
 
     def asked_config(self) -> RunConfig:

@@ -156,7 +156,7 @@ class Compare(SeveralAlgorithms):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(SeveralAlgorithms):
-    """Search the learning rate and the algorithms' own keys, alike for all.
+    """Search the learning rate and the options of algorithms, with equal trials for all.
 
     Every algorithm tries the same number of settings. Validation samples judge them. The estimated cost is printed
     first. --workers trains runs side by side. After a stop the same command continues.
@@ -211,9 +211,9 @@ class Choose(OneAlgorithm):
 
     Each candidate (an arm) shares other layers. A cut shares the first layers and keeps the rest local. All arms have
     the same data, start and batches, and validation samples judge them. Three or more seeds show how certain the
-    decision is. The winner is trained to the end. With --patience and one seed a judge stops all arms but one early;
-    --thorough trains all. A shorter race (--race-fraction 0.6) chose worse in our tests. With --superlink the arms
-    train over a federation's sites. Sites send the messages of these runs and their scores.
+    decision is. The winner is trained to the end. With --patience and one seed a judge stops all arms but
+    one early. To train all, add --thorough. A shorter race (--race-fraction 0.6) chose worse in our tests. With
+    --superlink the arms train over a federation's sites. Sites send the messages of these runs and their scores.
 
     Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
 
