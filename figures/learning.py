@@ -17,6 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.plots.runs import comparison
+from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, joint, outcome
 from figures.drawing import one_range
@@ -150,8 +151,7 @@ def scores(frame: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
     """Mean accuracy over clients, runs x seeds, of the personal models (of the global one without any)."""
     final = frame[frame["metric"] == "accuracy"]
     if model is None:
-        personal = final.groupby(["run", "seed"])["model"].transform(lambda each: (each == "personal").any())
-        final = final[final["model"] == np.where(personal, "personal", "global")]
+        final = main_model(final, "run", "seed")
     else:
         final = final[final["model"] == model]
     means = final.groupby(["run", "seed"], sort=False)["value"].mean()

@@ -7,13 +7,14 @@ import io
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
-from nbclient import NotebookClient
-from nbformat import NotebookNode
 from PIL import Image
 
 from fl_core.errors import RunError
+
+if TYPE_CHECKING:  # they import for seconds, which a list of names need not wait for
+    from nbformat import NotebookNode
 
 HERE = Path(__file__).parent
 SECONDS = 600
@@ -38,6 +39,9 @@ def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookN
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
     """
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     hidden = ("MPLBACKEND", "FEDLAYERS_DATA_ROOT")  # a kernel's own backend is inline
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
@@ -50,6 +54,8 @@ def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookN
 
 def tidied(notebook: NotebookNode) -> NotebookNode:
     """The notebook in its stored form: numbered cells, uniform metadata, pictures in 256 colours."""
+    import nbformat
+
     notebook.metadata = nbformat.from_dict(KERNEL)
     number = 0
     for k, cell in enumerate(notebook.cells):
@@ -88,6 +94,8 @@ def store(name: str, notebook: NotebookNode) -> int:
     Raises:
         RunError: it shows a path of this machine or a warning, or is too large.
     """
+    import nbformat
+
     found = paths_in(notebook)
     if found:
         raise RunError(f"{name} shows paths of this machine: {found[0]}")

@@ -177,6 +177,13 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     return shown
 
 
+def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Return the rows of each group's main model: ``personal`` if the group has one, else ``global``."""
+    personal = frame["model"] == "personal"
+    has_personal = personal.groupby([frame[column] for column in by]).transform("any")
+    return frame[personal | (frame["model"] == "global") & ~has_personal]
+
+
 def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
     """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
@@ -190,8 +197,7 @@ def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd
     scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
     test = scored[scored["split"] == split]
     final = test[test["round"] == test.groupby(run)["round"].transform("max")]
-    has_personal = final.groupby(run)["model"].transform(lambda m: (m == "personal").any())
-    final = final[final["model"] == np.where(has_personal, "personal", "global")]
+    final = main_model(final, *run)
     if not best:
         return final
     of_model = [*run, "model"]

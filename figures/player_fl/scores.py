@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.studies.comparison import BASELINES
+from fedlayers.studies.comparison import BASELINES, main_model
 from figures.differences import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
@@ -121,8 +121,7 @@ def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
     if reading.trained:
         scored = scored[scored["model"] == "local"]
     else:
-        personal = scored.groupby(["run", "seed"])["model"].transform(lambda each: (each == "personal").any())
-        scored = scored[scored["model"] == personal.map({True: "personal", False: "global"})]
+        scored = main_model(scored, "run", "seed")
     names = scored["run"].str.split(".", n=1, expand=True)
     scored = scored.assign(dataset=names[0], method=names[1])
     if reading.random != "playerfl_random":

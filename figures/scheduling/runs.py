@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import Difference
 from figures.items import at_paper as at_paper
@@ -141,28 +142,20 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             columns = {"variant": variant, "unit": unit, "estimator": "sum over rounds and clients"}
             lines.append(rows.row(metric, part["value"].sum(), **columns, **named))
     last = accuracy[accuracy["round"] == task.config.rounds]
-    return pd.concat([rows.frame(lines), last[last["model"] == _reported(last["model"])]], ignore_index=True)
-
-
-def _reported(models: pd.Series) -> str:
-    """The model that a table reports: the personal one if there is one."""
-    return "personal" if (models == "personal").any() else "global"
+    return pd.concat([rows.frame(lines), main_model(last, "algorithm")], ignore_index=True)
 
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     """Reported accuracy of all clients together, (run, round) x seeds."""
     accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == variant) & (frame["client"] == "")]
-    keys = ["run", "seed", "round"]
-    personal = accuracy.groupby(keys)["model"].transform(_reported)
-    kept = accuracy[accuracy["model"] == personal].astype({"seed": int, "round": int})
+    kept = main_model(accuracy, "run", "seed", "round").astype({"seed": int, "round": int})
     return kept.set_index(["run", "round", "seed"])["value"].unstack("seed").sort_index(axis=1)
 
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
     """Reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
     accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
-    of_run = accuracy.groupby("run")["model"].transform(_reported)
-    return scores(frame[(frame["metric"] != ACCURACY) | (frame["model"] == of_run.reindex(frame.index))])
+    return scores(main_model(accuracy, "run"))
 
 
 def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) -> pd.DataFrame:
@@ -171,7 +164,7 @@ def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) 
     parts = []
     for method in methods:
         part = accuracy[accuracy["run"] == f"{dataset}.{method}"]
-        part = part[part["model"] == ("global" if method in TUNED else _reported(part["model"]))]
+        part = part[part["model"] == "global"] if method in TUNED else main_model(part, "run")
         parts.append(part.assign(algorithm=method))
     return pd.concat(parts, ignore_index=True)
 

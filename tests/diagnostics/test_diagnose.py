@@ -535,7 +535,7 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int
 @pytest.mark.parametrize(("n", "one_class"), [(1, False), (2, False), (3, False), (2, True)])
 def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
     x, y = pair(n)
-    report = run(data=(x, torch.zeros_like(y) if one_class else y), batch=2)
+    report = run({"a": net(0), "b": net(1)}, (x, torch.zeros_like(y) if one_class else y), batch=2)
     told = report.frame[report.frame["metric"].isin(OF_CLASSES)]
     said = told.loc[told["status"] != "ok", "status"]
     assert len(said) == len(told) if one_class else n > 1 or len(said)

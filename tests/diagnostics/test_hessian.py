@@ -378,7 +378,7 @@ def test_only_these_layers_are_exact(name: str) -> None:
     build_model, data, exact = VERDICTS[name]
     model = build_model()
     layers = loose(model)
-    results = measure(model, data, layers, probes=64)
+    results = measure(model, data, layers, probes=24)
     for layer, truth in zip(layers, dense(model.eval(), data, layers), strict=True):
         result = results[layer.name]
         if layer.name == "unused":
@@ -388,7 +388,7 @@ def test_only_these_layers_are_exact(name: str) -> None:
             assert result.trace == pytest.approx(truth, rel=1e-10, abs=1e-14)
         else:
             how = "hutchinson" if layer.name in COUPLED.get(name, ()) else "activation"
-            assert result.estimator == f"{how}(probes=64)"
+            assert result.estimator == f"{how}(probes=24)"
             assert result.note
             assert result.stderr > 0
             assert abs(result.trace - truth) <= 4 * result.stderr

@@ -101,7 +101,7 @@ def test_fast_is_unbiased_and_its_error_is_what_it_says(loss: Loss, probes: int)
     model, data = mlp(classes=5), pair(150, 4, classes=5)
     with torch.no_grad():
         model.get_parameter("4.weight").mul_(4)  # some samples confidently wrong: the focal loss is indefinite there
-    truth, times = measure(model, data, loss=loss), 150
+    truth, times = measure(model, data, loss=loss), 60
     for name, (values, errors) in repeats(model, data, times, loss=loss, probes=probes).items():
         if loss is FOCAL and name == "4":
             assert (
@@ -116,8 +116,8 @@ def test_fast_is_unbiased_and_its_error_is_what_it_says(loss: Loss, probes: int)
             assert np.sqrt(np.mean(errors**2)) >= 0.95 * spread
             assert covered >= 0.95
         else:
-            assert np.sqrt(np.mean(errors**2)) == pytest.approx(spread, rel=0.2)
-            assert 0.95 - 4 * 0.0178 <= covered <= 1.0  # 0.0178: the standard error of a share over 150 repeats
+            assert np.sqrt(np.mean(errors**2)) == pytest.approx(spread, rel=0.3)
+            assert 0.95 - 4 * 0.0281 <= covered <= 1.0  # 0.0281: the standard error of a share over 60 repeats
 
 
 def test_fast_says_what_it_is() -> None:
@@ -159,11 +159,11 @@ def test_activation_against_dense_blocks(name: str, loss: Loss) -> None:
     build_model, data = SMOOTH[name]
     model = build_model()
     for layer in loose(model):
-        result = measure(model, data, [layer], loss=loss, estimator="activation", probes=150, batch=5)[layer.name]
-        assert result.estimator == "activation(probes=150)"
+        result = measure(model, data, [layer], loss=loss, estimator="activation", probes=60, batch=5)[layer.name]
+        assert result.estimator == "activation(probes=60)"
         truth = float(block(model, data, layer.parameters, loss).trace())
         assert abs(result.trace - truth) <= 4 * result.stderr
-        assert result.stderr <= 0.2 * abs(truth) + 0.1
+        assert result.stderr <= 0.3 * abs(truth) + 0.15
 
 
 MODULES: dict[str, tuple[nn.Module, Tensor]] = {
@@ -193,7 +193,7 @@ def test_draws_have_the_covariance_of_the_jacobian(name: str, which: tuple[str, 
             ).reshape(size, -1)
             truth[n] += jacobian @ jacobian.T
     draw, generator = draw_of(module, a, "weight" in which, "bias" in which), torch.Generator().manual_seed(1)
-    times = 3000
+    times = 1000
     u = torch.stack([draw(generator).reshape(len(a), size) for _ in range(times)])
     assert u.shape == (times, len(a), size)
     found = torch.einsum("tni,tnj->nij", u, u) / times
@@ -241,11 +241,10 @@ def test_rows_say_why_they_are_not_exact() -> None:
     assert said["4"] == "exact"
 
 
-@pytest.mark.parametrize("backend", ["pyhessian", "curvlinops"])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize(("backend", "activation"), [("pyhessian", nn.Tanh), ("curvlinops", nn.ReLU)])
 def test_other_packages_agree(backend: str, activation: type[nn.Module]) -> None:
     model, data = mlp(activation), pair(10, 4)
-    probes = 150 if backend == "pyhessian" else 25
+    probes = 60 if backend == "pyhessian" else 25
     results = measure(model, data, backend=backend, probes=probes, batch=6)
     for layer in loose(model):
         result = results[layer.name]

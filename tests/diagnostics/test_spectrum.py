@@ -31,9 +31,10 @@ def values_of(model: nn.Module, data: tuple[Tensor, Tensor], names: tuple[str, .
     return np.linalg.eigvalsh(block(model, data, names).numpy())[::-1]
 
 
-@pytest.mark.parametrize("batch", [4, pytest.param(100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dense", [0, 1000])
-@pytest.mark.parametrize("build_model", [mlp, lambda: mlp(nn.Tanh), images, tokens])
+@pytest.mark.parametrize(
+    ("build_model", "dense", "batch"),
+    [(mlp, 1000, 4), (lambda: mlp(nn.Tanh), 0, 100), (images, 0, 4), (tokens, 1000, 4), (tokens, 0, 100)],
+)
 def test_largest_eigenvalues(build_model: object, dense: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diagnostics.curvature.spectrum.DENSE", dense)
     model: nn.Module = build_model()  # type: ignore[operator]

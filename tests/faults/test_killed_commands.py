@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -118,19 +117,14 @@ def comparable(path: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("command", "shares"),
-    [
-        pytest.param("choose", [random.Random(0).uniform(0.3, 0.9)], id="choose-once"),
-        *(pytest.param(name, list(SHARES), id=name, marks=pytest.mark.slow) for name in COMMANDS),
-    ],
-)
-def test_the_same_command_goes_on(tmp_path, command, shares):
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_same_command_goes_on(tmp_path, command):
     """It is killed after some files, or after some time, and then given again."""
     script = f"import json, sys; from {__name__} import nursery; nursery(*json.load(sys.stdin))"
     child = subprocess.run(
         [sys.executable, "-c", script],
-        input=json.dumps([str(tmp_path), command, shares]),
+        input=json.dumps([str(tmp_path), command, SHARES]),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -142,7 +136,7 @@ def test_the_same_command_goes_on(tmp_path, command, shares):
     happened = {line["name"]: line for line in lines}
     assert happened.pop("undisturbed")["ended"] == 0, (tmp_path / "undisturbed/errors").read_text()
     undisturbed = comparable(tmp_path / "undisturbed/out")
-    assert len(happened) == len(shares)
+    assert len(happened) == len(SHARES)
     for name, line in happened.items():
         errors = (tmp_path / name / "errors").read_text()
         assert line["ended"] == 0, errors

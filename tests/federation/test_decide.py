@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def test_flags_of_a_federation_go_together(
 
 # --- choosing ----------------------------------------------------------------------------------------------------
 
-RACE = RunConfig(dataset="heart", rounds=4, epochs=1, eval_every=1, stack="off")
+RACE = RunConfig(dataset="heart", rounds=2, epochs=1, eval_every=1, stack="off")
 ARMS = ("half", "fedavg")
 SEEDS = (0, 1)
 
@@ -174,7 +173,7 @@ def test_a_choice_over_sites_is_that_of_one_process(chosen: tuple[Path, Choice, 
 
 
 def test_over_sites_runs_stop_and_rates_are_tuned_as_in_one_process(tmp_path: Path) -> None:
-    config = RunConfig(dataset="heart", rounds=8, eval_every=1, epochs=1, patience=2, stack="off")
+    config = RunConfig(dataset="heart", rounds=6, eval_every=1, epochs=1, patience=2, stack="off")
     asked: dict[str, Any] = {"arms": ("nothing", "all_but_last"), "tune_rates": 2}
     here = choose(config, tmp_path / "here", **asked)
     there = choose(config, tmp_path / "there", link=hospitals(tmp_path / "sites"), **asked)
@@ -195,7 +194,7 @@ def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Ch
         def ask(self, requests: Mapping[str, bytes], timeout: float | None = None, grace: Any = None) -> Any:
             if sum(decode(each).head["kind"] == "train" for each in requests.values()):
                 self.rounds = getattr(self, "rounds", 0) + 1
-                if self.rounds == 5:
+                if self.rounds == 4:
                     raise KeyboardInterrupt
             return super().ask(requests, timeout)
 
@@ -204,7 +203,7 @@ def test_a_choice_that_was_stopped_goes_on_over_the_sites(chosen: tuple[Path, Ch
         choose(RACE, tmp_path / "out", arms=ARMS, seeds=SEEDS, link=Stopped(sites))
     done = [Run(path).rounds for path in sorted((tmp_path / "out" / "arms").iterdir())]
     assert len(done) == 2
-    assert done != [[3], [3]]
+    assert done != [[2], [2]]
     again = choose(RACE, tmp_path / "out", arms=ARMS, seeds=SEEDS, link=InMemoryTransport(sites))
     _, here, _ = chosen
     pd.testing.assert_frame_equal(again.standing.rounds, here.standing.rounds, check_exact=True)
@@ -263,11 +262,9 @@ def test_choose_prints_what_left_the_sites(sites: InMemoryTransport, capsys: pyt
 
 def test_three_seeds_over_sites_are_those_of_one_process(tmp_path: Path) -> None:
     """Each site answers for a third split of its data, as it may by default for five."""
-    race = replace(RACE, rounds=2)
-    here = choose(race, tmp_path / "here", arms=ARMS, seeds=(0, 1, 2), complete=False)
-    there = choose(
-        race, tmp_path / "there", arms=ARMS, seeds=(0, 1, 2), complete=False, link=hospitals(tmp_path / "sites")
-    )
+    asked: dict[str, Any] = {"arms": ARMS, "seeds": (0, 1, 2), "complete": False}
+    here = choose(RACE, tmp_path / "here", **asked)
+    there = choose(RACE, tmp_path / "there", **asked, link=hospitals(tmp_path / "sites"))
     pd.testing.assert_frame_equal(there.standing.rounds, here.standing.rounds, check_exact=True)
     assert sorted(there.standing.judged["seed"].unique()) == [0, 1, 2]
     pd.testing.assert_frame_equal(there.inference.pairs, here.inference.pairs, check_exact=True)
@@ -277,7 +274,7 @@ def test_three_seeds_over_sites_are_those_of_one_process(tmp_path: Path) -> None
 def test_a_site_that_answers_for_two_splits_refuses_the_third_seed(tmp_path: Path) -> None:
     link = hospitals(tmp_path / "sites", va=Policy(splits=2))
     with pytest.raises(RefusedError, match=r"'va'.*splits"):
-        choose(replace(RACE, rounds=2), tmp_path / "out", arms=ARMS, seeds=(0, 1, 2), complete=False, link=link)
+        choose(RACE, tmp_path / "out", arms=ARMS, seeds=(0, 1, 2), complete=False, link=link)
 
 
 # --- what left the sites -----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     (root / "tweets.jsonl").write_text("\n".join(map(json.dumps, lines)))
     narrow = {"model": "fmnist_cnn", "model_options": {"width": 0.1}}
-    images = RunConfig(dataset="large_digits", clients=2, max_samples=120, batch_size=16, **narrow, **TINY)
+    images = RunConfig(dataset="large_digits", clients=2, max_samples=60, batch_size=8, **narrow, **TINY)
     texts = RunConfig(
         dataset=str(root / "tweets.jsonl"), client_column="airline", model_options={"width": 16}, batch_size=8, **TINY
     )  # fmt: skip
@@ -122,7 +122,10 @@ def test_models_of_the_last_round_are_trained_and_not_yet_averaged() -> None:
     assert all(not torch.equal(w, alone.models[name].state_dict()["fc4.linear.weight"]) for name, w in weights.items())
 
 
-@pytest.mark.parametrize("name", ["fig1", "fig3", "fig4", "figA6", "figA8", "rests_on"])
+@pytest.mark.parametrize(
+    "name",
+    ["fig1", "figA6", "rests_on", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fig3", "fig4", "figA8"))],
+)
 def test_figures_draw_what_is_there(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ("assemble", "run", "train_first_round"):
         monkeypatch.setattr(runner, each, None)

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, RunConfig]:
-    """Three methods on Fed-Heart, two learning rates, two rounds and two seeds."""
+    """Three methods on Fed-Heart, two learning rates, one round and two seeds."""
     monkeypatch.setitem(tuned.GRIDS, "heart", (0.01, 0.1))
-    runs = {run: replace(tuned.RUNS[run], rounds=2, eval_every=2) for run in (f"heart.{name}" for name in FEW)}
+    runs = {run: replace(tuned.RUNS[run], rounds=1, eval_every=1) for run in (f"heart.{name}" for name in FEW)}
     for item in (tuned.SEARCH, tuned.STUDY):
         monkeypatch.setitem(
             items.REGISTRY, item.name, replace(item, runs=runs, seeds=min(2, item.seeds), more_seeds={})

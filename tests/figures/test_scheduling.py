@@ -18,7 +18,7 @@ from figures.scheduling.runs import MEAN, PAPER, POOLED, QUICK, SCHEDULES, SMALL
 from fl_core import rows, runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-LITTLE = {name: Column("large_digits", 240, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
+LITTLE = {name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
 
 
 @pytest.mark.parametrize("table", [PAPER, QUICK], ids=["paper", "quick"])

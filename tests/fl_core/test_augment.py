@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as reference
 
 from fl_core import seeds
 from fl_core.data import augment
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
+
+
+def reference() -> Any:
+    """Return torchvision's views, which collecting the tests need not import."""
+    from torchvision.transforms.v2 import functional
+
+    return functional
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -31,8 +36,8 @@ def test_a_crop_is_torchvisions(shape: tuple[int, int, int]) -> None:
     mirrored = torch.arange(len(x)) % 2 == 0
     found = augment.crop_resize(x, boxes, mirrored)
     for image, box, mirror, ours in zip(x, boxes.tolist(), mirrored, found, strict=True):
-        theirs = reference.resized_crop(image, *box, size=list(shape[1:]), antialias=True)
-        theirs = reference.horizontal_flip(theirs) if mirror else theirs
+        theirs = reference().resized_crop(image, *box, size=list(shape[1:]), antialias=True)
+        theirs = reference().horizontal_flip(theirs) if mirror else theirs
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
@@ -41,6 +46,8 @@ def test_boxes_are_inside_and_distributed_as_torchvisions() -> None:
     boxes = augment.crop_boxes(n, height, width, (0.2, 1.0), draw()).double()
     top, left, h, w = boxes.unbind(1)
     assert bool(((top >= 0) & (left >= 0) & (h >= 1) & (w >= 1) & (top + h <= height) & (left + w <= width)).all())
+    from torchvision.transforms import v2
+
     with seeds.torch_seeded(0):
         make = v2.RandomResizedCrop((height, width), scale=(0.2, 1.0))
         image = torch.zeros(3, height, width)
@@ -58,10 +65,10 @@ def test_a_box_that_no_try_fits_is_central() -> None:
 
 
 OPERATIONS: dict[str, tuple[int, Any]] = {
-    "brightness": (0, lambda x, s: reference.adjust_brightness(x, 1 + s)),
-    "contrast": (1, lambda x, s: reference.adjust_contrast(x, 1 + s)),
-    "saturation": (2, lambda x, s: reference.adjust_saturation(x, 1 + s)),
-    "hue": (3, lambda x, s: reference.adjust_hue(x, s)),
+    "brightness": (0, lambda x, s: reference().adjust_brightness(x, 1 + s)),
+    "contrast": (1, lambda x, s: reference().adjust_contrast(x, 1 + s)),
+    "saturation": (2, lambda x, s: reference().adjust_saturation(x, 1 + s)),
+    "hue": (3, lambda x, s: reference().adjust_hue(x, s)),
 }
 
 
@@ -96,7 +103,7 @@ def test_a_view_is_composed_as_mocos() -> None:
     """All draws are taken again in the same order, and applied one image after another by torchvision."""
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     x = images(16)
-    normalised = reference.normalize(x, list(mean), list(std))
+    normalised = reference().normalize(x, list(mean), list(std))
     found = MoCoViews(mean, std)(normalised, draw(3))
     again = draw(3)
     boxes = augment.crop_boxes(16, 9, 12, (0.2, 1.0), again)
@@ -107,12 +114,12 @@ def test_a_view_is_composed_as_mocos() -> None:
     assert 0 < int(grey.sum()) < 16
     assert 0 < int(mirrored.sum()) < 16
     for k, image in enumerate(x):
-        view = reference.resized_crop(image, *boxes[k].tolist(), size=[9, 12], antialias=True)
-        view = reference.rgb_to_grayscale(view, 3) if grey[k] else view
+        view = reference().resized_crop(image, *boxes[k].tolist(), size=[9, 12], antialias=True)
+        view = reference().rgb_to_grayscale(view, 3) if grey[k] else view
         for each in order[k].tolist():
             view = list(OPERATIONS.values())[each][1](view, float(strengths[k, each]))
-        view = reference.horizontal_flip(view) if mirrored[k] else view
-        view = reference.normalize(view, list(mean), list(std))
+        view = reference().horizontal_flip(view) if mirrored[k] else view
+        view = reference().normalize(view, list(mean), list(std))
         torch.testing.assert_close(found[k], view, rtol=0, atol=5e-5)
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
-import torchvision
-from timm.models.convnext import ConvNeXt
 from torch import nn
 
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of, sizes
+from tests.conftest import on_first_use
 from tests.networks import Wired
+
+timm, torchvision = on_first_use("timm"), on_first_use("torchvision")
 
 
 def names(layers):
@@ -159,7 +159,7 @@ ZOO = {
     "timm vit": (vit, IMAGE),
     "timm mixer": (mixer, IMAGE),
     "timm resnet": (lambda: timm.create_model("resnet10t", pretrained=False, num_classes=3), IMAGE),
-    "timm convnext": (lambda: ConvNeXt(depths=(1, 2, 1, 1), dims=(4, 8, 8, 8), num_classes=3), IMAGE),
+    "timm convnext": (lambda: timm.models.ConvNeXt(depths=(1, 2, 1, 1), dims=(4, 8, 8, 8), num_classes=3), IMAGE),
     "torchvision resnet18": (lambda: torchvision.models.resnet18(num_classes=3), IMAGE),
 }
 

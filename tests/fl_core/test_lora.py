@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fl_core.runner import assemble, resume, run
 from fl_core.training import evaluate
 from tests.conftest import BLOCKS, CONFIG, TOY, network
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 ADAPTED = replace(CONFIG, adapt="lora:r=2", stack="off")
 HEART = RunConfig(dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3")
 

