@@ -159,7 +159,7 @@ def _check_numbers(value: Any) -> None:
 
 
 def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], who: str) -> None:
-    """Check names, shapes and types of tensors against the model. Boolean masks may stand for numbers.
+    """Check names, shapes and types of tensors against the model. Boolean masks may stand for numbers, but of no model.
 
     Raises:
         PacketError: names the sender ``who`` and the first wrong tensor.
@@ -172,7 +172,7 @@ def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], wh
             if tensor.shape != wanted.shape:
                 shapes = f"shape {list(wanted.shape)}; got {list(tensor.shape)}"
                 raise PacketError(f"{name!r} of {kind!r} of {who} must have the {shapes}.")
-            if tensor.dtype not in (wanted.dtype, torch.bool):
+            if tensor.dtype != wanted.dtype and (tensor.dtype != torch.bool or kind.rpartition("/")[2] == "model"):
                 raise PacketError(f"{name!r} of {kind!r} of {who} must be {wanted.dtype}; got {tensor.dtype}.")
 
 

@@ -249,6 +249,10 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
                     f"{what} of site {name!r} must be that of site {names[0]!r}, {_short(first[what])}; got "
                     f"{_short(each[what])}. {way}"
                 )
+        if (count := sum(each["sizes"].values())) > protocol.MOST_SAMPLES:
+            raise UsageError(
+                f"site {name!r} must have at most {protocol.MOST_SAMPLES:,} samples; got {count:,}. Stop this site."
+            )
         if not each["sizes"]["train"]:
             raise UsageError(f"site {name!r} must have at least 1 training sample; got 0. Stop this site.")
 

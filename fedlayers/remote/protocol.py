@@ -116,6 +116,8 @@ FACTS = {
     "std": [NUMBER],
     "images": bool,
 }
+MOST_SAMPLES = 10**7
+"""Samples of one site at most. The server numbers them."""
 REPLY = {
     "meta": dict,
     "work": Each(NUMBER),
@@ -319,7 +321,7 @@ def reply_of(
         if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):
             raise PacketError("a reply must hold numbers only; got tensors or data.")
         epsilon = values["epsilon"]
-        if epsilon is not None and validate({"pair": epsilon, "n": len(epsilon) - 2}, {"pair": [NUMBER], "n": COUNT}):
+        if epsilon is not None and (len(epsilon) != 2 or validate(epsilon, [NUMBER])):
             raise PacketError(f"epsilon and delta must be two numbers; got {str(epsilon)[:80]}.")
         observations = [_observation(each, request.client) for each in values["observations"]]
         names = [name for each in values["outline"]["trees"].values() for name in each]

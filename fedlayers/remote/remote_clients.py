@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -327,10 +327,35 @@ class RemoteClients:
             self._missing.add(name)
             return ClientReply(request.client, missing=True)
         reply, outline = protocol.reply_of(packet, request, self.initial, name, self.compress)
+        self._check_complete(name, request, reply, outline)
         if isinstance(request, TrainRequest) and not request.lost:
             self.versions[name] = f"{request.rnd.index + 1:06d}-{request.rnd.exchange}"
             self._outlines[request.client] = outline
         return reply
+
+    def _check_complete(self, name: str, request: ClientRequest, reply: ClientReply, outline: StateSchema) -> None:
+        """Refuse a reply that lacks a part with which the server continues, or that names a client that is not there.
+
+        Raises:
+            PacketError: names the site and the part.
+        """
+        far = next((each.client_b for each in reply.observations if (each.client_b or 0) >= len(self.names)), None)
+        if far is not None:
+            raise PacketError(f"client_b of site {name!r} must be below {len(self.names)}; got {far}.")
+        if not isinstance(request, TrainRequest) or request.lost:
+            return
+        trees, own = reply.message.trees, self.algorithm.client_state(self.initial, request.client).trees
+        whole = "model" in trees or not (trees or reply.message.meta)
+        for what, wanted, found in (
+            ("state", own.get("model", {}).keys(), outline.trees.get("model", ())),
+            ("update", self._uploaded(request) if whole else (), trees.get("model", ())),
+        ):
+            if lacking := sorted(set(wanted) - set(found)):
+                raise PacketError(f"the {what} of site {name!r} must have the tensor {lacking[0]!r}; got none.")
+
+    def _uploaded(self, request: TrainRequest) -> Collection[str]:
+        """Return the names of the tensors that a message with a model must have."""
+        return self.algorithm.uploaded(request.rnd, request.client)
 
     def forget(self) -> None:
         """Do nothing: the server stores no client state."""

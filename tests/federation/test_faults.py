@@ -296,6 +296,25 @@ FORGED: dict[str, tuple[Callable[[Packet], bytes], str]] = {
 }  # fmt: skip
 
 
+def with_head(packet: Packet, **values: Any) -> bytes:
+    return encode(Packet({**packet.head, **values}, packet.trees))
+
+
+def observed(**values: Any) -> list[dict[str, Any]]:
+    return [{"metric": "m", "value": 1.0, "client": 1, "client_b": None, "layer": "", "variant": "", **values}]
+
+
+OF_SITES: dict[str, tuple[Callable[[Packet], bytes], str]] = {
+    "no update": (lambda p: encode(Packet(p.head)), "update of.*fc1"),
+    "an update without a tensor": (lambda p: with_tree(p, lambda t: without(t, first(t))), "update of.*fc1"),
+    "a mask as a model": (lambda p: with_tree(p, lambda t: {**t, first(t): t[first(t)].bool()}), "got torch.bool"),
+    "an observation of a client that is not there": (
+        lambda p: with_head(p, observations=observed(client_b=10**9)), "client_b.*got 1000000000"),
+    "an observation of another client": (lambda p: with_head(p, observations=observed(client=0)), "of client 1; got 0"),
+    "three numbers of privacy": (lambda p: with_head(p, epsilon=[1, 2, 3]), "two numbers"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_hostile_server_is_refused_by_a_site(forged: str, asked: tuple[Path, dict[str, bytes]]) -> None:
     folder, requests = asked
@@ -314,14 +333,32 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.name != SENT}
 
 
-@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("forged", FORGED | OF_SITES)
 def test_a_hostile_site_is_told_of_by_name_and_changes_nothing(forged: str, tmp_path: Path) -> None:
-    make, reason = FORGED[forged]
+    make, reason = (FORGED | OF_SITES)[forged]
     out = tmp_path / "run"
     with pytest.raises(PacketError, match=reason) as told:
         federation.federate(replace(SHORT, rounds=1, participation=1.0), Listening(tmp_path, make), out, progress=False)
     assert "site 'b'" in str(told.value)
     assert store.Run(out).rounds == []
+
+
+@pytest.mark.parametrize("count", [10**8, 10**12, 2**62])
+def test_a_site_cannot_claim_samples_beyond_the_servers_memory(count: int, tmp_path: Path) -> None:
+    class Claiming(Listening):
+        def ask(self, requests: Mapping[str, bytes], *rest: Any) -> Iterator[tuple[str, bytes | None]]:
+            for site, reply in super().ask(requests, *rest):
+                packet = decode(reply or b"")
+                yield site, with_head(packet, sizes={**packet.head["sizes"], "test": count}) if site == "b" else reply
+
+    with pytest.raises(UsageError, match="site 'b' must have at most 10,000,000 samples"):
+        federation.federate(SHORT, Claiming(tmp_path), progress=False)
+
+
+def test_a_site_that_hides_its_state_is_told_of_by_name(tmp_path: Path) -> None:
+    line = Listening(tmp_path, lambda p: with_head(p, outline={"trees": {}, "changed": []}))
+    with pytest.raises(PacketError, match="state of site 'b' must have the tensor"):
+        federation.federate(replace(SHORT, algorithm="fedper", participation=1.0), line, progress=False)
 
 
 def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict[str, bytes]]) -> None:
