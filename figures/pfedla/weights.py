@@ -11,22 +11,24 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settled
+from figures.differences import LEAST, last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import (
     CORRELATION,
     NAME,
     SELF,
+    SELF_LARGEST,
     WEIGHT,
     chosen_pairs,
     classes,
     curves,
     others,
+    self_largest,
     setting,
     shared_classes,
     weights_of,
 )
-from figures.verdicts import judged, plain
+from figures.verdicts import judged, of_seeds, plain
 from fl_core.errors import UsageError
 from fl_core.statistics import mean_interval
 
@@ -148,11 +150,10 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         halves[1].colorbar(shown[0].collections[0], ax=shown, shrink=0.7, label="aggregation weight on others")
     follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
     found = judged({layer: of_each(follows.loc[layer].dropna()) for layer in layers}, show=plain)
-    tables = {
-        layer: part.pivot(index="client", columns="client_b", values="value") for layer, part in drawn.groupby("layer")
-    }
-    highest = {layer: int((each.idxmax(axis=1) == each.index).sum()) for layer, each in tables.items()}
-    every = len(shared)
+    largest = mixing[(mixing["metric"] == SELF_LARGEST) & (mixing["layer"] != "")]
+    largest = largest[largest["round"] == largest["round"].max()].pivot(index="layer", columns="seed", values="value")
+    largest[0] = {layer: self_largest(matrix) for layer, matrix in matrices.items()}
+    said, held = of_seeds(largest.loc[layers], lambda share: bool((share == 1).all()))
     findings = (
         Finding(
             "in every layer the weights on others follow the classes in common (r > 0)",
@@ -161,8 +162,9 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
         Finding(
             "every client's largest weight is the one on itself",
-            ", ".join(f"{layer} {highest[layer]} of {every}" for layer in layers) + f" (seed 0, {FEWEST})",
-            None,
+            f"{said}; clients, mean of seeds: "
+            + ", ".join(f"{layer} {share:.0%}" for layer, share in largest.loc[layers].mean(axis=1).items()),
+            held,
         ),
     )
     table = drawn[["layer", "client", "client_b", "value"]].rename(columns={"client": "receiver", "client_b": "sender"})
