@@ -11,7 +11,7 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import LEAST, last_evaluations, of_each, settled
+from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import (
     CORRELATION,
