@@ -123,6 +123,18 @@ def weights_follow_classes() -> list[str]:
     return [interval(table.tail(3).mean(), factor=1, digits=2)]
 
 
+@covers("pfedla.itself_most")
+def itself_most() -> list[str]:
+    frame = rows("algorithms.pfedla_overlap", "pfedla")
+    last = frame[(frame["round"] == frame["round"].max()) & (frame["layer"] != "")]
+    pairs = last[(last["metric"] == "aggregation_weight") & (last["seed"] == 0)]
+    tables = [part.pivot(index="client", columns="client_b", values="value") for _, part in pairs.groupby("layer")]
+    first = all(float(np.diag(table).min()) > 0 and (table.max(axis=1) == np.diag(table)).all() for table in tables)
+    later = last[last["metric"] == "self_weight_largest"].groupby("seed")["value"].min() == 1
+    later = later.drop(0, errors="ignore")
+    return [f"in {int(first) + int(later.sum())} of {1 + len(later)} seeds"]
+
+
 @covers("pfedla.first_dense")
 def first_dense() -> list[str]:
     frame = rows("algorithms.pfedla_overlap", "pfedla")
