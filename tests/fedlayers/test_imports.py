@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ MODULES = modules()
 
 def imported(module: str, always: bool) -> set[str]:
     """The modules of the packages that a module imports: whenever it is imported itself, or at all."""
-    tree = ast.parse(MODULES[module].read_text())
+    tree = _parsed(module)
     targets: set[str] = set()
     for node in _imports(tree.body) if always else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -43,6 +44,11 @@ def imported(module: str, always: bool) -> set[str]:
             names = [f"{home}.{alias.name}" for alias in node.names]
             targets |= {name if name in MODULES else home for name in names}  # a submodule, or what a module defines
     return {name for name in targets if name in MODULES} - {module}
+
+
+@cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
 
 
 def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
