@@ -22,7 +22,7 @@ def main(
     for folder in (made, out):
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{sources.write(made)} pages: {made}")
-    sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(made), str(out)]
+    sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-jauto", "-b", "html", str(made), str(out)]
     if subprocess.run(sphinx, check=False).returncode:
         sys.exit(1)
     if faults := [*links.broken(out), *narrow.too_wide(out)]:
