@@ -135,8 +135,9 @@ def release_freed_memory() -> None:
         trim(0)
 
 
-def lacks_memory(error: Exception) -> bool:
-    """Return whether Python, NumPy or torch raised this because memory ended."""
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether Python, NumPy or torch raised this, or the cause of this limit's error, because memory ended."""
+    error = error.__cause__ if isinstance(error, LimitError) else error
     torchs = isinstance(error, RuntimeError) and not isinstance(error, RunError)
     return isinstance(error, MemoryError) or (torchs and "memory" in str(error))
 

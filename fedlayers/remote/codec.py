@@ -176,6 +176,16 @@ def check_trees(trees: Mapping[str, Tree], model: Mapping[str, torch.Tensor], wh
                 raise PacketError(f"{name!r} of {kind!r} of {who} must be {wanted.dtype}; got {tensor.dtype}.")
 
 
+def check_whole(what: str, wanted: Collection[str], found: Collection[str]) -> None:
+    """Check that no tensor is missing.
+
+    Raises:
+        PacketError: names ``what`` and the first missing tensor.
+    """
+    if missing := sorted(set(wanted) - set(found)):
+        raise PacketError(f"{what} must have the tensor {missing[0]!r}; got none.")
+
+
 def most_bytes(model: Mapping[str, torch.Tensor], trees: int) -> int:
     """Return the maximum bytes of a packet with a head and this number of trees of the model."""
     each = sum(tensor.numel() * tensor.element_size() + 1024 for tensor in model.values())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fedlayers.remote import log, metrics, protocol
-from fedlayers.remote.codec import Packet, PacketError, decode, encode, most_bytes
+from fedlayers.remote.codec import Packet, PacketError, check_whole, decode, encode, most_bytes
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.log import LOG
 from fl_core.algorithms.base import Algorithm, State
@@ -342,16 +342,11 @@ class RemoteClients:
         far = next((each.client_b for each in reply.observations if (each.client_b or 0) >= len(self.names)), None)
         if far is not None:
             raise PacketError(f"client_b of site {name!r} must be below {len(self.names)}; got {far}.")
-        if not isinstance(request, TrainRequest) or request.lost:
-            return
-        trees, own = reply.message.trees, self.algorithm.client_state(self.initial, request.client).trees
-        whole = "model" in trees or not (trees or reply.message.meta)
-        for what, wanted, found in (
-            ("state", own.get("model", {}).keys(), outline.trees.get("model", ())),
-            ("update", self._uploaded(request) if whole else (), trees.get("model", ())),
-        ):
-            if lacking := sorted(set(wanted) - set(found)):
-                raise PacketError(f"the {what} of site {name!r} must have the tensor {lacking[0]!r}; got none.")
+        if isinstance(request, TrainRequest) and not request.lost:
+            trees, own = reply.message.trees, self.algorithm.client_state(self.initial, request.client).trees
+            check_whole(f"the state of site {name!r}", own.get("model", {}), outline.trees.get("model", ()))
+            if "model" in trees or not (trees or reply.message.meta):
+                check_whole(f"the update of site {name!r}", self._uploaded(request), trees.get("model", ()))
 
     def _uploaded(self, request: TrainRequest) -> Collection[str]:
         """Return the names of the tensors that a message with a model must have."""

@@ -71,9 +71,12 @@ def build(
         elif label in MODELS.inside:
             try:
                 model = external.called(label, MODELS[label], shape, n_classes, model_options)
-            except UsageError:
-                raise
             except Exception as error:  # of torch, on values that no check foresees
+                if isinstance(error, UsageError):
+                    raise
+                if limits.lacks_memory(error):
+                    sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
+                    raise limits.LimitError(f"model {label} {sizes}") from error
                 raise external.refused(label, model_options, error) from error
         else:
             builder = MODELS[label] if is_outside(label) or not colon else imported("model", label)
