@@ -349,6 +349,10 @@ def _asked(item: Recipe, run: str) -> dict[str, Any]:
     return {name: value for name, value in item.runs[run].to_json().items() if name not in items.ELSEWHERE}
 
 
+_SPELLED_OUT = (("scale", "none", None), ("scale", None, "none"))
+"""Keys with their stored value and today's that mean the same for named data: one is the other's default."""
+
+
 def _check_same(item: Recipe, folder: Path, header: packing.Header) -> float:
     """Return the training time of a stored run; refuse one made with another configuration."""
     path, now = rows_file(folder, header["run"], header["seed"]), _asked(item, header["run"])
@@ -356,10 +360,10 @@ def _check_same(item: Recipe, folder: Path, header: packing.Header) -> float:
     if header.get("item") != item.name:
         raise UsageError(f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}.")
     differ = [
-        name for name, value in header["asked"].items() if name in now and value != json.loads(json.dumps(now[name]))
+        name
+        for name, value in header["asked"].items()
+        if name in now and value != json.loads(json.dumps(now[name])) and (name, value, now[name]) not in _SPELLED_OUT
     ]
-    if {header["asked"].get("scale"), now["scale"]} == {None, "none"}:  # the default of named data, spelled out
-        differ.remove("scale")
     if differ:
         what = f"{header['run']}, seed {header['seed']},"
         raise UsageError(

@@ -16,7 +16,7 @@ from figures.beside import marks
 from figures.differences import settled
 from figures.items import Drawing, Finding, View
 from figures.names import title
-from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.page import markdown, missing_runs, percent, seeds_in_words, span
 from figures.pfedla import overlap
 from figures.recipe import Recipe, by_method, labels, mean_accuracy, scored_at_end, trained
 from figures.verdicts import LEVEL, MARGIN, TRAIL, judged
@@ -154,7 +154,7 @@ def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str],
     caption = (
         "Mean test accuracy of the clients before and after local training, with 95 % intervals over seeds. Before "
         f"it, a client has the model that it receives or mixes. Hollow marks are published in {place}. "
-        f"{overlap.setting(header)} {seeds_in_words(header['seeds']).capitalize()}. The paper has "
+        f"{overlap.setting(header)} {seeds_in_words(span(values.notna().sum(axis=1))).capitalize()}. The paper has "
         f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_runs(header, lines)}"
     )
     shown = pd.DataFrame([

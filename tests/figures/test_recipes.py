@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,6 +172,14 @@ def test_packed_runs_are_read_resumed_and_packed_again(
     other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
     with pytest.raises(UsageError, match=r"\.parquet: local, seed 0, .* another lr"):
         recipe.train(other, folder, progress=False)
+
+
+def test_a_default_that_rows_spell_out_is_the_same_configuration(check: recipe.Recipe, tmp_path: Path) -> None:
+    recipe.train(check, tmp_path / "rows", only=["local"], seeds=1, command="typed", progress=False)
+    for scale, same in (("none", True), ("standard", False)):
+        changed = replace(check, runs={name: replace(run, scale=scale) for name, run in check.runs.items()})
+        with nullcontext() if same else pytest.raises(UsageError, match="another scale"):
+            recipe.train(changed, tmp_path / "rows", only=["local"], seeds=1, command="typed", progress=False)
 
 
 def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe, tmp_path: Path) -> None:
