@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Mapping
@@ -195,11 +196,11 @@ class Site:
         asked = fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
-        joined = _Joined(self, packet, stamp["session"])
+        joined = self._made(asked["run"], packet, stamp["session"])
         path = self.folder / asked["run"]
         path.mkdir(parents=True, exist_ok=True)
         Folder(path).write("join", *encoded(Packet({**packet.head, **stamp}, packet.trees)))
-        self._keep(asked["run"], joined)
+        self._joined[asked["run"]] = joined
         return Packet({"kind": "joined", "sizes": joined.sizes})
 
     def _run(self, run: str) -> _Joined:
@@ -209,16 +210,20 @@ class Site:
             if not _RUN.fullmatch(run) or not folder.has("join"):
                 raise PacketError(f"run must be one that this site has joined; got {run[:80]!r}.")
             packet = decode(folder.read("join"))
-            session = protocol.stamp_of(packet)["session"]
-            self._keep(run, _Joined(self, packet, session))
+            self._joined[run] = self._made(run, packet, protocol.stamp_of(packet)["session"])
         self._joined[run] = self._joined.pop(run)  # the last asked for is the last to be forgotten
         return self._joined[run]
 
-    def _keep(self, run: str, joined: _Joined) -> None:
-        self._joined[run] = joined
-        held = sum(tree.n_bytes(each.initial) for each in self._joined.values())
-        while len(self._joined) > 1 and (len(self._joined) > MOST_RUNS or held > MOST_HELD):
+    def _made(self, run: str, packet: Packet, session: str) -> _Joined:
+        """Return the site's part of a run. Without room for it, the runs asked for longest ago are forgotten first."""
+        before = len(self._joined)
+        self._joined.pop(run, None)
+        held = sum(map(tree.n_bytes, [*packet.trees.values(), *(each.initial for each in self._joined.values())]))
+        while self._joined and (len(self._joined) >= MOST_RUNS or held > MOST_HELD):
             held -= tree.n_bytes(self._joined.pop(next(iter(self._joined))).initial)
+        if len(self._joined) < before:
+            gc.collect()  # the objects of a run refer to each other, and would keep its tensors
+        return _Joined(self, packet, session)
 
 
 class _Joined:

@@ -188,6 +188,18 @@ def test_memory_is_limited_by_the_operating_system() -> None:
     assert len(torch.ones(10**8)) == 10**8
 
 
+@pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
+@pytest.mark.parametrize("percent", [*range(22, 62, 5), 90])
+def test_a_packet_that_barely_fits_into_memory_is_refused(percent: int, tmp_path: Path) -> None:
+    """Reading one takes about three times its bytes: at some of these sizes the second or third copy has no room."""
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(memory=100))
+    request = encode(Packet({"kind": "join"}, {"start": {"w": torch.zeros(percent * 10**6 // 4)}}))
+    site._idle = limits.data_bytes() - len(request)
+    found = decode(site.answer(request)).head
+    assert found["kind"] == "refused"
+    assert re.search("memory of this request|session must be", found["reason"])
+
+
 def forever() -> None:
     while True:
         pass
