@@ -207,9 +207,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     text = [
         "The analysis was [registered](../decision/REGISTERED_MIX.md) before the first scored run.",
         f"{len(seeds)} of {3 * len(STUDY)} runs are there: {len(names)} of {len(STUDY)} federations. "
-        f"Missing altogether: {', '.join(lacking) or 'none'}.",
-        "The mixture is in the package: `fedlayers choose --mix`. One run in place of four missed its target, at most "
-        "0.6 points at the upper end, and stays a study.",
+        f"Without any: {', '.join(lacking) or 'none'}.",
+        "The mixture is in the package: `fedlayers choose --mix`. One run in place of four missed its target and stays "
+        "a study.",
         "## Log loss",
         markdown(_cells(tables[LOSS], 1, "nats")),
         "## Macro-F1",
