@@ -20,6 +20,7 @@ import pyarrow
 from pyarrow import parquet
 
 from fl_core import limits, rows
+from fl_core.data.parquet import table as stored_table
 from fl_core.errors import CorruptError, UsageError
 from fl_core.former import current
 from fl_core.storage.files import check_version, write_atomically
@@ -72,16 +73,32 @@ def read(path: Path) -> list[Part]:
     """Return header and rows of each run. Errors are as in :func:`headers`."""
     found, lengths = _about(path)
     try:
-        table = parquet.read_table(path).to_pandas()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _damaged(path, str(error)) from error
-    if {name: str(column.dtype) for name, column in table.items()} != _TYPES or sum(lengths) != len(table):
+        frame = _plain(path, stored_table(path)).to_pandas()
+    except UsageError as error:
+        raise CorruptError(str(error)) from error
+    if {name: str(column.dtype) for name, column in frame.items()} != _TYPES or sum(lengths) != len(frame):
         raise _damaged(path, "other columns, or another number of rows")
     ends = itertools.accumulate(lengths)
     return [
-        (current(header), table.iloc[end - length : end])
+        (current(header), frame.iloc[end - length : end])
         for header, end, length in zip(found, ends, lengths, strict=True)
     ]
+
+
+def _plain(path: Path, table: pyarrow.Table) -> pyarrow.Table:
+    """Return a table with texts in place of dictionaries, if they do not take far more memory than the file has bytes.
+
+    Raises:
+        UsageError: they do.
+    """
+    texts = [name for name in table.column_names if pyarrow.types.is_dictionary(table[name].type)]
+    longest = [max((len(text) for part in table[name].chunks for text in part.dictionary.to_pylist()), default=0)
+               for name in texts]  # fmt: skip
+    limits.check_unpacked(path, path.stat().st_size, sum(longest) * table.num_rows)
+    for name in texts:
+        column = table[name]
+        table = table.set_column(table.column_names.index(name), name, column.cast(column.type.value_type))
+    return table
 
 
 def _about(path: Path) -> tuple[list[Header], list[int]]:

@@ -16,6 +16,7 @@ import os
 import queue
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -62,6 +63,28 @@ def check_size(
     if n_bytes > (memory() if most is None else most):
         limit = f"this machine's memory of {sized(memory())}" if most is None else f"the {sized(most)} of its kind"
         raise fault(f"{path} must have at most {limit}; got {sized(n_bytes)}.")
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    """Return the text of a file that a command names, as UTF-8 of at most ``most`` bytes. It must be a regular file.
+
+    Raises:
+        UsageError: the file is too large. UnicodeDecodeError: it is not UTF-8.
+    """
+    check_size(path, path.stat().st_size, most)
+    return path.read_text(encoding="utf-8")
+
+
+def read_toml(path: Path, most: int) -> dict[str, Any]:
+    """Return the contents of a TOML file of at most ``most`` bytes.
+
+    Raises:
+        UsageError: the file is too large, or no TOML. The message names it.
+    """
+    try:
+        return tomllib.loads(read_text(path, most))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} must be TOML; got an error: {error}. Correct the file.") from error
 
 
 def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:

@@ -331,8 +331,7 @@ class LayerPlan:
                 f"got {str(path)!r}, which is not there. Correct its path, or use --plan auto.{race}"
             )
         try:
-            limits.check_size(path, path.stat().st_size, limits.JSON_BYTES)
-            return cls.from_json(limits.parsed_json(path.read_text(encoding="utf-8")))
+            return cls.from_json(limits.parsed_json(limits.read_text(path, limits.JSON_BYTES)))
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
         except ValueError as error:  # no JSON, no UTF-8, or nested too deeply

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
 from fl_core.former import current
+from fl_core.scores import TABLE
 from fl_core.storage import packing
 from fl_core.storage.files import check_version, write_atomically
 
@@ -44,6 +45,8 @@ COLUMNS: dict[str, str] = {
     "n_train": "training samples of the client (its weight)",
     "status": "ok, or why there is no value",
 }
+ROUNDING = 1e-6
+"""How far beyond 0 and 1 rounding may take a share."""
 _INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
 _NUMBERS = ("value", "stderr")
 _SIZED = (*_INTEGERS, *_NUMBERS)
@@ -120,9 +123,22 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
     """
     header, lines = _opened(Path(path), complete, opener)
     try:
-        return header, frame(lines)
+        table = frame(lines)
     except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
         raise CorruptError(f"{path} is damaged: a row does not fit the schema ({error})") from error
+    _check_values(path, table)
+    return header, table
+
+
+def _check_values(path: Path, table: pd.DataFrame) -> None:
+    """Refuse values that no row has: a share beyond 0 to 1, or one that does not fit its status."""
+    value, shares = table["value"], [name for name, score in TABLE.items() if score.share]
+    wrong = (value.isna() == (table["status"] == "ok")) | (value.abs() == math.inf) | (table["stderr"] == math.inf)
+    wrong |= table["metric"].isin(shares) & ((value < -ROUNDING) | (value > 1 + ROUNDING))
+    if wrong.any():
+        row = table[wrong].iloc[0]
+        found = f"the value {row['value']} with status {row['status']!r}"
+        raise CorruptError(f"{path} is damaged: no {row['metric'] or 'metric'} has {found}")
 
 
 def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -13,7 +12,7 @@ from typing import Any, get_type_hints
 from fl_core.config import GROUPS, RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known
-from fl_core.limits import check_size
+from fl_core.limits import read_toml
 
 LARGEST = 2**20
 """Bytes of a configuration file at most."""
@@ -83,13 +82,8 @@ def _given_options(words: Sequence[str]) -> set[tuple[str, str]]:
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UsageError(f"--config must name a file; got {file}. Write one with --print-config.")
-    check_size(file, file.stat().st_size, LARGEST)
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{file} must be TOML; got an error: {error}. Write one with --print-config.") from error
     values: dict[str, Any] = {}
-    for group, keys in found.items():
+    for group, keys in read_toml(file, LARGEST).items():
         check_known(f"group of {file}", group, GROUPS)
         names = [key.name for key in fields(GROUPS[group]) if key.name != "local_models"]
         if not isinstance(keys, Mapping):

@@ -41,6 +41,7 @@ from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.execution.client_backend import LocalClients
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.stopping import smoothed
+from fl_core.storage.files import Folder
 from fl_core.storage.schema import COUNT, NUMBER, Each, validate
 from fl_core.training import evaluate, losses
 
@@ -66,10 +67,13 @@ def read(*folders: Path) -> list[Row]:
 
     Raises:
         UsageError: a line is no row of a leaderboard. The message names file and line.
+        CorruptError: a file is a link, or too large.
     """
     found: dict[str, Row] = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    below = [(Folder(folder), name) for folder in folders if folder.is_dir() for name in Folder(folder).names()]
+    for folder, name in ((folder, name) for folder, name in below if name.endswith(".jsonl")):
+        path = folder.path / name
+        for number, line in enumerate(folder.read(name, most=limits.JSON_BYTES).splitlines(), 1):
             try:
                 row = limits.parsed_json(line)
             except ValueError as error:
@@ -90,8 +94,8 @@ def read(*folders: Path) -> list[Row]:
 def add(folder: Path, row: Row) -> None:
     """Append a row to its federation's file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{row['federation']}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, sort_keys=True, allow_nan=False) + "\n")
+    line = json.dumps(row, sort_keys=True, allow_nan=False) + "\n"
+    Folder(folder).append(f"{row['federation']}.jsonl", line.encode())
 
 
 def number(value: float | None) -> float:

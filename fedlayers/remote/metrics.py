@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from fedlayers.remote.log import LOG
 from fl_core.errors import UsageError
@@ -17,6 +21,8 @@ ABOUT = {
     "last_error_timestamp_seconds": ("When the last warning or error was logged, in seconds since 1970.", ()),
 }
 """Description and labels of each number, whose name begins with ``fedlayers_``."""
+SECONDS = 5.0
+"""Time of one request at most."""
 _values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in ABOUT}
 
 
@@ -39,19 +45,50 @@ def serve(port: int, host: str) -> int:
     Raises:
         UsageError: the port cannot be listened at.
     """
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app
     from prometheus_client.registry import Collector
 
     registry = CollectorRegistry()
     registry.register(type("Numbers", (Collector,), {"collect": lambda self: _families()})())
     try:
-        server, _ = start_http_server(port, host, registry)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        kind: type[_Server] = type("Server", (_Server,), {"address_family": family})
+        server = make_server(host, port, make_wsgi_app(registry), kind, _Request)
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"--metrics-port must be a free port of {host}; got {port} ({error}). Choose another."
+            f"--metrics-port must be a free port of --metrics-host {host!r}; got {port} ({error}). Choose another."
         ) from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     LOG.addHandler(_LastError(logging.WARNING))
-    return int(server.server_port)
+    return server.server_port
+
+
+class _Server(WSGIServer):
+    """A server of one request at a time, so that many clients, or slow ones, take no threads or files of a site."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        LOG.debug(f"a request for the metrics of {client_address[0]} failed", exc_info=True)
+
+
+class _Request(WSGIRequestHandler):
+    """A request that ends after :data:`SECONDS`, wherever it is."""
+
+    timeout = SECONDS  # of one read or write
+
+    def handle(self) -> None:
+        end = threading.Timer(SECONDS, self._end)
+        end.start()
+        try:
+            super().handle()
+        finally:
+            end.cancel()
+
+    def _end(self) -> None:
+        with suppress(OSError):  # it has ended meanwhile
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing: a line a request would fill the log."""
 
 
 def _families() -> Iterator[Any]:

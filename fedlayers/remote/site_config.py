@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -68,11 +67,7 @@ class SiteFile:
         path = Path(path)
         if not path.is_file():
             raise UsageError(f"SITE.toml must be a file; got {path}, which is missing. Correct the path.")
-        limits.check_size(path, path.stat().st_size, FILE_BYTES)
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} must be TOML: {error}. Correct the file.") from error
+        found = limits.read_toml(path, FILE_BYTES)
         try:
             return cls._of(path, found)
         except UsageError as error:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known
+from fl_core.storage.files import check_no_links
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,8 +22,10 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
 
     Raises:
         UsageError: a key of the configuration, no configuration, an unknown name, or a client to leave out.
+        CorruptError: a link below ``out``.
     """
-    known = list(signature(study).parameters)
+    call = signature(study)
+    known = list(call.parameters)
     name = f"fl.{study.__name__}"
 
     @wraps(study)
@@ -41,6 +45,9 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
                 f"leave_out_client must be left out of {name}, which would score nobody with it; got "
                 f"{config.leave_out_client!r}. Train with fl.run instead."
             )
+        bound = call.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        check_no_links(Path(bound.arguments["out"]))
         return study(*args, **kwargs)
 
     return checked

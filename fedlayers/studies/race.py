@@ -35,6 +35,8 @@ WINDOW = 3
 """Number of evaluated rounds by which an arm is judged, up to the end of the race."""
 OBEYS = "fedper"
 """The algorithm that obeys the cuts if the configuration's takes no plan."""
+VAST = 1e150
+"""A value from which on squares overflow. It counts as none."""
 Tell = Callable[[str], None]
 
 
@@ -205,10 +207,11 @@ def standing(
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
         raise UsageError("an arm must have an evaluated round; got none. Lower --eval-every.")
+    rounds[main] = rounds[main].where(rounds[main].abs() < VAST)
     if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
         rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
     rounds[main] = rounds[main].fillna(0.0)
-    finite = rounds["loss"].replace(np.inf, np.nan)  # a loss beyond all bounds stands as the round's largest
+    finite = rounds["loss"].where(rounds["loss"] < VAST)  # a loss beyond all bounds stands as the round's largest
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
     rounds["score"] = by_round[main].transform(standardised) - by_round["loss"].transform(standardised)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlayers.studies.spaces import TRAINING
+from fl_core import limits
 from fl_core.config import RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.former import current_keys
+from fl_core.registry import is_outside
 from fl_core.storage.files import check_version, write_json
+from fl_core.storage.schema import COUNT, NUMBER, Each, validate
 
 FORMAT = "fedlayers.tuned/1"
+FORM = {
+    "settings": Each(Each((NUMBER, None))), "options": Each(dict), "values": Each(NUMBER), "trials": Each(COUNT),
+    "score": str, "dataset": str, "rounds": COUNT, "seeds": [COUNT], "version": str,
+}  # fmt: skip
 Settings = dict[str, dict[str, Any]]
 
 
@@ -53,20 +60,18 @@ class Tuned:
         Raises:
             UsageError: no such file, or not one of these.
         """
+        if not (path := Path(path)).is_file():
+            raise UsageError(f"tuned must be a file; got {path}, which is not there. Check the path.")
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise UsageError(f"tuned must be a file; got {path}, which is not there. Check the path.") from error
-        except (OSError, ValueError, RecursionError) as error:
+            found = limits.parsed_json(limits.read_text(path, limits.JSON_BYTES))
+        except UsageError:
+            raise
+        except ValueError as error:
             raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {error}.") from error
-        names = cls.__dataclass_fields__.keys()
-        known = isinstance(found, dict) and check_version(path, found.pop("format", None), FORMAT)
-        if (
-            not known
-            or found.keys() != names
-            or not all(isinstance(found[key], dict) for key in ("settings", "options"))
-        ):
+        if not isinstance(found, dict) or not check_version(path, found.pop("format", None), FORMAT):
             raise UsageError(f"tuned must be a file of fedlayers tune; got {path}. Run fedlayers tune first.")
+        if wrong := validate(found, FORM) or _unknown(found):
+            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again.")
         settings = {name: current_keys(each) for name, each in found["settings"].items()}
         return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
 
@@ -111,3 +116,15 @@ class Tuned:
             {name: self.settings[name] for name in tuned},
             {name: {**given[name], **self.options.get(name, {})} for name in algorithms},
         )
+
+
+def _unknown(found: Mapping[str, Any]) -> str:
+    """Describe what tuning never writes: a key that it does not search, or code; empty if there is none."""
+    if found.keys() != FORM.keys() or found["settings"].keys() != found["options"].keys():
+        return "it must have settings and options of the same algorithms alone"
+    keys = {key for each in found["settings"].values() for key in current_keys(each)}
+    if other := sorted(keys - set(TRAINING)):
+        return f"settings must be among {listing(TRAINING)}; got {other[0]!r}"
+    values = [value for each in found["options"].values() for value in each.values()]
+    code = [value for value in values if isinstance(value, str) and is_outside(value)]
+    return f"options must not be code, which only a command may name; got {code[0]!r}" if code else ""

@@ -35,19 +35,33 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
     Raises:
         UsageError: a column of lists or structures, no rows, or rows that cannot be read.
     """
+    found = table(path, names)
+    if not found.num_rows:
+        raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
+    return {name: _cells(found.column(name), name in texts, f"{path}, column {name!r}") for name in names}
+
+
+def table(path: Path, names: Sequence[str] | None = None) -> Any:
+    """Return columns of a file as pyarrow's table, by default all. Texts are dictionaries: each is in memory once.
+
+    Raises:
+        UsageError: the file cannot be read, or unpacks to far more than it has bytes.
+    """
     import pyarrow
+    from pyarrow import parquet, types
 
     file = _opened(path)
-    limits.check_unpacked(path, path.stat().st_size, 8 * len(names) * file.metadata.num_rows)
+    schema, about = file.schema_arrow, file.metadata
+    rows = 8 * len(names or schema.names) * about.num_rows
+    stored = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+    limits.check_unpacked(path, path.stat().st_size, max(rows, stored))
+    texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
     try:
-        table = file.read(columns=list(names))
+        return parquet.ParquetFile(path, read_dictionary=texts).read(columns=None if names is None else list(names))
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(
             f"{path} must be a readable .parquet file; got a damaged one ({error}). Save it again."
         ) from error
-    if not table.num_rows:
-        raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
-    return {name: _cells(table.column(name), name in texts, f"{path}, column {name!r}") for name in names}
 
 
 def _opened(path: Path) -> Any:
@@ -65,10 +79,17 @@ def _opened(path: Path) -> Any:
 def _cells(column: Any, text: bool, where: str) -> Cells:
     from pyarrow import types
 
-    if types.is_nested(column.type):
-        raise UsageError(f"{where} must have one number or text in each cell; got {column.type}.")
-    number = types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type)
-    values = column.to_pylist()
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_nested(kind):
+        raise UsageError(f"{where} must have one number or text in each cell; got {kind}.")
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    values: list[Any] = []
+    for chunk in column.chunks:
+        if types.is_dictionary(chunk.type):  # each text once
+            known = [*chunk.dictionary.to_pylist(), None]
+            values += [known[-1 if place is None else place] for place in chunk.indices.to_pylist()]
+        else:
+            values += chunk.to_pylist()
     if number and not text:
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     return ["" if value is None or value != value else str(value) for value in values]

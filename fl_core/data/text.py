@@ -115,9 +115,8 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
         raise UsageError(
             f"vocabulary must be a file with a word a line, or {HASHED}:N; got {path}, which is not there."
         )
-    limits.check_size(path, path.stat().st_size)
     try:
-        words = path.read_text(encoding="utf-8").splitlines()
+        words = limits.read_text(path).splitlines()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} must be text in UTF-8: {error}. Save it so.") from error
     lines: dict[str, int] = {}

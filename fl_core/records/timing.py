@@ -12,6 +12,7 @@ from typing import Any
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
+from fl_core.storage.files import Folder
 from fl_core.storage.schema import NUMBER, validate
 
 PARTS = {
@@ -102,7 +103,7 @@ def read(path: Path | str) -> Pace:
 
     Raises:
         UsageError: the file does not exist.
-        CorruptError: a line is not a round's record.
+        CorruptError: a line is not a round's record, or the file is a link or too large.
     """
     pace = Pace()
     for record in by_round(path).values():
@@ -116,11 +117,11 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     Raises:
         UsageError, CorruptError: as :func:`read`.
     """
-    path = Path(path)
-    if not path.is_file():
+    path, records = Path(path), {}
+    folder = Folder(path.parent)
+    if not folder.has(path.name):
         raise UsageError(f"timing must be a file of a run; got {path}, which is not there.")
-    records = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(folder.read(path.name, most=limits.JSON_BYTES).splitlines(), 1):
         record = _record(line)
         if record is None:
             raise CorruptError(f"{path}, line {number} is damaged: it is not the timing of a round")

@@ -66,6 +66,17 @@ def check_version(path: Path | str, found: object, newest: str) -> bool:
     return bool(match)
 
 
+def check_no_links(folder: Path) -> None:
+    """Refuse a folder with a symbolic link anywhere below, through which runs would be read or written elsewhere.
+
+    Raises:
+        CorruptError: names the link.
+    """
+    for above, folders, names in os.walk(folder):
+        if link := next((name for name in (*folders, *names) if os.path.islink(os.path.join(above, name))), None):
+            raise CorruptError(f"{os.path.join(above, link)} is a symbolic link, which is not followed. Remove it.")
+
+
 class Folder:
     """The regular files below one directory, by relative name, without following symbolic links.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import struct
 import tracemalloc
@@ -18,6 +19,7 @@ from PIL import Image
 from diagnostics.decide.select import select
 from fl_core import limits, models, rows, runner
 from fl_core.config import RunConfig
+from fl_core.data.parquet import columns as columns_in
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
 from fl_core.plan import LayerPlan
@@ -251,13 +253,24 @@ def test_a_packed_dataset(tmp_path, bomb):
 
 def test_a_packed_table(tmp_path):
     """One value many times, which takes few bytes in a column's dictionary."""
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, column = tmp_path / "data.parquet", pyarrow.array(np.zeros(2**25, dtype=np.int8))
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
     assert path.stat().st_size < 2**20
     refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+
+
+def test_a_packed_table_of_texts(tmp_path):
+    """Equal texts are in memory once: this column would take 5 GB."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, count = tmp_path / "data.parquet", 50_000
+    texts = pyarrow.DictionaryArray.from_arrays(np.zeros(count, dtype=np.int32), ["a" * 100_000])
+    columns = {"x": np.arange(count) / count, "client": texts}
+    parquet.write_table(pyarrow.table(columns), path, store_schema=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = columns_in(path, list(columns), ["client"])
+    assert set(map(len, found["client"])) == {100_000}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 
 
 def test_a_packed_dataset_with_a_nested_header(tmp_path):

@@ -8,16 +8,19 @@ import os
 import shutil
 import threading
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save
 
+import fedlayers as fl
+from fedlayers.leaderboard import runs as leaderboard
 from fl_core import plan, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, ForeignError, UsageError
-from fl_core.records import store, writing
+from fl_core.records import store, timing, writing
 from fl_core.records.store import Run
 from fl_core.storage import blobs, files
 from fl_core.storage.files import Folder, sha
@@ -98,12 +101,37 @@ def test_a_link_in_place_of_the_plan_is_replaced(run, tmp_path):
     assert Run(run).verify()
 
 
-@pytest.mark.parametrize("name", ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json"])
+@pytest.mark.parametrize("name", ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json", "timing.jsonl"])
 def test_verify_and_reading_follow_none_either(run, tmp_path, name):
     shutil.move(run / name, tmp_path / "elsewhere")
     (run / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptError, match=rf"{name} .*link"):
-        Run(run).verify()
+        timing.read(run / name) if name == "timing.jsonl" else Run(run).verify()
+
+
+@pytest.mark.parametrize("study", [fl.choose, fl.compare, fl.regret, fl.study, fl.tune], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("name", ["arms", "runs/fedavg-0", "race/arms/all-0", "plan.json"])
+def test_a_link_out_of_the_folder_of_a_study_is_not_followed(study, name, tmp_path):
+    """No run is read or written through it, and nothing is trained."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(elsewhere)
+    asked = {} if study is fl.choose else {"algorithms": ["fedavg"], "seeds": [0], "search": {"lr": "0.1,1"}}
+    known = signature(study).parameters
+    with pytest.raises(CorruptError, match=rf"out/{name} .*link"):
+        study(CONFIG, out=out, **{key: value for key, value in asked.items() if key in known})
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_link_in_a_folder_of_leaderboard_rows_is_not_followed(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/heart.jsonl").symlink_to(tmp_path / "mine")
+    for act in (leaderboard.read, lambda folder: leaderboard.add(folder, {"federation": "heart"})):
+        with pytest.raises(CorruptError, match=r"heart\.jsonl .*link"):
+            act(tmp_path / "rows")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", [*FILES, "blobs", "checkpoints"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from safetensors.torch import load, save
 
 from diagnostics.decide.select import select
 from diagnostics.measure import instruments
+from fedlayers.studies.compare import compare
+from fedlayers.studies.tuned import FORMAT
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
@@ -274,10 +277,15 @@ ROW = rows.row("accuracy", 0.5, client="north", n_train=3)
 
 @pytest.mark.parametrize(
     "change",
-    [{"value": "x"}, {"value": [1]}, {"round": 1.5}, {"round": 2**70}, {"client": ["north"]}, {"n_train": {}}],
+    [
+        *({"value": "x"}, {"value": [1]}, {"round": 1.5}, {"round": 2**70}, {"client": ["north"]}, {"n_train": {}}),
+        *({"value": 1.5}, {"value": -1e308}, {"value": math.inf}, {"value": math.nan}, {"stderr": math.inf}),
+        *({"value": None}, {"status": "no samples"}, {"metric": "loss", "value": math.nan}),
+    ],
     ids=str,
 )
-def test_a_row_of_other_types(tmp_path, change):
+def test_a_row_that_no_run_writes(tmp_path, change):
+    """Other types, shares beyond 0 to 1, or a status that does not fit the value."""
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA}, {**ROW, **change})) + "\n")
     with pytest.raises(CorruptError, match="rows"):
@@ -293,6 +301,33 @@ def test_rows_with_a_header_of_other_types(tmp_path, change):
     with pytest.raises((CorruptError, UsageError)) as caught:
         select(path)
     assert "\n" not in str(caught.value)
+
+
+TUNED = {
+    "settings": {"fedavg": {"lr": 0.1}}, "options": {"fedavg": {}}, "values": {"fedavg": 0.5}, "trials": {"fedavg": 3},
+    "score": "macro_f1", "dataset": "heart", "rounds": 2, "seeds": [7], "version": "0.2.0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *[("settings.fedavg", value) for value in ([1], {"lr": "x"}, {"lr": math.nan}, {"rounds": 10**9})],
+        *[("settings.fedavg", {key: "tests.faults.injected:trap"}) for key in ("model", "algorithm", "init")],
+        *[("options.fedavg", value) for value in ([1], {"base": "tests.faults.injected:trap"})],
+        *[("options", {}), ("seeds", 3), ("seeds", [{}]), ("trials", []), ("more", 1)],
+    ],
+    ids=str,
+)
+def test_a_tuning_with_what_no_search_finds(tmp_path, place, value):
+    """A file of tuning chooses rates and an algorithm's numbers. It chooses no code, no file and no rounds."""
+    found = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
+    put(found, place, value)
+    (tmp_path / "tuned.json").write_text(json.dumps(found))
+    with pytest.raises(UsageError, match="tuned must be a file of fedlayers tune") as caught:
+        compare(RunConfig(), ["fedavg", "local"], [0], tmp_path / "out", tuned=tmp_path / "tuned.json", progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 DESCRIBED = (

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
@@ -28,7 +30,7 @@ def read(port: int) -> dict[str, float]:
     with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
         assert reply.headers["Content-Type"].startswith("text/plain")
         lines = reply.read().decode().splitlines()
-    return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
 def test_rounds_bytes_and_the_last_error_are_served(tmp_path: Path) -> None:
@@ -58,3 +60,39 @@ def test_a_port_that_is_taken_or_impossible_is_refused_in_one_line() -> None:
         for port in (taken.getsockname()[1], 70000):
             with pytest.raises(UsageError, match=str(port)):
                 metrics.serve(port, "127.0.0.1")
+
+
+def test_slow_and_many_clients_take_no_threads_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (metrics, metrics._Request):
+        monkeypatch.setattr(place, "SECONDS" if place is metrics else "timeout", 0.5)
+    port, threads = metrics.serve(0, "127.0.0.1"), threading.active_count()
+    with ExitStack() as opened:
+        for _ in range(50):  # the system lets a few wait, and no more
+            client = opened.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        time.sleep(0.2)
+        assert threading.active_count() <= threads + 1
+
+    def drip(slow: socket.socket) -> None:
+        slow.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(100):
+            time.sleep(0.1)
+            slow.sendall(b"x")
+
+    with socket.create_connection(("127.0.0.1", port)) as client, pytest.raises(OSError, match=r"pipe|reset"):
+        drip(client)
+    assert read(port) == {}
+
+
+def test_a_name_adds_no_line_and_no_label() -> None:
+    port = metrics.serve(0, "127.0.0.1")
+    metrics.add("sent_bytes_total", 1, 'a",site="b"} 7\nfedlayers_rounds_done 9\\')
+    found = read(port)
+    assert list(found.values()) == [1.0]
+    assert next(iter(found)).startswith("fedlayers_sent_bytes_total{")
+
+
+def test_no_host_is_not_every_host() -> None:
+    with pytest.raises(UsageError, match="--metrics-host ''"):
+        metrics.serve(0, "")

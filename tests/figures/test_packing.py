@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow
 import pytest
 from pyarrow import parquet
 
@@ -53,6 +54,22 @@ def test_runs_come_back(stored: Path) -> None:
 def test_other_headers_are_damage(stored: Path, about: Any) -> None:
     with_about(stored, zlib.compress(rows.dumps(about).encode()))
     with pytest.raises(CorruptError, match=stored.name):
+        packing.read(stored)
+
+
+@pytest.mark.parametrize(("count", "size"), [(50_000, 100_000), (2**21, 1)])
+def test_rows_that_unpack_to_far_more_are_refused(count: int, size: int, stored: Path) -> None:
+    """One large text many times, or far too many rows. Both take few bytes as a dictionary's index."""
+    table = parquet.read_table(stored)
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), ["a" * size])
+    columns = {
+        field.name: text if pyarrow.types.is_large_string(field.type) else pyarrow.array([0] * count, field.type)
+        for field in table.schema
+    }
+    large = pyarrow.table(columns).replace_schema_metadata(table.schema.metadata)
+    parquet.write_table(large, stored, store_schema=False)
+    assert stored.stat().st_size < 2**21
+    with pytest.raises(CorruptError, match="unpack"):
         packing.read(stored)
 
 
