@@ -216,14 +216,16 @@ class Site:
 
     def _made(self, run: str, packet: Packet, session: str) -> _Joined:
         """Return the site's part of a run. Without room for it, the runs asked for longest ago are forgotten first."""
-        before = len(self._joined)
+        more, held = sum(map(tree.n_bytes, packet.trees.values())), self._held()
         self._joined.pop(run, None)
-        held = sum(map(tree.n_bytes, [*packet.trees.values(), *(each.initial for each in self._joined.values())]))
-        while self._joined and (len(self._joined) >= MOST_RUNS or held > MOST_HELD):
-            held -= tree.n_bytes(self._joined.pop(next(iter(self._joined))).initial)
-        if len(self._joined) < before:
-            gc.collect()  # the objects of a run refer to each other, and would keep its tensors
+        while self._joined and (len(self._joined) >= MOST_RUNS or self._held() + more > MOST_HELD):
+            self._joined.pop(next(iter(self._joined)))
+        if held - self._held() > MOST_HELD:
+            gc.collect()  # the objects of a run refer to each other, and would keep its tensors for a while
         return _Joined(self, packet, session)
+
+    def _held(self) -> int:
+        return sum(tree.n_bytes(joined.initial) for joined in self._joined.values())
 
 
 class _Joined:

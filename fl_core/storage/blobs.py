@@ -31,6 +31,9 @@ _TYPES = {
 }
 """Torch's names of the supported number types, by their names in a safetensors file."""
 
+HEADER = 2**24
+"""Bytes of a safetensors file's header at most; a tensor takes about 100. Reading takes up to 64 times as many."""
+
 V = TypeVar("V")
 
 
@@ -119,9 +122,11 @@ def tensors(data: bytes) -> dict[str, Tensor]:
 def _refused(data: bytes) -> Iterator[None]:
     from safetensors import SafetensorError
 
-    header = min(int.from_bytes(data[:8], "little"), len(data))
-    most = len(data) + 16 * header + 4096 * data.count(b"{", 0, 8 + header) + 2**24
-    bytearray(most)  # a MemoryError here: without memory, safetensors ends the process or never returns
+    header = int.from_bytes(data[:8], "little")
+    if header > HEADER:
+        raise ValueError(f"its header must have at most {HEADER:,} bytes; got {header:,}")
+    bytearray(len(data) + 64 * header + 4096 * data.count(b"{", 0, 8 + header) + 2**20)
+    # The line above raises MemoryError. Without memory, safetensors would end the process, or never return.
     try:
         yield
     except SafetensorError as error:

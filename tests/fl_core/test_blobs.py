@@ -44,7 +44,11 @@ def test_a_sound_file():
         pytest.param(b"", "too small", id="nothing"),
         pytest.param(b"\0" * 8, "invalid JSON", id="no header"),
         pytest.param((4).to_bytes(8, "little") + b"{{{{", "invalid JSON", id="no JSON"),
-        pytest.param((2**43).to_bytes(8, "little") + b"{}", "header too large", id="a header longer than the file"),
+        pytest.param(
+            (2**43).to_bytes(8, "little") + b"{}",
+            "at most 16,777,216 bytes; got 8,796,093,022,208",
+            id="a header longer than the file",
+        ),
         pytest.param(file(x=("F32", [3], [0, 8])), "invalid shape", id="a shape of another size"),
         pytest.param(file(x=("F32", [2**40, 2**40], [0, 8])), "overflow", id="a shape beyond all memory"),
         pytest.param(file(x=("F32", [4], [0, 16])), "fully covered", id="a place beyond the file"),
