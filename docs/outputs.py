@@ -21,8 +21,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(
@@ -60,9 +58,6 @@ def folder(path: Path, text: str = "") -> Path:
         (path / file["name"]).write_text(file["text"], encoding="utf-8")
     for name in FILES:
         shutil.copyfile(ROOT / name, path / Path(name).name)
-    (path / "hospitals").mkdir(exist_ok=True)
-    for hospital, rows in pd.read_csv(path / "heart.csv").groupby("hospital"):
-        rows.drop(columns="hospital").to_csv(path / f"hospitals/{hospital}.csv", index=False)
     return path
 
 

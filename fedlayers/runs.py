@@ -202,7 +202,7 @@ def _check_epochs(epochs: Sequence[int], config: RunConfig) -> None:
 
     check_epochs(epochs)
     if config.leave_out_client is None and tuple(epochs) != JOIN_EPOCHS:
-        raise UsageError(f"own_epochs must be left out without leave_out_client; got {list(epochs)}. Name it in a run.")
+        raise UsageError(f"own_epochs must come with leave_out_client; got {list(epochs)} without it. Name a client.")
 
 
 def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Sequence[int]) -> RunResult:

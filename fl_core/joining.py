@@ -18,7 +18,7 @@ from fl_core.data.federated import ClientData, Split
 from fl_core.data.inputs import Inputs
 from fl_core.data.partitions import SPLITS
 from fl_core.data.silos import check_lengths, pair_of
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.model_description import described
 from fl_core.newcomer import Newcomer, train_newcomer
 from fl_core.records import store
@@ -57,7 +57,8 @@ def join(
 
     Args:
         path: the run's directory.
-        new: the client's samples: the path of a table, a DataFrame, a pair (x, y), a Dataset, or a DataLoader.
+        new: the client's samples: the path of a table, a DataFrame, a pair (x, y), a Dataset, or a DataLoader. Of a
+            table with several clients, the rows with the client's name are used.
         client: its name.
         epochs: numbers of own epochs to try.
         out: a new file for its model, as :func:`export` writes it; None keeps the model in memory.
@@ -103,6 +104,21 @@ def _labels(values: Iterable[Any], classes: Sequence[str]) -> np.ndarray:
     return np.array([str(int(float(word))) if each else word for word, each in zip(words, whole, strict=True)])
 
 
+def _own_rows(clients: Iterable[Any], name: str, where: str) -> slice | np.ndarray:
+    """Return which rows of a table are the new client's: all, or those with its name if the table has several clients.
+
+    Raises:
+        UsageError: the table has several clients, and none of this name.
+    """
+    named = np.array([str(client) for client in clients])
+    known = sorted({*named})
+    if len(known) < 2:
+        return slice(None)
+    if name not in known:
+        raise UsageError(f"{where} must be in the table; got clients {listing(known)}. Name one with --client.")
+    return np.asarray(named == name)
+
+
 def _client(task: Task, new: Any, name: str) -> ClientData:
     """Return a client's samples, prepared as those of a task and split by its seed."""
     inputs, reading, data = Inputs.of(task.data, task.config.reading), task.config.reading, task.data
@@ -110,12 +126,16 @@ def _client(task: Task, new: Any, name: str) -> ClientData:
         raise UsageError(f"join must have classes or numbers to predict; got task {data.task}. Use --leave-out-client.")
     label, where = reading.label_column, f"samples of {name}"
     if isinstance(new, (str, Path)) and Path(new).suffix.lower() in TABLES:
-        columns, _ = tables.named_columns(Path(new), (label,), (label,), reading)
-        x, y = inputs.samples(new).x, _labels(columns[label], data.classes)
+        header = tables.header_of(Path(new), reading)
+        names = [column for column in (label, reading.client_column) if column in (label, *header)]
+        columns, _ = tables.named_columns(Path(new), names, names, reading)
+        own = _own_rows(columns.get(reading.client_column, ()), name, where)
+        x, y = inputs.samples(new).x[own], _labels(columns[label], data.classes)[own]
     elif isinstance(new, pd.DataFrame):
         if label not in new.columns:
             raise UsageError(f"{where} must have the labels in column {label!r}; got {list(map(str, new.columns))}.")
-        x, y = inputs.samples(new).x, _labels(new[label], data.classes)
+        own = _own_rows(new.get(reading.client_column, ()), name, where)
+        x, y = inputs.samples(new).x[own], _labels(new[label], data.classes)[own]
     else:
         raw, labels = pair_of(new, where)
         x = inputs.samples(np.asarray(raw)).x

@@ -73,11 +73,11 @@ class Newcomer:
             there = count in table.index and pd.notna(table.loc[count, model])
             return f"{table.loc[count, model]:.3f}" if there else "no score"
 
-        how = "own layers" if which == HEAD else "all layers"
+        how = "the other layers" if which == HEAD else "all layers"
         return (
-            f"new client {self.client}: {label_of(self.main)} {score(which, epochs)} with the shared layers and "
-            f"{epochs} own epochs of {how}; {score(JOINED, 0)} without own epochs; {score(ALONE, self.alone)} alone "
-            f"after {self.alone} epochs. Its validation samples chose the epochs; it has {n} test samples."
+            f"New client {self.client}: {label_of(self.main)} is {score(which, epochs)} with the shared layers and "
+            f"{epochs} epochs on {how}. It is {score(JOINED, 0)} without these epochs, and {score(ALONE, self.alone)} "
+            f"after {self.alone} epochs alone. Its validation samples chose the epochs. It has {n} test samples."
         )
 
 

@@ -22,7 +22,9 @@ ModelCode = Annotated[
 ]
 
 
-OwnEpochs = Annotated[tuple[int, ...], option("Numbers of own epochs that a new client tries.", "N [N ...]")]
+OwnEpochs = Annotated[
+    tuple[int, ...], option("Numbers of epochs that the client of --leave-out-client tries alone.", "N [N ...]")
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import check_place, option
-from fedlayers.cli.base import Command, ModelCode, OwnEpochs, RunDirectory
+from fedlayers.cli.base import Command, ModelCode, RunDirectory
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.errors import UsageError, check_known
 
@@ -88,8 +88,10 @@ class Join(Command):
 
     dir: RunDirectory
     data: Annotated[Path, option("The new client's table, with labels and the columns of the run.", "FILE")]
-    client: Annotated[str, option("Its name.", "NAME")] = "new"
-    own_epochs: OwnEpochs = JOIN_EPOCHS
+    client: Annotated[str, option("Its name; of a table with several clients, its rows are used.", "NAME")] = "new"
+    own_epochs: Annotated[
+        tuple[int, ...], option("Numbers of epochs that the new client tries alone.", "N [N ...]")
+    ] = JOIN_EPOCHS
     out: Annotated[Path, option("The new file of weights, for predict.", "FILE")]
     allow_code: ModelCode = ()
 
@@ -103,9 +105,12 @@ class Join(Command):
 
 def newcomer(made: Any) -> str:
     """Return a new client's scores and the answer, for a terminal."""
-    meaning = "joined: shared layers, all train; joined_head: its own train; alone: no shared layers"
-    title = f"{made.main} of {made.client}, test split, by own epochs; {meaning}"
-    return f"{title}\n{made.table.round(4).to_string(na_rep='')}\n\n{made.text()}"
+    title = f"{made.main} of {made.client} on test samples, after epochs on its own training samples"
+    meaning = (
+        "joined: begins with the shared layers and trains all layers; joined_head: trains only the other layers\n"
+        "alone: begins without the shared layers"
+    )
+    return f"{title}\n{meaning}\n{made.table.round(4).to_string(na_rep='')}\n\n{made.text()}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

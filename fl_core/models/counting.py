@@ -10,6 +10,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.nn.parameter import is_lazy
 
 from fl_core import limits
 
@@ -18,8 +19,8 @@ from fl_core import limits
 def counted(check: Callable[[int, int], None]) -> Iterator[None]:
     """Call ``check(parameters, layers)`` with the sums so far, for each tensor that a module of this thread receives.
 
-    A layer is a module with tensors of its own. Buffers count as parameters. An error of ``check`` ends the building
-    before the tensor is filled.
+    A layer is a module with tensors of its own. Buffers count as parameters. Tensors of lazy modules do not count: they
+    have no shape yet. An error of ``check`` ends the building before the tensor is filled.
 
     >>> from torch import nn
     >>> found = []
@@ -33,7 +34,7 @@ def counted(check: Callable[[int, int], None]) -> Iterator[None]:
 
     def registered(module: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal parameters, layers
-        if tensor is None or threading.get_ident() != thread:
+        if tensor is None or is_lazy(tensor) or threading.get_ident() != thread:
             return
         known = seen.get(id(tensor))
         if known is None or known() is not tensor:

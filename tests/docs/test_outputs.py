@@ -58,4 +58,4 @@ def test_every_command_of_the_first_ten_minutes(tmp_path: Path) -> None:
     assert text.count("| `") == count  # the table has each step's seconds
     predicted = pd.read_csv(tmp_path / "predictions.csv")
     assert predicted["record_id"].is_unique
-    assert set(predicted["prediction"]) <= {"died", "survived"}
+    assert set(predicted["predicted"]) <= {"died", "survived"}

@@ -187,6 +187,11 @@ def test_a_table_joins_with_the_preparation_of_the_run(tmp_path, monkeypatch, ca
     assert by_file.text() in capsys.readouterr().out
     by_frame = fl.join("run", va, client="va", epochs=(0, 1))
     pd.testing.assert_frame_equal(by_file.frame, by_frame.frame)
+    frame.to_csv("four.csv", index=False)
+    for whole in ("four.csv", frame):
+        pd.testing.assert_frame_equal(by_file.frame, fl.join("run", whole, client="va", epochs=(0, 1)).frame)
+    with pytest.raises(fl.UsageError, match="cleveland, hungarian, switzerland, va"):
+        fl.join("run", "four.csv", epochs=(0, 1))
     assert by_file.table.loc[[0, 1], "joined"].between(0, 1).all()
 
 

@@ -51,6 +51,11 @@ def test_statistics_of_a_layer_that_does_not_train_stand_still(shared: tuple[str
     assert moved == ("conv" in shared)
 
 
+def test_a_lazy_layer_gets_its_shape_from_the_samples() -> None:
+    model = models.build(lambda n_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(n_classes)), (1, 8, 8), 3)
+    assert model[1].weight.shape == (3, 64)
+
+
 def test_a_declared_group_must_be_a_module() -> None:
     model = network("plain")
     model.layer_groups = ("fc1", "fc22")  # type: ignore[assignment]
