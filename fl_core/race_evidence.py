@@ -1,4 +1,4 @@
-"""The evidence of a race in a plan: the candidates' scores, their differences with intervals, seeds and rounds."""
+"""The evidence of a race in a plan: the arms' scores, their differences with intervals, seeds and rounds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _FORM = {"metric": str, "rounds": COUNT, "seeds": [int], "verdict": str, "used":
 
 @dataclass(frozen=True)
 class ArmEvidence:
-    """The scores of one candidate on validation samples, means over seeds. Missing numbers are None.
+    """The scores of one arm on validation samples, means over seeds. Missing numbers are None.
 
     Attributes:
         value: its mean in the race's ``metric``.
-        score: by which candidates are ordered: z(metric) - z(loss), or what a judge forecasts.
-        difference: leader - arm in the metric, with the simultaneous 95 % interval ``low`` to ``high``.
+        score: by which arms are ordered: z(metric) - z(loss), or what a judge forecasts.
+        difference: the first arm's value minus this arm's in the metric, with the simultaneous 95 % interval ``low`` to
+            ``high``.
         p_value: of the difference, corrected by Holm.
         forecast: where a judge stopped the race early: how far the arm is expected to end above the kept one.
     """
@@ -57,7 +58,7 @@ class RaceEvidence:
         rounds: the round after which the race was judged.
         verdict: how certain the decision is.
         used: the arm whose plan this is.
-        arms: all candidates, the leader first.
+        arms: all arms, the leader first: it has the best ``score``.
     """
 
     metric: str
@@ -94,14 +95,24 @@ class RaceEvidence:
         return cls(**{**data, "seeds": tuple(data["seeds"]), "arms": arms})
 
     def lines(self) -> list[str]:
-        """Return the evidence in words: the conditions, then a line for each of the first arms."""
+        """Return the evidence in words: the conditions, a line for each of the first arms, and what "behind" means."""
         seeds = f"seed{'s' * (len(self.seeds) != 1)} {listing(map(str, self.seeds), MANY)}"
         head = f"race on validation samples, {self.rounds} rounds, {seeds}: {printable(self.verdict)}"
         shown = self.arms[:MANY]
         width = max((len(arm.name) for arm in shown), default=0)
         lines = [f"{printable(arm.name):<{width}}  {self._numbers(arm)}" for arm in shown]
         more = [f"and {len(self.arms) - MANY} more"] if len(self.arms) > MANY else []
-        return [head, *(f"  {line}" for line in (*lines, *more))]
+        differ = any(arm.difference is not None for arm in shown)
+        return [head, *(f"  {line}" for line in (*lines, *more)), *([f"  {self._legend()}"] if differ else [])]
+
+    def _legend(self) -> str:
+        """Return what a difference measures, its unit and its direction."""
+        score = TABLE[self.metric]
+        better = f"{label_of(self.metric)}, {'higher' if score.higher_is_better else 'lower'} is better"
+        return (
+            f"behind: the value of {printable(self.arms[0].name)} minus the arm's, in {'points of ' * score.share}"
+            f"{better}; brackets: 95 % intervals for all arms together"
+        )
 
     def _numbers(self, arm: ArmEvidence) -> str:
         if arm.value is None:
@@ -113,7 +124,7 @@ class RaceEvidence:
         parts = [f"{label_of(self.metric)} {in_column(self.metric, arm.value)}" + " %" * TABLE[self.metric].share]
         parts += [] if arm.loss is None else [f"loss {arm.loss:.3f}"]
         if arm.difference is not None:
-            difference = f"leader - arm {in_column(self.metric, arm.difference)}"
+            difference = f"behind by {in_column(self.metric, arm.difference)}"
             known = arm.low is not None and arm.high is not None
             ends = [in_column(self.metric, end) for end in (arm.low, arm.high) if end is not None]
             parts.append(f"{difference} [{', '.join(ends)}]" if known else difference)

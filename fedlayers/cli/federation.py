@@ -174,17 +174,18 @@ class Audit(Command):
     def main(self, line: str) -> None:
         import pandas as pd
 
-        from fedlayers.remote.sent import SentLog
+        from fedlayers.remote.sent import CONTENTS, LEGEND, SentLog
         from fedlayers.remote.site_config import SiteFile
 
         lines, last = SentLog(SiteFile.read(self.file).folder).check()
         frame = pd.DataFrame(lines, columns=["run", "kind", "reply", "bytes", "time"])
-        groups = frame.groupby(["run", "kind", "reply"], sort=False)
+        frame["sent"] = frame["reply"].replace(CONTENTS)
+        groups = frame.rename(columns={"kind": "request"}).groupby(["run", "request", "sent"], sort=False)
         table = groups.agg(
             replies=("bytes", "size"), bytes=("bytes", "sum"), first=("time", "min"), last=("time", "max")
         )
-        print(table.reset_index().to_string(index=False) if lines else "nothing has left")
-        print(f"\n{len(lines)} lines follow one another; digest of the last: {last or 'none'}")
+        print(f"{table.reset_index().to_string(index=False)}\n\n{LEGEND}" if lines else "nothing has left")
+        print(f"\nThe list is whole: {len(lines)} lines. Digest of the last: {last or 'none'}")
 
 
 @contextmanager

@@ -21,6 +21,18 @@ SENT = "sent.jsonl"
 """The file in a site's folder with one line per reply. Each line has the digest of the line before."""
 LINE = {"time": str, "kind": str, "reply": str, "run": str, "bytes": COUNT, "digest": str, "tensors": Each(COUNT),
         "previous": str}  # fmt: skip
+CONTENTS = {
+    "hello": "facts of the data", "told": "means and squares", "counted": "classes", "joined": "numbers of samples",
+    "done": "update or scores", "measured": "measurements", "summed": "part of a secure sum", "refused": "a refusal",
+    "failed": "an error", "waiting": "a wait for approval",
+}  # fmt: skip
+"""What each kind of reply carries, for the site's owner."""
+LEGEND = """\
+request: what the server asked for. run: the run that it belongs to, if any.
+facts of the data: versions, names of columns and classes, numbers of samples, a digest.
+means and squares: the mean of each feature and of its squares. classes: how many are in the validation samples.
+update or scores: the tensors that the algorithm sends, masked in a secure sum, and scores.
+part of a secure sum: keys, and shares of secrets."""
 ASKED, ALLOWED = "asked", "allowed"
 """Folders in a site's folder, with the requests that wait for its owner, and with those that are allowed."""
 MOST_ASKED, MOST_BYTES = 100, 2**20

@@ -18,7 +18,7 @@ from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.remote_clients import RpcClient, TimeoutPolicy, check_granted
-from fedlayers.remote.sent import MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
+from fedlayers.remote.sent import CONTENTS, MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core.config import RunConfig
@@ -293,7 +293,7 @@ def test_the_owners_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     SentLog(tmp_path / "state").write("train", "r1", Packet({"kind": "done"}), b"123")
     main(["federation", "audit", str(file)])
     said = capsys.readouterr().out
-    assert all(word in said for word in ("r1", "train", "done", "1 lines"))
+    assert all(word in said for word in ("r1", "train", CONTENTS["done"], " 1 lines"))
 
 
 def test_a_servers_words_cannot_steer_the_owners_terminal(
