@@ -82,7 +82,7 @@ def agreement(expected: str, settings: Iterable[Setting], apart: str = "") -> Fi
     said = f"{len(both) - len(others)} of {len(both)} agree"
     if others:
         more = len(others) - SHOWN
-        said += f"; not {listing(others[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
+        said += f"; different (paper / here): {listing(others[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
     return Finding(expected, said, not others, apart)
 
 

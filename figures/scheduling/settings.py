@@ -9,6 +9,7 @@ import pandas as pd
 
 from figures import items
 from figures.items import Drawing, View
+from figures.page import seeds_behind, seeds_in_words
 from figures.scheduling.runs import NAME, NAMES, STUDY, at_paper
 from figures.settings import Setting, Value, agreement, drawing, option
 
@@ -66,7 +67,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         agreement("the other numbers are the paper's", scaled, far),
     )
     caption = (
-        f"The symbols' values in the paper's experiments and in Vanilla's runs here, with {header['seeds']} seeds. "
+        f"The symbols' values in the paper's experiments and in Vanilla's runs here, with "
+        f"{seeds_in_words(seeds_behind(header))}. Tiny-ImageNet stands in CIFAR-100's place. "
         "Unfreezing at round 0 is not drawn. The paper does not give its rounds of fine-tuning, its loss or the range "
         "of samples by client. Cross-entropy stands for its loss."
     )
