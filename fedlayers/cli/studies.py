@@ -228,13 +228,11 @@ class Choose(OneAlgorithm):
     race_fraction: Annotated[float, option("Share of the rounds, 0.5 to 1. Arms that fine-tune at the end need 1.")] = (
         1.0
     )
-    thorough: Annotated[bool, option("Train every candidate to its stop, and continue those stopped early in OUT.")] = (
-        False
-    )
+    thorough: Annotated[bool, option("Train every arm to its stop, and continue those stopped early in OUT.")] = False
     with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
     tune_rates: TuneRates = None
     mix: Annotated[
-        bool, option("Also fit a mixture of all candidates, each trained to its stop. A prediction needs all models.")
+        bool, option("Also fit a mixture of all arms, each trained to its stop. A prediction needs all models.")
     ] = False
     no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")

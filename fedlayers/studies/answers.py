@@ -54,15 +54,15 @@ def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
     split, which, guessing = _split(race, arms), _which(race, used), _guessing(race)
     found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.above_chance.shown])
     if race.verdict == sure.NOTHING_LEARNED:
-        return Answers(guessing, (f"The candidate that sends least is used: {used.words}.",), *found)
+        return Answers(guessing, (f"The arm that sends least is used: {used.words}.",), *found)
     if race.early is not None:
-        head = f"One seed, so no uncertainty can be given. The judge kept this candidate: {used.words}."
+        head = f"One seed, so no uncertainty can be given. This arm was kept: {used.words}."
         return Answers(head, _present(race.early.line(race.main), guessing), *found)
     if race.verdict == sure.ONE_RACE:
         head = f"One seed, so no uncertainty can be given. The best of this race: {used.words}."
         return Answers(head, _present(split, race.tie, guessing), *found)
     if race.verdict == sure.ALL_DIVERGED:
-        head = "Every candidate diverged with some seed."
+        head = "Every arm diverged with some seed."
         return Answers(head, (f"The one that diverged least is used: {used.words}.",), *found)
     return Answers(do, _present(split, which, race.tie, guessing), *found)
 
@@ -101,8 +101,9 @@ def _split(race: Inference, arms: Sequence[Arm]) -> str:
     leader, rivals = _rivals(race, arms)
     lines = race.differences.set_index("arm")
     phrases = [_against(race, lines.loc[arm.name], _named(arm)) for arm in rivals]
-    best = f"{_named(leader).replace('sharing', 'Sharing')} has the best score on validation samples."
-    return f"{best} Its {label_of(race.main)} is {', '.join(phrases)}." if phrases else ""
+    word, name = label_of(race.main), _named(leader).replace("sharing", "Sharing")
+    best = f"{name} has the best score on validation samples, from {word} and loss together."
+    return f"{best} Its {word} is {', '.join(phrases)}." if phrases else ""
 
 
 def _against(race: Inference, line: pd.Series, name: str) -> str:
@@ -125,7 +126,7 @@ def _against(race: Inference, line: pd.Series, name: str) -> str:
 
 def _which(race: Inference, used: Arm) -> str:
     if race.verdict == sure.DECIDED:
-        return f"Every other candidate has a significantly worse {label_of(race.main)} (95 %, paired by seed)."
+        return f"Every other arm has a significantly worse {label_of(race.main)} (95 %, paired by seed)."
     word, stake = label_of(race.main), in_points(race.main, race.at_stake(used.name))
     if race.verdict == sure.DISAGREE:
         higher = race.differences[race.differences["high"] <= 0]
@@ -134,7 +135,7 @@ def _which(race: Inference, used: Arm) -> str:
             f"{used.name} has the better loss and is used."
         )
     return (
-        f"{listing(race.remaining)}: no significant difference (at most {stake} of {word}). "
+        f"{listing(race.remaining)}: no significant difference in {word} (one may be better by up to {stake}). "
         f"The one that sends least is used: {used.name}."
     )
 
@@ -150,10 +151,10 @@ def _guessing(race: Inference) -> str:
         chance = TABLE[race.main].chance
         what = "guessing" if chance else "predicting the mean"
         number = f"{label_of(race.main)} {in_column(race.main, value + chance)}"
-        least = "" if math.isnan(low) else f", at least {in_column(race.main, low + chance)}"
+        least = "" if math.isnan(low) else f", at least {in_column(race.main, low + chance)} with 95 % confidence"
     else:
         what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
-        least = "" if math.isnan(low) else f", at least {100 * low:.1f}"
+        least = "" if math.isnan(low) else f", at least {100 * low:.1f} with 95 % confidence"
     if race.above_chance.shown:
         return f"Better than {what} on validation samples: {number}{least}."
-    return f"No candidate is shown to do better than {what} on validation samples (the best: {number}{least})."
+    return f"No arm is shown to do better than {what} on validation samples (the best: {number}{least})."

@@ -39,8 +39,8 @@ PROMISES = "The scores are of the trained models. A new run with the winner's pl
 def certainty(models: int, plans: int, tail: float) -> str:
     """Return the same in numbers, where rates were tuned first."""
     return (
-        f"In 100 races like this one, {models} lose less than 1 point of macro-F1 to the best cut; 90 lose at most "
-        f"{tail}. As a plan for another run, {plans} lose less than 1 point."
+        f"Of 100 such races in our tests, {models} lose less than 1 point of macro-F1 to the best cut, and 90 lose at "
+        f"most {tail}. A new run with the plan loses less than 1 point in {plans} of 100."
     )
 
 
@@ -60,7 +60,7 @@ class Choice:
         personalised: the cheap alternative, if asked for.
         whole: whether every arm was trained to the end before it was judged.
         rates: the learning rates that were tried, where they were tuned.
-        mixture: of the candidates' models, if asked for.
+        mixture: of the arms' models, if asked for.
     """
 
     winner: Arm
@@ -113,7 +113,8 @@ class Choice:
         best = "each arm's best round" if self.standing.best else f"round {self.until}"
         legend = (
             f"Validation samples, last evaluated rounds up to {best}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss) over the arms; higher is better."
+            f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss); higher is better. "
+            "z: standard deviations above the mean of the arms."
         )
         if self.inference.early is not None:
             legend = (

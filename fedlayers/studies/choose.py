@@ -1,4 +1,4 @@
-"""Chooses the layers to federate by trial: a few candidates are trained, and validation samples pick one."""
+"""Chooses the layers to federate by a race: a few arms are trained, and validation samples pick one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def choose(
     timeouts: TimeoutPolicy | None = None,
     tell: Tell = lambda line: None,
 ) -> Choice:
-    """Race a few candidates on the same data, start and batches, and judge them on validation samples.
+    """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
     Under a stopping rule, one seed of FedPer's default cuts is judged early. All arms train to 15 % of the planned
     rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one, which trains to its stop. The others have no final
@@ -108,7 +108,7 @@ def choose(
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
-        mix: also fit a mixture of the candidates' models (:mod:`fedlayers.studies.mixture`). All candidates are
+        mix: also fit a mixture of the arms' models (:mod:`fedlayers.studies.mixture`). All arms are
             then trained to the end. The mixture is that of the seed of the winner's run.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
@@ -181,7 +181,7 @@ def choose(
         )
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())
         if why:
-            tell(f"no candidate stops early: {why}")
+            tell(f"no arm stops early: {why}")
         began = time.monotonic()
         rates = None
         if search is not None:

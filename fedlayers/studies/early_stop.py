@@ -1,4 +1,4 @@
-"""A race that stops early: a judge reads the first part of the candidates' curves and keeps one of them."""
+"""A race that stops early: a judge reads the first part of the arms' curves and keeps one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EarlyStop:
     """Where a race was judged, and what the judge forecast.
 
     Attributes:
-        round: after which the candidates were judged.
+        round: after which the arms were judged.
         rounds: the planned maximum.
         kept: the arm that was kept.
         gains: what it was forecast to gain on each other arm, in the main score.
@@ -54,7 +54,7 @@ class EarlyStop:
 
 
 def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[int, str]:
-    """Return the round after which a race is judged, or 0 and why all candidates are trained.
+    """Return the round after which a race is judged, or 0 and why all arms are trained.
 
     The judge is used as it was tested: one race of FedPer's cuts by macro-F1, whose runs stop by themselves.
     """
@@ -63,11 +63,11 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
     at = judge.judged_round(int(config.rounds or 1), int(config.eval_every or 1))
     reasons = {
         "several seeds compare the final scores": len(seeds) > 1,
-        f"the judge does not know {listing(unknown)}": bool(unknown),
-        f"the judge forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
+        f"this was tested with {listing(CUTS)} of {OBEYS} only; got {listing(unknown)}": bool(unknown),
+        f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
         != CLASSIFICATION,
-        "the judge knows runs that stop by --patience": not config.patience,
-        f"the judge needs at least {judge.ROUNDS} rounds and {judge.EVALUATIONS} evaluations in the first "
+        "this needs runs that stop by --patience": not config.patience,
+        f"this needs at least {judge.ROUNDS} rounds and {judge.EVALUATIONS} evaluations in the first "
         f"{100 * judge.SHARE:.0f} % of them": not at,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")

@@ -21,10 +21,9 @@ from fl_core.task import Task
 
 GLOSSARY = {
     "accuracy": "The share of samples whose class is predicted right.",
-    "arm": "One candidate of a race.",
+    "arm": "One way to share layers that takes part in a race.",
     "AUROC": "The probability that a sample of the class gets a higher number than another one. Guessing has 0.5.",
     "calibrated": "Of the samples with a predicted probability of 30 %, 30 % are of that class.",
-    "candidate": "One way to share layers that takes part in a race.",
     "CKA": "A number from 0 to 1 for how alike two models represent the same samples.",
     "client": "One holder of data, such as a hospital. Its samples stay with it.",
     "confidence interval": "See interval.",
@@ -38,7 +37,7 @@ GLOSSARY = {
     "null": "The same measurement where there is nothing to find, such as on shuffled labels.",
     "plan": "The list of layers that clients share. The other layers stay with each client.",
     "point": "The difference between 60 % and 61 %.",
-    "race": "A trial of several candidates on the same data, judged on validation samples.",
+    "race": "A trial of several arms on the same data, judged on validation samples.",
     "ROC": "The true positive rate against the false positive rate, over all thresholds of the probability.",
     "round": "One exchange: clients train, send what they share, and get the average back.",
     "seed": "The number of a repetition. Another seed draws other splits, starts and batches.",
@@ -96,23 +95,23 @@ def _sure(choice: Choice, seeds: int) -> str:
     found = choice.inference
     stake = found.at_stake(choice.winner.name)
     lost = f", by at most {in_points(choice.main, stake)}" if stake > 0 else ""
-    level = f"{len(found.remaining)} of {len(choice.arms)} candidates show no significant difference"
+    level = f"{len(found.remaining)} of {len(choice.arms)} arms show no significant difference"
     return {
-        inference.DECIDED: f"Sure for these data: in {seeds} repetitions all other candidates were worse than "
+        inference.DECIDED: f"Sure for these data: in {seeds} repetitions all other arms were worse than "
         f"{choice.winner.name} beyond chance.",
         inference.LEVEL_ARMS: f"Not sure which is best. In {seeds} repetitions {level}. One may be better in "
         f"{label_of(choice.main)}{lost}.",
-        inference.DISAGREE: f"Not sure. Another candidate has the higher {label_of(choice.main)}{lost}. "
+        inference.DISAGREE: f"Not sure. Another arm has the higher {label_of(choice.main)}{lost}. "
         f"{choice.winner.name} has the better loss.",
-        inference.NOTHING_LEARNED: "No candidate was shown to be better than guessing, so none is recommended.",
-        inference.ALL_DIVERGED: "Unknown. The training of every candidate failed in some repetition.",
+        inference.NOTHING_LEARNED: "No arm was shown to be better than guessing, so none is recommended.",
+        inference.ALL_DIVERGED: "Unknown. The training of every arm failed in some repetition.",
         inference.ONE_RACE: "Unknown. One repetition cannot show what is chance.",
     }[found.verdict]
 
 
 def _raced(choice: Choice | None) -> str:
     if choice is None:
-        return "A measurement decided, so no candidate was trained for the decision."
+        return "A measurement decided, so no arm was trained for the decision."
     cost = choice.measured
     sent, took = sized(cost.n_bytes), timed(cost.seconds)
     return f"The race took {cost.rounds:,} rounds, {sent} sent and received, and {took} of training."

@@ -44,7 +44,7 @@ class Rates:
         """Return the rates that were tried, and the best. The scores are in ``table``."""
         tried = self.table["lr"]
         told = f"Learning rates tried on validation: {listing(f'{lr:g}' for lr in tried)}."
-        told += f" Used: {self.lr:g}. The plan needs it in another run too: --lr {self.lr:g}."
+        told += f" Used: {self.lr:g}. Use it in other runs with the plan: --lr {self.lr:g}."
         if self.lr in (tried.min(), tried.max()):
             told += (
                 f" It is the {'largest' if self.lr == tried.max() else 'smallest'} of them: try beyond it with --lr."

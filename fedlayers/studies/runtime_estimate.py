@@ -46,8 +46,9 @@ class Cost:
         """Return the estimated cost in one line."""
         took = timed(self.seconds)
         runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
+        full = f" ({self.full_runs:.1f} full runs)" if f"{self.full_runs:.1f}" != f"{self.runs:.1f}" else ""
         return (
-            f"{runs}, {rounds} in all ({self.full_runs:.1f} full runs), "
+            f"{runs}, {rounds} in all{full}, "
             f"up to {sized(self.n_bytes)} sent and received, {'' if took[0] == '<' else 'about '}{took} of training"
         )
 

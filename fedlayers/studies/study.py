@@ -113,7 +113,7 @@ def study(
         out: the folder; default ``out/study``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
-        arms: the candidates; see :func:`~fedlayers.studies.arms.arms_of`.
+        arms: of the race; see :func:`~fedlayers.studies.arms.arms_of`.
         tune_rates: number of learning rates to try first, 2 to 5, or 0 (:mod:`fedlayers.studies.rates`). They are tried
             with all but the last layer shared, on a seed of their own. All runs use the best. The default is 4 for your
             own data, else 0. A rate in the configuration is kept.

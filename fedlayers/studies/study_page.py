@@ -89,7 +89,7 @@ def write_page(
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
         + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
-        "next to this page: " + "`race/` (the candidates), " * (choice is not None) + "`rows.jsonl` (the measurement), "
+        "next to this page: " + "`race/` (the arms), " * (choice is not None) + "`rows.jsonl` (the measurement), "
         "`plan.json`, `comparison/` (all runs, their rows and table)",
     )
     with page.folded("Settings"):
@@ -141,7 +141,7 @@ def _add_clients(page: Page, out: Path, predicted: Predictions, result: Comparis
 
 
 def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> None:
-    """Add the section on the certainty of the decision: the candidates, their differences, and the cost of the race."""
+    """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
     page.text("\n".join(f"- {line}" for line in lead.answers))
@@ -163,12 +163,12 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
     )
     page.table(
         table.rename(columns=columns),
-        "The race. Score: z(macro-F1) − z(loss) over the candidates, mean over the last evaluated rounds and seeds; "
+        "The race. Score: z(macro-F1) − z(loss) over the arms, mean over the last evaluated rounds and seeds; "
         "the highest leads. Leader − arm: difference in points of macro-F1, with a 95 % interval. p: paired t test. "
-        "Intervals and p are corrected for all pairs of candidates (Bonferroni, Holm).",
+        "Intervals and p are corrected for all pairs of arms (Bonferroni, Holm).",
         formats,
     )
-    caption = "Macro-F1 on validation samples while the candidates race."
+    caption = "Macro-F1 on validation samples while the arms race."
     _add(page, out, "race", of_race(choice.standing.rounds), caption)
     leaders = _inverted({seed: entry.arm.name for seed, entry in choice.of_seed.items()})
     if len(choice.of_seed) > 1:

@@ -104,7 +104,7 @@ def test_every_candidate_is_trained_to_its_stop(tmp_path: Path) -> None:
     config = replace(CONFIG, rounds=60, patience=1, eval_every=3)
     arms = ("nothing", "all_but_last")
     choice = choose(config, tmp_path / "out", arms=arms, mix=True, complete=False, tell=told.append)
-    assert "no candidate stops early: a mixture needs all of them" in told
+    assert any("a mixture needs all" in line for line in told)
     assert choice.inference.early is None
     assert all(Run(tmp_path / "out" / "arms" / f"{arm}-0").finished for arm in arms)
 
