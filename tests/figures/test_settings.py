@@ -37,7 +37,7 @@ def test_agreement_counts_what_both_have_and_names_the_others() -> None:
         Setting("lr", "z", (1.0,)),
     )
     found = agreement("all agree", [alike, unlike, open_])
-    assert (found.held, found.measured) == (False, "1 of 2 agree; not y, lr 1 / 2")
+    assert (found.held, found.measured) == (False, "1 of 2 agree; different (paper / here): y, lr 1 / 2")
     assert agreement("all agree", [alike, open_]).held
     many = agreement("all agree", [Setting("lr", str(k), (1.0,), (2.0,)) for k in range(6)])
     assert many.measured.endswith(f"and {6 - SHOWN} more")
