@@ -170,8 +170,8 @@ def lead(runs: pd.DataFrame) -> list[str]:
         f"lowest, {100 * found.loc[ranked[-1], MAIN]:.1f}.",
         f"{start} has {100 * lost[f'always {start}']:.1f} points less than the best method of each data family. A "
         f"random method has {100 * lost['a random method']:.1f} points less.",
-        f"{won['best'].nunique()} methods are the best of a federation. Another seed gives the same best method in "
-        f"{100 * won['agree'].mean():.0f} % of cases.",
+        f"The best method differs: {won['best'].nunique()} methods are best in some federation. With another seed the "
+        f"best one stays the same in {100 * won['agree'].mean():.0f} % of cases.",
         f"Data: {count} of {len(FEDERATIONS)} registered federations, from {families} data "
         f"famil{'ies' if families > 1 else 'y'}{'' if families >= ENOUGH else '. This first look decides nothing'}.",
     ]
