@@ -16,6 +16,8 @@ from fl_core.scores import CLASSIFICATION, MAIN, TABLE, in_column, in_points, la
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
 """The two extremes in words."""
+TOO_WIDE = "too few seeds to bound it"
+"""In place of limits that are as wide as all values of a score."""
 YES, NO, OPEN = "yes", "no", "open"
 
 
@@ -118,7 +120,13 @@ def _against(race: Inference, line: pd.Series, name: str) -> str:
     if line["p_value"] <= 1 - sure.LEVEL:
         return f"{by} {'better' if difference > 0 else 'worse'} than {name}"
     low, high = (in_column(race.main, line[end]) for end in ("low", "high"))
-    return f"{by} {side} {name} (no significant difference, {low} to {high})"
+    found = TOO_WIDE if _is_too_wide(race, max(-line["low"], line["high"])) else f"{low} to {high}"
+    return f"{by} {side} {name} (no significant difference, {found})"
+
+
+def _is_too_wide(race: Inference, limit: float) -> bool:
+    """Return whether an interval of a difference says nothing: it is as wide as all values of a share."""
+    return TABLE[race.main].share and limit >= 1
 
 
 # --- which split? ---------------------------------------------------------------------------------------------------
@@ -128,6 +136,7 @@ def _which(race: Inference, used: Arm) -> str:
     if race.verdict == sure.DECIDED:
         return f"Every other arm has a significantly worse {label_of(race.main)} (95 %, paired by seed)."
     word, stake = label_of(race.main), in_points(race.main, race.at_stake(used.name))
+    may = TOO_WIDE if _is_too_wide(race, race.at_stake(used.name)) else f"one may be better by up to {stake}"
     if race.verdict == sure.DISAGREE:
         higher = race.differences[race.differences["high"] <= 0]
         return (
@@ -135,7 +144,7 @@ def _which(race: Inference, used: Arm) -> str:
             f"{used.name} has the better loss and is used."
         )
     return (
-        f"{listing(race.remaining)}: no significant difference in {word} (one may be better by up to {stake}). "
+        f"{listing(race.remaining)}: no significant difference in {word} ({may}). "
         f"The one that sends least is used: {used.name}."
     )
 

@@ -21,7 +21,7 @@ from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import check_folder, compare, jobs_of
-from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.predictions import Predictions, predictions_of
 from fedlayers.studies.rates import RateSearch, rates_of
 from fedlayers.studies.tune import APART
@@ -182,7 +182,8 @@ def study(
         )
     decisions = over_seeds(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))
-    say(f"\n{lead.plain()}\n\n{display_name(result.table).to_string(index=False)}")
+    chosen = "" if choice is None else f"\n{CHOSEN}: in each seed, the arm that wins its race."
+    say(f"\n{lead.plain()}\n\n{result.text()}{chosen}")
     from fedlayers.studies.study_page import write_page  # what draws is imported when the outcome is known
 
     predicted = _predicted(choice, out, config, seeds[0])

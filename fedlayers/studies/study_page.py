@@ -190,7 +190,7 @@ def _add_worth(
     if lead.gains:
         page.text(lead.scored)
         page.text("\n".join(f"- {gain}" for gain in lead.gains))
-        page.text(f"{lead.how[0].upper()}{lead.how[1:]}.")
+        page.text(lead.how)
     for name, figure in of_comparison(result).items():
         _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
     page.table(display_name(result.table), result.legend)

@@ -78,7 +78,7 @@ class Headline(NamedTuple):
 
     def plain(self) -> str:
         """Return all of it for a terminal."""
-        gains = [self.scored, *(f"  {gain}" for gain in self.gains), f"  ({self.how})"] if self.gains else []
+        gains = [self.scored, *(f"  {gain}" for gain in self.gains), f"  {self.how}"] if self.gains else []
         return "\n".join([self.head, *(f"- {line}" for line in self.answers), *gains])
 
 
@@ -99,10 +99,10 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int, by: str = "race choose
     if of_majority == NO:
         head, answers = "Always answering each client's majority class is better on test samples.", (head, *answers)
     elif of_majority == OPEN and seeds > 1:
-        lines.append(f"On test samples there is no significant difference from {AGAINST['majority']}.")
+        lines.append(f"On test samples the chosen layers show no significant difference from {AGAINST['majority']}.")
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
-    together = f"differences paired over {seeds} seeds; the 95 % intervals hold together (Student's t, Bonferroni)"
-    how = together if seeds > 1 else "one seed gives no interval"
+    together = f"Differences are paired over {seeds} seeds. The 95 % intervals hold together: Student's t, Bonferroni."
+    how = together if seeds > 1 else "One seed gives no interval."
     whose = "each seed's own" if seeds > 1 else "the"
     scored = f"On test samples, the layers that {whose} {by}:"
     return Headline(head, (*answers, *lines), scored, tuple(_gain(line) for line in table.itertuples()), how, codes)
