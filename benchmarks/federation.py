@@ -169,7 +169,7 @@ def _kind(request: bytes) -> str:
 def _over(case: Case, link: Timed, local: Local, out: Path) -> Run:
     """One run over the link, its rounds after the first and before the last."""
     from fedlayers.remote.federation import federate
-    from fedlayers.remote.remote_clients import left
+    from fedlayers.remote.rpc import left
 
     link.seconds.clear()
     at = {name: len(_answers(local, name)) for name in link.sites}

@@ -163,13 +163,17 @@ class Allow(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit(Command):
-    """List what has left a site, by run, after a check that the list is whole.
+    """List what has left a site, by run, after a check that each line follows the one before.
+
+    The list has no secret: who can write it can cut it, or forge it as a whole. A digest that you noted shows that.
 
     Examples:
         fedlayers federation audit cleveland.toml
+        fedlayers federation audit cleveland.toml --noted DIGEST
     """
 
     file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
+    noted: Annotated[str, option("The last digest of an earlier audit, which the list must still have.", "DIGEST")] = ""
 
     def main(self, line: str) -> None:
         import pandas as pd
@@ -177,7 +181,7 @@ class Audit(Command):
         from fedlayers.remote.sent import CONTENTS, LEGEND, SentLog
         from fedlayers.remote.site_config import SiteFile
 
-        lines, last = SentLog(SiteFile.read(self.file).folder).check()
+        lines, last = SentLog(SiteFile.read(self.file).folder).check(self.noted)
         frame = pd.DataFrame(lines, columns=["run", "kind", "reply", "bytes", "time"])
         frame["sent"] = frame["reply"].replace(CONTENTS)
         groups = frame.rename(columns={"kind": "request"}).groupby(["run", "request", "sent"], sort=False)
@@ -185,7 +189,8 @@ class Audit(Command):
             replies=("bytes", "size"), bytes=("bytes", "sum"), first=("time", "min"), last=("time", "max")
         )
         print(f"{table.reset_index().to_string(index=False)}\n\n{LEGEND}" if lines else "nothing has left")
-        print(f"\nThe list is whole: {len(lines)} lines. Digest of the last: {last or 'none'}")
+        since = "" if self.noted else " Note it elsewhere: it alone shows a list that was cut or forged."
+        print(f"\n{len(lines)} lines follow one another. Digest of the last: {last or 'none'}.{since}")
 
 
 @contextmanager
@@ -297,7 +302,7 @@ class Federate(Configured):
         out = self.resume or self.out
         with _noted(out), self.federation.linked(known) as link:
             from fedlayers.remote import federation
-            from fedlayers.remote.remote_clients import left
+            from fedlayers.remote.rpc import left
             from fedlayers.studies import federation_report as report
 
             if self.resume is not None:

@@ -267,7 +267,7 @@ class Choose(OneAlgorithm):
         if over:
             with self.federation.linked() as link:
                 choice = choose(config, self.out, link=link, timeouts=self.federation.timeouts, **asked)
-            from fedlayers.remote.remote_clients import left
+            from fedlayers.remote.rpc import left
 
             runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))
             print(f"\nbytes that left the sites, all runs together:\n{left(*runs).to_string()}")

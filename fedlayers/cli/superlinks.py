@@ -16,7 +16,7 @@ from fl_core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
-    from fedlayers.remote.remote_clients import TimeoutPolicy
+    from fedlayers.remote.rpc import TimeoutPolicy
 
 AT_SITES = (*READING, *DEALING, "leave_out_client", "data_root", "download", "workers", "stack", "device")
 """Keys that sites decide themselves, or that have no meaning if each client is alone."""
@@ -71,7 +71,7 @@ class Sites(Reports):
         Raises:
             UsageError: --min-sites without a limit, a limit without it, or impossible numbers.
         """
-        from fedlayers.remote.remote_clients import TimeoutPolicy
+        from fedlayers.remote.rpc import TimeoutPolicy
 
         if (self.min_sites is None) != (self.timeout is None and self.grace is None):
             raise UsageError(

@@ -15,11 +15,12 @@ from fedlayers.instruments import default_instruments
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.compression import check_compressed
+from fedlayers.remote.joined import HERE
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.policy import check_needs_sum
-from fedlayers.remote.remote_clients import RemoteClients, RpcClient, TimeoutPolicy
+from fedlayers.remote.remote_clients import RemoteClients
+from fedlayers.remote.rpc import RpcClient, TimeoutPolicy
 from fedlayers.remote.secure_sum import require
-from fedlayers.remote.site import HERE
 from fedlayers.remote.site_data import Moments
 from fl_core import runner, tree
 from fl_core.config import AUTO, RunConfig

@@ -129,6 +129,7 @@ class Policy:
         parameters, layers: maximum size of a model; layers are modules with tensors of their own.
         memory: maximum megabytes of requests, in addition to the idle site's; by default what plain training of the
             largest model takes that the default of ``parameters`` allows, by :func:`memory_for`.
+        disk: maximum megabytes of the files of all runs in the site's folder, before a new run or fine-tuned model.
         epochs: maximum epochs of a client in one exchange, all phases together.
         seconds: maximum time of one request: a client's work in an exchange, a measurement, or building a model.
     """
@@ -144,13 +145,14 @@ class Policy:
     parameters: int = PARAMETERS
     layers: int = 1000
     memory: int = memory_for(PARAMETERS)
+    disk: int = 50_000
     epochs: int = 100
     seconds: float = 3600.0
 
     def __post_init__(self) -> None:
         check_known("value of [policy] approve", self.approve, ("always", "ask"))
         check_known("value of [policy] secure_sum", self.secure_sum, ("allow", "require"))
-        for name in ("splits", "parameters", "layers", "memory", "epochs", "seconds"):
+        for name in ("splits", "parameters", "layers", "memory", "disk", "epochs", "seconds"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise UsageError(f"policy: {name} must be above 0; got {value}. Leave it out for {_default(name)}.")
@@ -183,6 +185,18 @@ class Policy:
                     f"{name} of a model must be at most {most:,} ([policy] {name}); got {found:,} or more. "
                     "Choose a smaller model."
                 )
+
+    def check_disk(self, used: int) -> None:
+        """Refuse new files where a site has too many bytes on its disk.
+
+        Raises:
+            LimitError: gives both sizes.
+        """
+        if used > self.disk * MEGABYTE:
+            raise LimitError(
+                f"files of this site must have at most {self.disk:,} megabytes ([policy] disk); got "
+                f"{used // MEGABYTE:,}. Its owner can remove the folders of ended runs."
+            )
 
     def check_phases(self, phases: Iterable[Phase]) -> None:
         """Refuse phases of training with too many epochs in total. For errors see :meth:`check_epochs`."""

@@ -14,9 +14,10 @@ from torch import Tensor
 from fedlayers.remote.compression import start_of
 from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
-from fl_core.errors import NonFiniteError, RunError, UsageError
-from fl_core.limits import parsed_json
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError
+from fl_core.limits import JSON_BYTES, parsed_json
 from fl_core.storage.files import Folder, json_bytes
+from fl_core.storage.schema import COUNT, Each, validate
 from fl_core.tree import Tree
 
 ACCOUNT = "privacy.json"
@@ -91,8 +92,14 @@ class Account:
         self.privacy, self.folder = privacy, folder
         self._releases: dict[float, int] = {}
         if folder.is_dir() and Folder(folder).has(ACCOUNT):
-            found = parsed_json(Folder(folder).read(ACCOUNT))
-            self._releases = {float(multiplier): int(count) for multiplier, count in found["releases"].items()}
+            try:
+                found = parsed_json(Folder(folder).read(ACCOUNT, most=JSON_BYTES))
+                wrong = validate(found, {"releases": Each(COUNT)})
+                self._releases = {} if wrong else {float(noise): count for noise, count in found["releases"].items()}
+            except ValueError as error:
+                wrong = str(error)
+            if wrong or not all(0 < noise < math.inf for noise in self._releases):
+                raise CorruptError(f"{folder / ACCOUNT} is damaged: {wrong or 'noise must be above 0'}")
 
     def spent(self, more: int = 0) -> float:
         """Return epsilon at the privacy's delta, of all releases and ``more`` further ones with the present noise."""

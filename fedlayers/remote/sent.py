@@ -86,14 +86,19 @@ class SentLog:
         self.folder.sync(SENT)
         self._last = sha(line.encode())
 
-    def check(self) -> tuple[list[dict[str, Any]], str]:
+    def check(self, noted: str = "") -> tuple[list[dict[str, Any]], str]:
         """Return the lines and the digest of the last one, after a check of the chain.
 
+        The digests have no key. So only a digest that was noted elsewhere shows that a list was cut or written anew.
+
+        Args:
+            noted: the digest of a line that the list must have.
+
         Raises:
-            CorruptError: names the first line that is damaged, or does not follow the one before.
+            CorruptError: names the first line that is damaged, or does not follow the one before; or the noted line.
         """
         found: list[dict[str, Any]] = []
-        last = ""
+        last, known = "", noted
         for number, text in enumerate(self._read(), 1):
             try:
                 line = parsed_json(text.encode())
@@ -106,6 +111,9 @@ class SentLog:
                 raise CorruptError(f"{self.folder.path / SENT} is damaged at line {number}: {wrong}")
             found.append(line)
             last = sha(text.encode())
+            known = "" if last == noted else known
+        if known:
+            raise CorruptError(f"{self.folder.path / SENT} is cut or forged: no line has the noted digest {noted}")
         return found, last
 
     def _read(self) -> list[str]:

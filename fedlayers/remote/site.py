@@ -1,59 +1,39 @@
-"""A long-running site: its data, its policy, and its client's state in a folder. Requests and replies are bytes."""
+"""A long-running site: its data, its policy, and its runs in a folder. Requests and replies are bytes."""
 
 from __future__ import annotations
 
 import gc
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.remote import metrics, protocol, state_store
 from fedlayers.remote.audit import Audit
-from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode, encoded, fields, most_bytes
-from fedlayers.remote.compression import check_compressed, compressed
+from fedlayers.remote.codec import Packet, PacketError, decode, encode, encoded, fields
+from fedlayers.remote.joined import JoinedRun
 from fedlayers.remote.log import LOG
-from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
-from fedlayers.remote.policy import MEGABYTE, Policy, check_joined
-from fedlayers.remote.privacy import Account, Privacy, hidden
+from fedlayers.remote.policy import MEGABYTE, Policy
+from fedlayers.remote.privacy import Account, Privacy
 from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of, refusal
 from fedlayers.remote.site_data import SiteData
-from fedlayers.remote.state_store import StateStore
+from fedlayers.remote.state_store import Turns
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, find
-from fl_core.algorithms.model_template import StateSchema
+from fl_core.algorithms.base import find
 from fl_core.algorithms.options import configurations
-from fl_core.config import DEALING, READING, RunConfig, check
-from fl_core.data.placeholder import placeholder_client, placeholder_data
-from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import RunError, UsageError, check_known
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.executors import Serial
-from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
-from fl_core.limits import LimitError, data_bytes, lacks_memory
-from fl_core.models import lora
-from fl_core.models.counting import counted
+from fl_core.limits import LimitError, data_bytes
 from fl_core.names import printable
-from fl_core.plan import LayerPlan
 from fl_core.storage.files import Folder
-from fl_core.task import Task, assemble
 
 if TYPE_CHECKING:
-    from fedlayers.remote.secure_sum.at_site import SiteSums
     from fedlayers.remote.secure_sum.keys import Identity
-    from fedlayers.remote.secure_sum.members import Member
 
-HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
-"""Configuration keys that a site does not take from the server."""
-EXTRA_TREES = 64
 MOST_RUNS, MOST_HELD = 8, 2**26
 """Runs that a site keeps in memory, and the bytes of their models together. Others are read again when needed.
 
 The last run is kept whatever its size. A run needs about three times the bytes of its model."""
 _RUN = re.compile(r"[0-9a-f]{32}")
-_LANE = re.compile(r"main|beside-[0-9]{1,6}")
 
 
 class Site:
@@ -82,7 +62,7 @@ class Site:
         self.account = Account(self.privacy, self.folder)
         self.audit = Audit(self.folder, self.policy, holding)
         self.sent, self.approval = SentLog(self.folder), Approval(self.folder)
-        self._joined: dict[str, _Joined] = {}
+        self._joined: dict[str, JoinedRun] = {}
         self._idle = data_bytes()
 
     def answer(self, request: bytes) -> bytes:
@@ -90,7 +70,8 @@ class Site:
 
         Each reply is written into the site's list of what has left, before it leaves.
         """
-        asked, size = {"kind": "", "run": ""}, len(request)
+        asked: dict[str, Any] = {"kind": "", "run": "", "stamp": {}}
+        size = len(request)
         try:
             with self.policy.limited(self._idle):
                 packet = decode(request, self.policy.memory * MEGABYTE)
@@ -102,6 +83,7 @@ class Site:
             if isinstance(error, LimitError):
                 self._joined.clear()  # interrupted runs are read again when needed
             reply = refusal(error)
+            reply.head |= asked["stamp"]
             data = encode(reply)
             if not isinstance(error, NotAllowedError):
                 LOG.warning(f"{reply.head['kind']} {asked['kind'] or 'a request'}: {type(error).__name__}: {error}")
@@ -124,6 +106,14 @@ class Site:
         """
         self.policy.check_samples(sum(self.holding.sizes.values()))
 
+    def check_disk(self) -> None:
+        """Refuse new files where those of all runs take more disk than the policy allows.
+
+        Raises:
+            LimitError: gives both sizes.
+        """
+        self.policy.check_disk(sum(each.lstat().st_size for each in self.folder.rglob("*")))
+
     def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
         """Refuse an algorithm that the policy does not allow, options that it does not take, or what noise takes apart.
 
@@ -139,9 +129,9 @@ class Site:
                 "Use another one, such as fedavg or fedprox."
             )
 
-    def _answer(self, packet: Packet, key: str, size: int, asked: dict[str, str]) -> Packet:
+    def _answer(self, packet: Packet, key: str, size: int, asked: dict[str, Any]) -> Packet:
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]
-        asked |= {"kind": printable(kind[:40]), "run": printable(str(packet.head.get("run", ""))[:40])}
+        asked |= {"stamp": stamp, "kind": printable(kind[:40]), "run": printable(str(packet.head.get("run", ""))[:40])}
         asks = self.policy.approve == "ask"
         if asks and kind in TO_APPROVE:
             self.approval.check(packet)
@@ -196,14 +186,17 @@ class Site:
         asked = fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
-        joined = self._made(asked["run"], packet, stamp["session"])
-        path = self.folder / asked["run"]
+        path, session = self.folder / asked["run"], stamp["session"]
+        self.check_disk()
+        Turns(Folder(path), session).check_join(session)
+        joined = self._made(asked["run"], packet, session)
         path.mkdir(parents=True, exist_ok=True)
         Folder(path).write("join", *encoded(Packet({**packet.head, **stamp}, packet.trees)))
+        joined.turns.begin(session)
         self._joined[asked["run"]] = joined
         return Packet({"kind": "joined", "sizes": joined.sizes})
 
-    def _run(self, run: str) -> _Joined:
+    def _run(self, run: str) -> JoinedRun:
         """Return a run that this site has joined, even before its last restart."""
         if run not in self._joined:
             folder = Folder(self.folder / run)
@@ -214,7 +207,7 @@ class Site:
         self._joined[run] = self._joined.pop(run)  # the last asked for is the last to be forgotten
         return self._joined[run]
 
-    def _made(self, run: str, packet: Packet, session: str) -> _Joined:
+    def _made(self, run: str, packet: Packet, session: str) -> JoinedRun:
         """Return the site's part of a run. Without room for it, the runs asked for longest ago are forgotten first."""
         more, held = sum(map(tree.n_bytes, packet.trees.values())), self._held()
         self._joined.pop(run, None)
@@ -222,246 +215,7 @@ class Site:
             self._joined.pop(next(iter(self._joined)))
         if held - self._held() > MOST_HELD:
             gc.collect()  # the objects of a run refer to each other, and would keep its tensors for a while
-        return _Joined(self, packet, session)
+        return JoinedRun(self, packet, Turns(Folder(self.folder / run), session))
 
     def _held(self) -> int:
         return sum(tree.n_bytes(joined.initial) for joined in self._joined.values())
-
-
-class _Joined:
-    """A site's part of one run: the task with its own samples, and its client's states."""
-
-    def __init__(self, site: Site, packet: Packet, session: str) -> None:
-        self.site, self.session, self.seq = site, session, 0
-        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
-        others = {each["name"]: each for each in asked["sites"]}
-        self.number = asked["number"]
-        if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
-            raise PacketError(f"site {self.number} of {list(others)} must be {site.name!r}; got another.")
-        config = _config(asked["config"], asked["dataset"], site.device)
-        site.policy.check_code(config)
-        site.check_algorithm(config.algorithm, config.options)
-        site.policy.check_summed(config.algorithm, asked.get("secure_sum", False))
-        if "compress" in asked:
-            check_compressed(asked["compress"], config.algorithm)
-        site.check_samples()
-        site.audit.check(self.number, config.seed)
-        scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
-        own = site.holding.drawn(self.number, config.seed, scaling)
-        facts = site.holding.facts()
-        self.sizes = {name: len(own.split(name)) for name in protocol.SIZES}
-        told = others[site.name]
-        if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
-            raise PacketError("the server's digest and sizes must be those of this site's data; got others.")
-        try:
-            with counted(site.policy.check_size):
-                data = placeholder_data(asked["dataset"], facts, others, {site.name: own})
-                self.task = assemble(config, data=data)
-        except Exception as error:  # of torch or of the model, on values that no check foresees
-            if isinstance(error, (UsageError, RunError)) or lacks_memory(error):
-                raise
-            raise UsageError(f"the model cannot be made at this site: {type(error).__name__}: {error}") from error
-        site.policy.check_epochs(int(self.task.config.epochs or 0))
-        self._take_model(packet)
-        from diagnostics.measure import instruments
-
-        runner_of = self.task.client_runner(instruments().observers)
-        self.initial = {  # not a copy: runs train copies of the task's model
-            name: tensor.detach().contiguous() for name, tensor in tree.named_tensors(self.task.model).items()
-        }
-        self.home = LocalClients(Serial(runner_of), data, self.initial)
-        self.root = site.folder / asked["run"]
-        self.compress = asked.get("compress", "")
-        self.sums: SiteSums | None = None
-        if asked.get("secure_sum"):
-            from fedlayers.remote.secure_sum.at_site import SiteSums  # here alone: it needs cryptography
-
-            self.sums = SiteSums(Folder(self.root), site.identity, list(others))
-        self._algorithms: dict[str, Algorithm] = {}
-        self._present: tuple[str, str] | None = None  # lane and version of the state that the home has
-        self.write_answer("join")
-        self._tuned: tuple[str, str, int] | None = None  # the version and round of its tuned model
-
-    def _take_model(self, packet: Packet) -> None:
-        """Load the server's initial model. Another version of torch may draw another one from the same seed."""
-        layers = [layer.name for layer in self.task.layers]
-        if packet.head["layers"] != layers:
-            raise UsageError(
-                f"layers must be the site's, {layers[:20]}; got {packet.head['layers'][:20]}. Use one model."
-            )
-        if list(packet.trees) != ["start"]:
-            raise PacketError(f"a packet 'join' must have the tree start alone; got {list(packet.trees)[:9]}.")
-        lora.load_whole(self.task.model, packet.trees["start"])
-        digest = tree.digest(lora.whole(self.task.model))
-        if packet.head["model"] != digest:
-            raise PacketError(f"the server's initial model must have the digest that is sent; got {digest[:12]}….")
-
-    def write_answer(self, kind: str) -> None:
-        """Record an answer of this run's split."""
-        self.site.audit.write(kind, self.number, self.task.config.seed)
-
-    def work(self, packet: Packet, key: str, size: int, session: str, seq: int) -> Packet:
-        """Answer one request for work, of a number of bytes."""
-        head, form = packet.head, protocol.FORMS[packet.head["kind"]]
-        in_sum = None if self.sums is None else head.pop("secure_sum", None)
-        values = fields(head, form)
-        if size > (most := most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES)):
-            raise PacketError(f"a request must have at most {most:,} bytes for this model; got {size:,}.")
-        if not _LANE.fullmatch(values["lane"]):
-            raise PacketError(f"lane must match {_LANE.pattern}; got {values['lane'][:80]!r}.")
-        lane = StateStore(self.root / values["lane"])
-        trains = head["kind"] == "train"
-        if trains and (known := lane.reply(values["to"], key)) is not None:
-            return known  # asked twice, or again after the reply was lost: trained once
-        self._check_turn(session, seq)
-        algorithm = self._algorithm(values)
-        asked = protocol.request_of(packet, self.number, self.initial)
-        if isinstance(asked, TrainRequest):
-            self.site.policy.check_sent(algorithm.uploaded(asked.rnd, self.number), self.task.layers)
-            self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
-        if isinstance(asked, FinetuneRequest):
-            self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
-        sums = self.sums if isinstance(asked, TrainRequest) and not asked.lost else None
-        member = None if sums is None else sums.enter(values, in_sum, key)
-        self._enter(lane, values, algorithm, asked)
-        (reply,) = self.home.run([asked])
-        answer = self._reply(asked, reply, member)
-        self.write_answer(head["kind"])
-        if isinstance(asked, TrainRequest) and not asked.lost:
-            state = self.home.states[self.site.name]
-            kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
-            lane.commit(values["to"], state, kept, key, answer)
-            self._present = (values["lane"], values["to"])
-            metrics.put("rounds_done", asked.rnd.index + 1)
-            lane.keep({values["saved"], values["from"], values["to"]})
-        if isinstance(asked, FinetuneRequest):
-            lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
-            self._tuned = (values["lane"], values["from"], asked.done)
-        if session == self.session:
-            self.seq = seq
-        return answer
-
-    def sum_step(self, packet: Packet, session: str, seq: int) -> Packet:
-        """Answer a step of a secure sum other than the masked update."""
-        if self.sums is None:
-            raise PacketError("this run has joined without a secure sum")
-        self._check_turn(session, seq)
-        reply = self.sums.answer(packet)
-        if session == self.session:
-            self.seq = seq
-        return reply
-
-    def _check_turn(self, session: str, seq: int) -> None:
-        if session == self.session and seq < self.seq:
-            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
-
-    def measure(self, packet: Packet, key: str) -> Packet:
-        """Train the first round, measure the model, and reply with numbers. The model is not kept.
-
-        With noise, all but the values come from random data of the same shape, which are measured too. The reply is
-        stored:
-        a repeated request gets it again, without new noise.
-        """
-        asked = fields(packet.head, protocol.MEASURE)
-        if packet.trees:
-            raise PacketError("a packet 'measure' must have no tensors; got some.")
-        self.site.policy.check_metrics(asked["metrics"], asked["options"])
-        check_nulls(asked["null"], asked["null_draws"])
-        if self.site.privacy.on:
-            check_values_alone(asked["metrics"], asked["options"])
-            folder, stored = Folder(self.root), f"measured-{key}"
-            if folder.has(stored):
-                return decode(folder.read(stored))
-        header, rows = self._measured(self.task, asked)
-        if not self.site.privacy.on:
-            self.write_answer("measure")
-            return Packet({"kind": "measured", "header": header, **rows})
-        other = replace(self.task, data=placeholder_client(self.task.data, self.site.name, self.task.config.seed))
-        header, shown = self._measured(other, asked)
-        add_noise_to_rows(rows, shown, self.site.privacy, self.site.account)
-        self.write_answer("measure")
-        answer = Packet({"kind": "measured", "header": header, **shown})
-        folder.write(stored, *encoded(answer))
-        return answer
-
-    def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
-        """Return the part of a report's header that leaves, and the site's own rows."""
-        from diagnostics import measure
-
-        names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
-        settings = {name: asked[name] for name in names if asked[name] is not None}
-        report = measure.diagnose_task(task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
-        header = {name: report.header[name] for name in protocol.MEASURED_HEADER}
-        tables = {"rows": report.frame, "nulls": report.nulls}
-        return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
-
-    def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
-        check_joined(self.task.config, self.asked.head["plan"], values)
-        named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
-        if named not in self._algorithms:
-            self.site.check_algorithm(values["algorithm"], values["options"])
-            made = find(values["algorithm"])(self.task.task_info, None, values["options"])
-            if values["plan"] is not None:
-                plan = LayerPlan.from_json(values["plan"])
-                plan.check_tensors(self.task.task_info.tensors)
-                made = made.with_plan(plan)
-            elif made.uses_plan and not made.decides:
-                raise UsageError(f"the plan of {made.name} must be given; got none. Add --plan.")
-            self._algorithms[named] = made
-        return self._algorithms[named]
-
-    def _enter(self, lane: StateStore, values: Mapping[str, Any], algorithm: Algorithm, asked: ClientRequest) -> None:
-        """Load the version of the client's state that a request names, with its algorithm and its tuned model."""
-        present = (values["lane"], values["from"])
-        if self._present != present:
-            state = lane.state(values["from"]) if values["from"] else None
-            self.home.begin(algorithm)
-            self.home.forget()
-            if state is not None:
-                self.home.states[self.site.name] = state
-            self._present = present
-        self.home.use(algorithm)
-        if isinstance(asked, TrainRequest):  # models kept before are of an earlier state; until its end there is none
-            self.home.forget()
-            self._tuned = self._present = None
-        elif isinstance(asked, ScoreRequest):
-            self._take_tuned(lane, (*present, asked.done))
-
-    def _take_tuned(self, lane: StateStore, wanted: tuple[str, str, int]) -> None:
-        """Load the fine-tuned model of this state and round if there is one, and drop any other."""
-        if self._tuned != wanted:
-            self.home.kept.pop(TUNED, None)
-            tuned = lane.tuned(wanted[1], wanted[2])
-            if tuned is not None:
-                self.home.keep(TUNED, self.site.name, tuned)
-            self._tuned = wanted
-
-    def _reply(self, asked: ClientRequest, reply: ClientReply, member: Member | None) -> Packet:
-        if isinstance(asked, TrainRequest) and asked.lost:
-            reply.message = Message()
-        names = [name for each in reply.message.trees.values() for name in each]
-        self.site.policy.check_sent(names, self.task.layers)
-        if self.site.privacy.on:
-            reply.observations = []  # numbers of single samples, which nothing clips
-        if self.site.privacy.on and isinstance(asked, TrainRequest):
-            reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
-            reply.epsilon = self.site.account.release(count), self.site.privacy.delta
-        begun = self.home.algorithm.client_state(self.initial, self.number).meta
-        outline = StateSchema.of(self.home.states[self.site.name], begun)
-        check_trees(reply.message.trees, self.initial, "this site")
-        if self.compress and isinstance(asked, TrainRequest):
-            reply.message = compressed(reply.message, asked.message, self.initial)
-        if member is None or self.sums is None:
-            return protocol.reply_packet(reply, outline)
-        masked = self.sums.masked(member, reply.message, self.home.algorithm.task_info, self.number)
-        reply.message = Message()
-        return Packet(protocol.reply_packet(reply, outline).head, masked)
-
-
-def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
-    unasked = sorted(found.keys() & set(HERE))
-    if unasked:
-        raise PacketError(f"{unasked[0]!r} must be left to this site; got a value of the server.")
-    config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
-    check(config)
-    return config

@@ -18,7 +18,7 @@ from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.measured_rows import check_nulls
 from fedlayers.remote.policy import check_alone
-from fedlayers.remote.remote_clients import RpcClient
+from fedlayers.remote.rpc import RpcClient
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.task import Task

@@ -10,11 +10,14 @@ from pathlib import Path
 from fedlayers.remote.codec import Packet, PacketError, decode, encoded
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError
-from fl_core.storage.files import Folder
+from fl_core.storage.files import Folder, signed
+from fl_core.storage.schema import COUNT
 from fl_core.tree import Tree
 
 STATE = "state/"
 LOCAL = "local"
+TURNS, SESSIONS = "turns.json", 1000
+"""The file with the order of a run's requests, and the number of its sessions at most: one for each resume."""
 VOLATILE = ("session", "seq", "saved")
 """Fields in which two requests for the same work may differ."""
 _VERSION = re.compile(r"[0-9]{6,12}-[\w.-]{1,60}", re.ASCII)
@@ -97,6 +100,71 @@ class StateStore:
             return decode(self.folder.read(f"{version}.state"))
         except PacketError as error:
             raise CorruptError(f"{self.path / version}.state is damaged: {error}") from error
+
+
+class Turns:
+    """The order of one run's requests, in a file. Requests of an ended session, and earlier ones, are replays.
+
+    >>> from fl_core.storage.files import Folder
+    >>> Path("run").mkdir()
+    >>> turns = Turns(Folder("run"), "first")
+    >>> turns.begin("second")
+    >>> turns.check("first", 7)
+    Traceback (most recent call last):
+        ...
+    fedlayers.remote.codec.PacketError: a request must be of the session that joined last; got an earlier one.
+
+    Args:
+        folder: of the run. session: that joined, where there is no file yet.
+    """
+
+    def __init__(self, folder: Folder, session: str) -> None:
+        self.folder, self.session, self.seq = folder, _short(session), 0
+        self._ended: list[str] = []
+        if folder.path.is_dir() and folder.has(TURNS):
+            found = folder.read_signed(TURNS, {"session": str, "seq": COUNT, "ended": [str]})
+            self.session, self.seq, self._ended = found["session"], found["seq"], found["ended"]
+
+    def check_join(self, session: str) -> None:
+        """Refuse to join again for a session that has ended, and one session too many.
+
+        Raises:
+            PacketError: says which.
+        """
+        if _short(session) in self._ended:
+            raise PacketError("a run must be joined by a new session, or by its last one; got an earlier one.")
+        if len(self._ended) >= SESSIONS:
+            raise PacketError(f"a run must have at most {SESSIONS} sessions; got more. Begin another run.")
+
+    def begin(self, session: str) -> None:
+        """Let a session that has joined take its turns. The one before has ended."""
+        if _short(session) != self.session:
+            self._ended.append(self.session)
+            self.session, self.seq = _short(session), 0
+        self._write()
+
+    def check(self, session: str, seq: int) -> None:
+        """Refuse a request that is not of this session, or of an earlier turn.
+
+        Raises:
+            PacketError: says which.
+        """
+        if _short(session) != self.session:
+            raise PacketError("a request must be of the session that joined last; got an earlier one.")
+        if seq < self.seq:
+            raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
+
+    def end(self, seq: int) -> None:
+        """Note the number of an answered request."""
+        self.seq = seq
+        self._write()
+
+    def _write(self) -> None:
+        self.folder.write(TURNS, signed({"session": self.session, "seq": self.seq, "ended": self._ended}))
+
+
+def _short(session: str) -> str:
+    return hashlib.sha256(session.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def _tuned(version: str, done: int) -> str:

@@ -46,7 +46,7 @@ from fl_core.task import Task
 
 if TYPE_CHECKING:
     from fedlayers.remote.link import SiteLink
-    from fedlayers.remote.remote_clients import TimeoutPolicy
+    from fedlayers.remote.rpc import TimeoutPolicy
     from fedlayers.studies.site_backend import Federations
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from diagnostics.plots.page import Page
-from fedlayers.remote.remote_clients import left
+from fedlayers.remote.rpc import left
 from fedlayers.studies.comparison import Comparison
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan

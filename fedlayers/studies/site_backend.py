@@ -12,7 +12,7 @@ from fedlayers.backends.base import Backend, Job, Result, Results, Watch, nobody
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
-from fedlayers.remote.remote_clients import RpcClient, TimeoutPolicy
+from fedlayers.remote.rpc import RpcClient, TimeoutPolicy
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData

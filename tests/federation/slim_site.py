@@ -34,7 +34,7 @@ def refused(link: Any, config: Any, metric: str) -> str:
     """Return why the first site does not measure a metric for a server that has its packages."""
     from fedlayers.remote import federation
     from fedlayers.remote.codec import Packet
-    from fedlayers.remote.remote_clients import RefusedError, RpcClient
+    from fedlayers.remote.rpc import RefusedError, RpcClient
 
     line, run = RpcClient(link), "0" * 32
     facts = federation.greet(line)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedlayers.cli.main import main
-from fedlayers.remote import federation, remote_clients
+from fedlayers.remote import federation, rpc
 from fedlayers.remote.codec import PacketError
 from fedlayers.remote.compression import compressed, expanded
 from fl_core import tree
@@ -71,7 +71,7 @@ def test_resume_compresses_as_before_and_gives_the_same_bits(tmp_path: Path) -> 
 
 
 def test_a_site_that_does_not_compress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlayers.remote.site.compressed", lambda message, *_: message)
+    monkeypatch.setattr("fedlayers.remote.joined.compressed", lambda message, *_: message)
     with pytest.raises(PacketError, match=r"site 'a'.*bfloat16"):
         federation.federate(WHOLE, link(tmp_path), progress=False, compress="bf16")
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_compressed_is_refused(tmp_path: Path, changes: Any, opti
 
 def test_a_site_refuses_an_unknown_compression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federation, "check_compressed", lambda *_: None)
-    with pytest.raises(remote_clients.RefusedError, match="bf16"):
+    with pytest.raises(rpc.RefusedError, match="bf16"):
         federation.federate(WHOLE, link(tmp_path), progress=False, compress="zip")
 
 

@@ -19,7 +19,7 @@ from fedlayers.cli.main import main
 from fedlayers.remote.codec import decode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import RefusedError, left
+from fedlayers.remote.rpc import RefusedError, left
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import SiteDataset
 from fedlayers.studies.choice import Choice

@@ -16,7 +16,7 @@ from diagnostics.report import Report
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import RefusedError
+from fedlayers.remote.rpc import RefusedError
 from fedlayers.remote.site_diagnosis import diagnose
 from fl_core import runner
 from fl_core.errors import UsageError

@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import pickle
+import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,8 +20,8 @@ import fl_core
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
-from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import RefusedError, TimeoutPolicy, left
+from fedlayers.remote.policy import MEGABYTE, Policy
+from fedlayers.remote.rpc import RefusedError, TimeoutPolicy, left
 from fedlayers.remote.sent import SENT, SentLog
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
@@ -329,7 +330,8 @@ def test_a_hostile_server_is_refused_by_a_site(forged: str, asked: tuple[Path, d
     make, reason = FORGED[forged]
     site = Site(PresplitData(TOY, "a"), folder / "a")
     before, sent = files_of(folder / "a"), SentLog(folder / "a").check()[0]
-    text = told(site, make(decode(requests["train"])))
+    train = decode(requests["train"])
+    text = told(site, make(Packet({**train.head, "seq": 10**6}, train.trees)))  # in its turn
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(text)
     assert files_of(folder / "a") == before
@@ -369,10 +371,11 @@ def test_a_site_that_hides_its_state_is_told_of_by_name(tmp_path: Path) -> None:
         federation.federate(replace(SHORT, algorithm="fedper", participation=1.0), line, progress=False)
 
 
-def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict[str, bytes]]) -> None:
+def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
     folder, requests = asked
-    site = Site(PresplitData(TOY, "a"), folder / "a")
+    site = Site(PresplitData(TOY, "a"), Path(shutil.copytree(folder / "a", tmp_path / "a")))
     train = decode(requests["train"])
+    train.head["seq"] = 10**6
 
     def changed(**values: Any) -> Packet:
         return Packet({**train.head, **values}, train.trees)
@@ -391,7 +394,55 @@ def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict
         assert repr(other) in reason
     fresh = decode(site.answer(encode(changed(seq=10**6, meta={"n": 1}))))
     assert fresh.head["kind"] == "done"
-    assert "number" in told(site, changed(seq=1, meta={"n": 2}))
+    for again in (site, Site(PresplitData(TOY, "a"), tmp_path / "a")):  # also after a restart
+        assert "number" in told(again, changed(seq=1, meta={"n": 2}))
+
+
+@pytest.mark.parametrize("kind", ["join", "train", "score"])
+def test_what_an_earlier_server_asked_is_not_done_again(kind: str, tmp_path: Path) -> None:
+    """A request of before the resume comes once more. The site keeps its states, and the run goes on."""
+    first, sites = Listening(tmp_path / "s"), tmp_path / "s"
+    config = replace(LONG, algorithm="fedper", participation=1.0, checkpoint_every=1)
+    federation.federate(config, first, tmp_path / "run", until=1, progress=False)
+    second = Listening(sites)
+    federation.resume(tmp_path / "run", second, until=2, progress=False)
+    site = Site(PresplitData(TOY, "a"), sites / "a")
+    before, request = files_of(sites / "a"), decode(first.asked[kind])
+    changed = {"meta": {"n": 1}} if kind == "train" else {}  # an answered request has its stored reply
+    assert "earlier one" in told(site, Packet({**request.head, **changed}, request.trees))
+    assert files_of(sites / "a") == before
+    found = federation.resume(tmp_path / "run", second, progress=False)
+    assert server(found) == server(federation.federate(config, link(tmp_path / "t"), progress=False))
+
+
+def test_a_refusal_of_an_earlier_request_does_not_end_a_run(tmp_path: Path) -> None:
+    class Replaying(Listening):
+        def ask(self, requests: Mapping[str, bytes], *rest: Any) -> Iterator[tuple[str, bytes | None]]:
+            for site, reply in super().ask(requests, *rest):
+                yield site, encode(Packet({"kind": "refused", "reason": "old", "session": "s", "seq": 0}))
+                yield site, reply
+
+    found = federation.federate(config_for("fedavg"), Replaying(tmp_path / "a"), progress=False)
+    assert server(found) == server(federation.federate(config_for("fedavg"), link(tmp_path / "b"), progress=False))
+
+
+def test_many_runs_do_not_fill_the_disk_of_a_site(tmp_path: Path) -> None:
+    line = Listening(tmp_path / "s")
+    federation.federate(replace(SHORT, participation=1.0, rounds=1), line, progress=False)
+    join, folder = decode(line.asked["join"]), tmp_path / "a"
+    size = len(line.asked["join"])
+    site = Site(PresplitData(TOY, "a"), folder, Policy(disk=4 * size / MEGABYTE))  # type: ignore[arg-type]
+    kinds = []
+    for number in range(20):
+        packet = Packet({**join.head, "run": f"{number:032x}"}, join.trees)
+        kinds.append(decode(site.answer(encode(packet))).head["kind"])
+    assert kinds[0] == "joined"
+    assert "[policy] disk" in told(site, packet)
+    assert sum(file.stat().st_size for file in folder.rglob("join")) < 6 * size
+    train = decode(line.asked["train"])
+    for change in ({"lane": "beside-1"}, {"lane": "beside-2"}):  # a state for each lane
+        found = told(site, Packet({**train.head, "run": "0" * 32, **change}, train.trees))
+        assert "[policy] disk" in found
 
 
 def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_again(
@@ -403,7 +454,7 @@ def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_ag
     for site in sites:
         site.answer(line.asked["join"])
     with monkeypatch.context() as patch:
-        patch.setattr("fedlayers.remote.site.check_trees", lambda *_: raise_from("cannot send"))
+        patch.setattr("fedlayers.remote.joined.check_trees", lambda *_: raise_from("cannot send"))
         assert "cannot send" in told(sites[1], line.asked["train"])
     wanted, found = (decode(site.answer(line.asked["train"])) for site in sites)
     assert found.trees.keys() == wanted.trees.keys()
@@ -430,7 +481,7 @@ def disk_full(at: int, asked: Callable[[], bytes], monkeypatch: pytest.MonkeyPat
         return str(decode(asked()).head["kind"]), count
 
 
-@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("at", range(1, 7))
 def test_a_full_disk_at_a_site_fails_and_asking_again_gives_the_same(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,7 +492,7 @@ def test_a_full_disk_at_a_site_fails_and_asking_again_gives_the_same(
         site.answer(line.asked["join"])
     kind, writes = disk_full(at, lambda: full.answer(line.asked["train"]), monkeypatch)
     assert (kind, writes >= at) == ("failed", True)
-    assert disk_full(0, lambda: whole.answer(line.asked["train"]), monkeypatch) == ("done", 5), "all writes are tried"
+    assert disk_full(0, lambda: whole.answer(line.asked["train"]), monkeypatch) == ("done", 6), "all writes are tried"
     wanted, found = (decode(site.answer(line.asked["train"])) for site in (whole, full))
     assert found.head["kind"] == "done"
     assert {name: tree.digest(each) for name, each in found.trees.items()} == {

@@ -22,8 +22,9 @@ import torch
 from fedlayers.remote import federation, protocol, site_diagnosis
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
+from fedlayers.remote.joined import HERE, JoinedRun
 from fedlayers.remote.policy import Policy, memory_for
-from fedlayers.remote.site import HERE, Site, _Joined
+from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core import limits, tree
 from fl_core.algorithms import find, registry
@@ -248,7 +249,7 @@ def test_a_limit_leaves_nothing_to_look_for() -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("name", ["splits", "parameters", "layers", "memory", "epochs", "seconds"])
+@pytest.mark.parametrize("name", ["splits", "parameters", "layers", "memory", "disk", "epochs", "seconds"])
 def test_a_limit_is_above_nothing(name: str) -> None:
     values: list[Any] = [0, -1, float("nan"), float("inf")]
     for value in values:
@@ -329,7 +330,10 @@ def test_any_value_of_any_field_is_refused_by_name_or_answered_within_the_limits
         assert answered(site, requests["train"])["kind"] == "done"
     wrong = faults(site, fuzzed(requests[kind]))
     assert not wrong, "\n".join(wrong)
-    assert answered(site, requests["train"])["kind"] == "done"
+    for asked, reply in (("join", "joined"), ("train", "done")):  # of a new session: a forged one may have joined
+        packet = requests[asked]
+        head = {**packet.head, "session": "last", "seq": 10**6}
+        assert answered(site, Packet(head, packet.trees))["kind"] == reply
 
 
 # --- the options of every algorithm --------------------------------------------------------------------------------
@@ -377,7 +381,7 @@ def check_options(
     site, packets = Site(PresplitData(TOY, "a"), folder / "patient"), honest(name, requests["join"])
     assert [answered(site, packet)["kind"] for packet in packets] == ["joined", "done"]
     site = Site(PresplitData(TOY, "a"), folder / "hasty", Policy(seconds=1.0, memory=MEGABYTES))
-    monkeypatch.setattr(_Joined, "_take_model", lambda *given: None)  # a server that knows what to send
+    monkeypatch.setattr(JoinedRun, "_take_model", lambda *given: None)  # a server that knows what to send
     for join, train in with_options(name, packets, each):
         wrong = faults(site, [join, train])
         assert not wrong, "\n".join(wrong)

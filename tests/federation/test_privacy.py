@@ -24,7 +24,7 @@ from fedlayers.remote.noise import SPREAD
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Account, Privacy, hidden, noised_numbers, spent
 from fedlayers.remote.protocol import stamp_of
-from fedlayers.remote.remote_clients import RefusedError
+from fedlayers.remote.rpc import RefusedError
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_config import SiteFile
 from fedlayers.remote.site_data import PresplitData
@@ -33,7 +33,7 @@ from fl_core.algorithms import Message
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data import FederatedData
 from fl_core.data.federated import Split
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.rows import Row, row
 from tests.conftest import TOY, federation as federated
 from tests.federation.test_faults import Faulty
@@ -142,6 +142,16 @@ def test_a_mask_cannot_carry_noise() -> None:
     mask = Message({"mask": {"w": torch.ones(3, dtype=torch.bool)}})
     with pytest.raises(UsageError, match=r"'w'.*'mask'"):
         hidden(mask, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"releases": 3}', '{"releases": {"x": 1}}', '{"releases": {"0": 1}}',
+             '{"releases": {"nan": 1}}', '{"releases": {"1.0": -5}}', '{"releases": {"1.0": 1e400}}']
+)  # fmt: skip
+def test_a_damaged_account_is_no_reason_to_spend_anew(text: str, tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text(text)
+    with pytest.raises(CorruptError, match=r"privacy\.json is damaged"):
+        Account(Privacy(0.5, 0.5, 6.0), tmp_path)
 
 
 def test_the_account_is_opacus_and_lasts(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import RefusedError, TimeoutPolicy
+from fedlayers.remote.rpc import RefusedError, TimeoutPolicy
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core.algorithms import Algorithm, find, registry
@@ -222,7 +222,7 @@ def test_a_site_answers_each_step_once(tmp_path: Path) -> None:
     there = sites(tmp_path)
     line = Listening(there)
     federation.federate(replace(WHOLE, rounds=1), line, progress=False, secure_sum=True)
-    wanted, stamp = line.answered, {"session": "another", "seq": 1}
+    wanted, stamp = line.answered, {"session": decode(line.asked["train"]).head["session"], "seq": 10**6}
     for site in (there["a"], sites(tmp_path)["a"]):  # also after a restart
         for kind in ("sum_keys", "sum_shares", "train", "sum_reveal"):
             packet = decode(line.asked[kind])

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fedlayers.cli.main import main
-from fedlayers.remote import federation, log, remote_clients
+from fedlayers.remote import federation, log, rpc
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import RpcClient, TimeoutPolicy, check_granted
+from fedlayers.remote.rpc import RpcClient, TimeoutPolicy, check_granted
 from fedlayers.remote.sent import CONTENTS, MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
@@ -93,6 +93,23 @@ def test_a_list_that_was_changed_is_refused(how: str, tmp_path: Path) -> None:
         SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), b"")
 
 
+@pytest.mark.parametrize("how", ["cut", "forged", "removed"])
+def test_a_list_that_was_cut_or_written_anew_lacks_a_noted_line(how: str, tmp_path: Path) -> None:
+    """Its digests follow one another, so the check passes. A digest that was noted elsewhere shows it."""
+    for size in range(4):
+        SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), bytes(size))
+    lines, noted = SentLog(tmp_path).check()
+    SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), bytes(4))
+    assert len(SentLog(tmp_path).check(noted)[0]) == len(lines) + 1
+    whole = (tmp_path / SENT).read_text().splitlines(keepends=True)
+    (tmp_path / SENT).write_text("".join(whole[:3]) if how == "cut" else "")
+    for size in range(1, 5) if how == "forged" else ():
+        SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), bytes(size))
+    SentLog(tmp_path).check()
+    with pytest.raises(CorruptError, match=f"{SENT}.*{noted}"):
+        SentLog(tmp_path).check(noted)
+
+
 def test_half_a_line_of_a_crash_is_dropped(tmp_path: Path) -> None:
     SentLog(tmp_path).write("train", "r", Packet({"kind": "done"}), b"1")
     whole = (tmp_path / SENT).read_bytes()
@@ -147,7 +164,7 @@ def test_words_of_other_libraries_stay_in_the_sites_log(
 
 
 def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.05)
+    monkeypatch.setattr(rpc, "ASK_AGAIN", 0.05)
     config, owner = config_for("fedper"), Approval(tmp_path / "a")
     transport = Keeping(tmp_path, policy=Policy(approve="ask"))
     with pytest.raises(UsageError, match=r"'a'.*answer"):
@@ -243,7 +260,7 @@ class Slow(InMemoryTransport):
 
 
 def test_waiting_for_an_owner_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.5)
+    monkeypatch.setattr(rpc, "ASK_AGAIN", 0.5)
     packets, slow = dict.fromkeys(NAMES, Packet({"kind": "join"})), Slow()
     assert list(RpcClient(slow).ask(packets, timeout=60.0)) == [(name, None) for name in NAMES]
     first, second = slow.limits
@@ -257,7 +274,7 @@ def test_waiting_for_an_owner_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_site_cannot_make_the_server_wait_by_work_that_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_clients, "ASK_AGAIN", 0.0)
+    monkeypatch.setattr(rpc, "ASK_AGAIN", 0.0)
     for kind in ("hello", "train", "finetune", "score"):
         with pytest.raises(PacketError, match=f"'a'.*{kind}"):
             list(RpcClient(Slow()).ask({"a": Packet({"kind": kind})}))

@@ -12,7 +12,7 @@ import torch
 from fedlayers.remote import federation
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy
-from fedlayers.remote.remote_clients import RefusedError
+from fedlayers.remote.rpc import RefusedError
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_config import SiteFile
 from fedlayers.remote.site_data import SiteDataset

@@ -18,7 +18,7 @@ from fedlayers.remote import federation, site_data
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.remote_clients import RefusedError, RpcClient
+from fedlayers.remote.rpc import RefusedError, RpcClient
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import Moments, PresplitData, SiteDataset
 from fl_core import models

@@ -15,7 +15,7 @@ from diagnostics.measure import instruments
 from fedlayers.remote import federation
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy
-from fedlayers.remote.remote_clients import RpcClient
+from fedlayers.remote.rpc import RpcClient
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_config import SiteFile
 from fedlayers.remote.site_data import SiteDataset

@@ -21,7 +21,7 @@ from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
 from fedlayers.remote.flower.server import FlowerLink
 from fedlayers.remote.local import Local
-from fedlayers.remote.remote_clients import left
+from fedlayers.remote.rpc import left
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.records.store import Run
