@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.remote import metrics, protocol
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encoded, fields, most_bytes
 from fedlayers.remote.compression import check_compressed, compressed
+from fedlayers.remote.host import Host
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import check_joined
 from fedlayers.remote.privacy import hidden
@@ -35,7 +36,6 @@ from fl_core.task import Task, assemble
 if TYPE_CHECKING:
     from fedlayers.remote.secure_sum.at_site import SiteSums
     from fedlayers.remote.secure_sum.members import Member
-    from fedlayers.remote.site import Site
 
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Configuration keys that a site does not take from the server."""
@@ -46,7 +46,7 @@ _LANE = re.compile(r"main|beside-[0-9]{1,6}")
 class JoinedRun:
     """A site's part of one run: the task with its own samples, and its client's states."""
 
-    def __init__(self, site: Site, packet: Packet, turns: Turns) -> None:
+    def __init__(self, site: Host, packet: Packet, turns: Turns) -> None:
         self.site, self.turns = site, turns
         self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
         others = {each["name"]: each for each in asked["sites"]}

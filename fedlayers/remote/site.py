@@ -5,29 +5,22 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from fedlayers.remote import metrics, protocol, state_store
-from fedlayers.remote.audit import Audit
 from fedlayers.remote.codec import Packet, PacketError, decode, encode, encoded, fields
+from fedlayers.remote.host import Host
 from fedlayers.remote.joined import JoinedRun
 from fedlayers.remote.log import LOG
-from fedlayers.remote.policy import MEGABYTE, Policy
-from fedlayers.remote.privacy import Account, Privacy
-from fedlayers.remote.sent import TO_APPROVE, Approval, NotAllowedError, SentLog, name_of, refusal
-from fedlayers.remote.site_data import SiteData
+from fedlayers.remote.policy import MEGABYTE
+from fedlayers.remote.sent import TO_APPROVE, NotAllowedError, name_of, refusal
 from fedlayers.remote.state_store import Turns
 from fl_core import tree
-from fl_core.algorithms.base import find
-from fl_core.algorithms.options import configurations
 from fl_core.errors import RunError, UsageError, check_known
-from fl_core.limits import LimitError, data_bytes
+from fl_core.limits import LimitError
 from fl_core.names import printable
 from fl_core.storage.files import Folder
-
-if TYPE_CHECKING:
-    from fedlayers.remote.secure_sum.keys import Identity
 
 MOST_RUNS, MOST_HELD = 8, 2**26
 """Runs that a site keeps in memory, and the bytes of their models together. Others are read again when needed.
@@ -36,34 +29,16 @@ The last run is kept whatever its size. A run needs about three times the bytes 
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 
-class Site:
+class Site(Host):
     """A client of federations that answers requests. A bad request is refused; it raises nothing.
 
-    Args:
-        holding: its data. folder: for its states, a folder of its own.
-        policy: what it allows; by default all that runs no code of the server's choice.
-        device: where it trains.
-        privacy: how it hides its data in replies; by default not at all.
-        identity: its key, and the other sites' public ones, for runs with a secure sum.
+    Arguments are those of :class:`~fedlayers.remote.host.Host`.
     """
 
-    def __init__(
-        self,
-        holding: SiteData,
-        folder: Path | str,
-        policy: Policy | None = None,
-        device: str = "cpu",
-        privacy: Privacy | None = None,
-        identity: Identity | None = None,
-    ) -> None:
-        self.name, self.holding, self.folder = holding.name, holding, Path(folder)
-        self.policy, self.device = policy or Policy(), device
-        self.privacy, self.identity = privacy or Privacy(), identity
-        self.account = Account(self.privacy, self.folder)
-        self.audit = Audit(self.folder, self.policy, holding)
-        self.sent, self.approval = SentLog(self.folder), Approval(self.folder)
-        self._joined: dict[str, JoinedRun] = {}
-        self._idle = data_bytes()
+    @cached_property
+    def _joined(self) -> dict[str, JoinedRun]:
+        """The runs in memory, the one asked for last at the end."""
+        return {}
 
     def answer(self, request: bytes) -> bytes:
         """Return the reply to a request: its result, or ``refused``, ``failed`` or ``waiting`` with the reason.
@@ -73,7 +48,7 @@ class Site:
         asked: dict[str, Any] = {"kind": "", "run": "", "stamp": {}}
         size = len(request)
         try:
-            with self.policy.limited(self._idle):
+            with self.policy.limited(self.idle):
                 packet = decode(request, self.policy.memory * MEGABYTE)
                 key = state_store.key(packet.head, request)
                 del request  # the packet holds its tensors
@@ -97,37 +72,6 @@ class Site:
             LOG.error(str(error))
             return encode(Packet({"kind": "failed", "reason": "the site cannot write down what leaves it"}))
         return data
-
-    def check_samples(self) -> None:
-        """Refuse to take part with fewer samples than the policy requires.
-
-        Raises:
-            UsageError: gives their number.
-        """
-        self.policy.check_samples(sum(self.holding.sizes.values()))
-
-    def check_disk(self) -> None:
-        """Refuse new files where those of all runs take more disk than the policy allows.
-
-        Raises:
-            LimitError: gives both sizes.
-        """
-        self.policy.check_disk(sum(each.lstat().st_size for each in self.folder.rglob("*")))
-
-    def check_algorithm(self, name: str, options: Mapping[str, Any]) -> None:
-        """Refuse an algorithm that the policy does not allow, options that it does not take, or what noise takes apart.
-
-        Raises:
-            UsageError: names it, and what is allowed.
-        """
-        self.policy.check_algorithm(name, options)
-        algorithms = find(name), find(name).base_algorithm(options)
-        configurations(algorithms[0], options)
-        if self.privacy.on and any(each.keeps_server_pair for each in algorithms):
-            raise UsageError(
-                f"the algorithm must allow noise in messages; got {name!r}, whose clients keep what they send. "
-                "Use another one, such as fedavg or fedprox."
-            )
 
     def _answer(self, packet: Packet, key: str, size: int, asked: dict[str, Any]) -> Packet:
         stamp, kind = protocol.stamp_of(packet), packet.head["kind"]

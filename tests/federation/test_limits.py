@@ -195,7 +195,7 @@ def test_a_packet_that_barely_fits_into_memory_is_refused(percent: int, tmp_path
     """Reading one takes about three times its bytes: at some of these sizes the second or third copy has no room."""
     site = Site(PresplitData(TOY, "a"), tmp_path, Policy(memory=100))
     request = encode(Packet({"kind": "join"}, {"start": {"w": torch.zeros(percent * 10**6 // 4)}}))
-    site._idle = limits.data_bytes() - len(request)
+    site.idle = limits.data_bytes() - len(request)
     found = decode(site.answer(request)).head
     assert found["kind"] == "refused"
     assert re.search("memory of this request|session must be", found["reason"])
