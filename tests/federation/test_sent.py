@@ -310,7 +310,7 @@ def test_the_owners_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     SentLog(tmp_path / "state").write("train", "r1", Packet({"kind": "done"}), b"123")
     main(["federation", "audit", str(file)])
     said = capsys.readouterr().out
-    assert all(word in said for word in ("r1", "train", CONTENTS["done"], " 1 lines"))
+    assert all(word in said for word in ("r1", "train", CONTENTS["done"], "1 lines"))
 
 
 def test_a_servers_words_cannot_steer_the_owners_terminal(
