@@ -38,7 +38,7 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is executed, which changes none of its bits; see :func:`run`.
+    """Options of a run's execution. They do not change its bits; see :func:`run`.
 
     Attributes:
         clients: the client backend. The default is this process and its workers.

@@ -131,7 +131,7 @@ class Choice:
 
     @property
     def promises(self) -> str:
-        """What the race promises of the model and of the plan, in numbers if rates were tuned for classes."""
+        """The expected loss of the model and of the plan, in numbers if rates were tuned for classes."""
         if self.rates is None or self.main != "macro_f1":
             return PROMISES
         return f"{PROMISES} {certainty(*(ALL_TRAINED if self.inference.early is None else JUDGED))}"

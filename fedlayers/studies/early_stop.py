@@ -25,7 +25,7 @@ KEPT, STOPPED, NOT_KEPT, FAILED = "kept", "stopped", "not kept", "failed"
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Where a race was judged, and what the judge forecast.
+    """The decision of a race that stopped early: its round, the kept arm and the forecast gains.
 
     Attributes:
         round: after which the arms were judged.

@@ -97,10 +97,10 @@ def study(
     logistic regression on all data are added as baselines. In either case the report describes what one epoch shows of
     the layers.
 
-    Below ``out`` appear ``race/`` (as ``choose`` leaves it), ``rows.jsonl`` (the diagnosis), ``plan.json``,
-    ``comparison/`` (all runs, their rows and table), ``rates/`` if rates were tuned, the pictures as PNG, and
-    ``report.html``. After a stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs
-    are packed as ``rows.jsonl.gz``, and equal files of several runs are stored once.
+    ``out`` receives ``report.html``, ``plan.json``, the pictures as PNG, and ``rows.jsonl`` of the diagnosis. ``race/``
+    has the race, and ``comparison/`` has all runs with their rows and table. ``rates/`` is there if rates were tuned.
+    After a stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as
+    ``rows.jsonl.gz``. Equal files of several runs are stored once.
 
     >>> import numpy as np
     >>> draw = np.random.default_rng(0)

@@ -1,7 +1,7 @@
-"""Federated algorithms: what is trained, what travels, how it is mixed, what is evaluated.
+"""Federated algorithms: what is trained, what is sent, how it is combined, what is evaluated.
 
-The defaults of :class:`Algorithm` are FedAvg; an algorithm overrides one to four of the hooks. Most answers are sets
-of tensor names taken from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are a few lines.
+The defaults of :class:`Algorithm` are FedAvg. An algorithm overrides one to four of the hooks. Most of them return sets
+of tensor names from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are a few lines.
 """
 
 from __future__ import annotations
@@ -27,72 +27,71 @@ from fl_core.tree import Tree
 
 
 class Algorithm:
-    """A federated algorithm: FedAvg as it stands, and every other one by overriding some of its hooks.
+    """A federated algorithm: FedAvg by default, and others by overriding some of its hooks.
 
-    When the engine calls which hook. *Server* is the process that runs :class:`fl_core.engine.Engine`; *client* is
-    the process where the client is, which may be a worker; *both* is either, at any time and as often as it likes.
+    The table says when the engine calls each hook. *Server* is the process that runs :class:`fl_core.engine.Engine`.
+    *Client* is the process where the client is, which may be a worker. *Both* means either, at any time.
 
     ====================  =======  =====================  ============================================================
     hook                  process  times                  when
     ====================  =======  =====================  ============================================================
-    notes                 server   any                    before a run: what its user is told
+    notes                 server   any                    before a run: notes for its user
     base_algorithm        both     any                    to know whose model and options these are
-    wrap_model            server   1 a start              before a run, and before it is gone on with: makes the model
+    wrap_model            server   1 a start              before a run starts or resumes: makes the model
     setup                 both     any                    when an algorithm is made, with its options and its task
-    default_plan          server   any                    before a run that obeys a plan and is given none
-    resolve_plan          server   any                    before a run with a plan, or when one has been decided on
+    default_plan          server   any                    before a run that uses a plan and has none
+    resolve_plan          server   any                    before a run with a plan, or when a plan is decided
     server_state          server   1 a run                before the first round
     client_state          both     any                    when a client is needed that has not replied yet
     submodel              both     any                    by the other hooks, and to count costs
     shared                both     any                    by the other hooks, and to count costs
     uploaded              both     any                    by the other hooks, and to count costs
     local_tensors         both     any                    by the other hooks
-    exchanges             server   1 a round + 1          first of all in a round, and before the first one
+    exchanges             server   1 a round + 1          at the start of a round, and before the first one
     server_message        server   any                    for each sampled client of an exchange, before it trains
-    client_start          client   1 a reply              first of all at a client
+    client_start          client   1 a reply              at the start of a client's work
     phases                both     any                    after ``client_start``; at the server to count costs
     loss                  client   1 a batch              in a phase that names no other method
     client_update         client   1 a reply              when all phases are done
-    aggregate             server   1 an exchange          with the first reply: it draws the others along
+    aggregate             server   1 an exchange          with the first reply; it requests the other replies
     models                both     any                    after ``aggregate``, for each client that is evaluated
     finetuning            both     any                    after a round that is evaluated or saved, and after the last
     observations          server   1 an evaluation        when all clients have been evaluated
     client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored
     ====================  =======  =====================  ============================================================
 
-    ``aggregate`` is called when the first client has replied: to iterate over its ``updates`` is what sends to the
-    others, trains and receives, one client after the other, so that no more replies are in memory than it keeps. An
-    algorithm whose :meth:`server_message` reads what :meth:`aggregate` writes takes ``list(updates)`` before it writes.
+    ``aggregate`` is called when the first client has replied. Each step of its loop over ``updates`` sends to the next
+    client, trains it and receives its reply. So memory holds only the replies that ``aggregate`` keeps. If
+    :meth:`server_message` reads what ``aggregate`` writes, call ``list(updates)`` before writing.
 
-    A client's state stays where the client is. ``models`` gets, at the server, names in place of the client's tensors
-    (:mod:`fl_core.algorithms.model_template`), which it may give their places in a model; one that computes with them
-    is called at the client instead, with the server's state.
+    A client's state stays where the client is. At the server ``models`` receives names in place of the client's tensors
+    (:mod:`fl_core.algorithms.model_template`). It may put these names into a model. If ``models`` computes with the
+    tensors, it is called at the client, with the server's state.
 
-    A reply may be lost (:mod:`fl_core.dropout`): ``updates`` then lacks clients that are among ``rnd.sampled``, a round
-    goes on with those that replied to its exchange before, and ``aggregate`` is not called where nobody replied. The
-    client's state is then the one before the round, as if it had not been sampled: what server and client keep of each
-    other (a variate, the layers that a client was told to keep) stays a pair.
+    A reply may be lost (:mod:`fl_core.dropout`). Then ``updates`` has fewer clients than ``rnd.sampled``. The next
+    exchange of the round takes only clients that replied. Without any reply ``aggregate`` is not called. A client whose
+    reply is lost returns to its state before the round. So pairs of values at server and client, such as variates, stay
+    equal.
 
-    Hooks are pure: they change nothing but the :class:`State` that they are handed (``server`` in ``aggregate``,
-    ``state`` in ``client_start`` and ``client_update``) and what they return. An algorithm object is copied to workers
-    and built anew when a run goes on, so the engine freezes it; random draws come from :mod:`fl_core.seeds`.
+    Hooks are pure. They change only the :class:`State` that they receive, and what they return. This is ``server`` in
+    ``aggregate``, and ``state`` in ``client_start`` and ``client_update``. The engine freezes the algorithm object,
+    because it is copied to workers and built again on resume. Random draws come from :mod:`fl_core.seeds`.
 
     Class attributes:
         name: registry name.
         paper: the source.
-        trains, travels, keeps: what is trained, what crosses, and what a client keeps to itself between rounds.
+        trains, travels, keeps: what is trained, what is sent, and what a client keeps between rounds.
         cost: scalars that a client receives and sends in a round; P = those of the whole model.
-        uses_plan: whether it obeys a layer plan.
+        uses_plan: whether it uses a layer plan.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
         removes_layers: whether :meth:`wrap_model` leaves layers of the model out.
-        needs_blocks: whether the model must be made of residual blocks that a client can do without.
-        needs_logits: whether it compares the logits of classes, so that a model with a single output does not do.
-        keeps_server_pair: whether a client keeps what must equal what it sent, such as a variate, so that noise on
-            what leaves would take the two apart.
-        needs: ``sum`` if :meth:`aggregate` uses nothing of the updates but the weighted mean of their ``model`` trees,
-            which have the same tensors for all clients; otherwise ``each``. It is not inherited: a subclass may need
-            more than its base. A secure sum (:mod:`fedlayers.remote.secure_sum`) hands such an algorithm the mean in
-            place of each update.
+        needs_blocks: whether the model must have residual blocks, which a client can leave out.
+        needs_logits: whether it compares the logits of classes. A model with a single output is refused.
+        keeps_server_pair: whether a client keeps a value that must equal what it sent, such as a variate. Noise on
+            messages would make the two differ.
+        needs: ``sum`` if :meth:`aggregate` uses only the weighted mean of the updates' ``model`` trees, which have the
+            same tensors for all clients; otherwise ``each``. It is not inherited: a subclass may need more. In a secure
+            sum (:mod:`fedlayers.remote.secure_sum`) such an algorithm receives the mean in place of each update.
         static_traffic: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
             ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is

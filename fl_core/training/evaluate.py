@@ -24,40 +24,46 @@ BINS = 15
 
 
 def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[str, float]:
-    """The scores of a model's outputs against what is true, by name; NaN where one has no value; n must be at least 1.
+    """Return the scores of a model's outputs by name. A score without a value is NaN.
 
-    Which they are follows from what the loss is for; :data:`fl_core.scores.TABLE` has which way is better and why a
-    value may be missing. All of them compute in float64. ``loss`` is the mean over samples, so that a short last batch
-    weighs no more than its samples do.
+    The task of the loss decides which scores there are. :data:`fl_core.scores.TABLE` has their directions, and why a
+    value may be missing. All are computed in float64. ``loss`` is the mean over samples.
 
-    Of classes, for logits [n, C] (or the loss's own form of them) and labels [n], with p = softmax(logits):
+    **Classes**: logits [n, C] (or the loss's own form of them) and labels [n], with p = softmax(logits). All scores lie
+    between 0 and 1.
 
-    ``accuracy``: the fraction predicted right, 0 to 1; of equal logits the lowest class is the prediction.
-    ``macro_f1``: the mean of the F1 scores of the classes that are present among the labels or the predictions, 0
-    to 1 (PLayer-FL, Eq. A.4); a class that is never predicted right has 0, one that is absent from both is left out.
-    ``auroc``: the probability that a sample of a class has a higher p of it than another sample, ties counting a half
-    (Hanley and McNeil 1982); ``auprc``: average precision, sum_k (R_k - R_{k-1}) P_k over the distinct thresholds,
-    without interpolation. With two classes both are those of ``positive``; with more the plain mean over the classes
-    that are present among the labels, each against the rest. 0 to 1; NaN where the labels are all of one class.
-    Samples of equal p tie exactly, for they are ranked by differences of logits.
-    ``balanced_accuracy``: the mean recall of the classes that are present among the labels, 0 to 1.
-    ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b| over 15 intervals of equal width
-    (0, 1/15], ... of the top probability (Guo et al. 2017), 0 to 1.
+    - ``accuracy``: the share of right predictions. Of equal logits the lowest class is the prediction.
+    - ``macro_f1``: the mean F1 of the classes among the labels or predictions (PLayer-FL, Eq. A.4). A class that is
+      never predicted right has 0.
+    - ``balanced_accuracy``: the mean recall of the classes among the labels.
+    - ``auroc``: the probability that a sample of a class has a higher p of it than another sample (Hanley and McNeil
+      1982). Ties count a half.
+    - ``auprc``: average precision, sum_k (R_k - R_{k-1}) P_k over the distinct thresholds.
+    - ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b|, over 15 intervals of equal width
+      of the top probability (Guo et al. 2017).
 
-    Of numbers, for outputs [n, 1] and targets [n]: ``mse`` and ``mae``, the mean squared and absolute error, and ``r2``
-    = 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1 and below 0 where the mean predicts better; NaN where all
-    targets are equal.
+    With two classes ``auroc`` and ``auprc`` are those of ``positive``. With more they are the mean over the classes
+    among the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
+    logits, so equal p tie exactly.
 
-    Of survival, for log hazards [n, 1] and times with events [n, 2]: ``c_index`` is Harrell's concordance, 0 to 1. A
-    pair is comparable if the earlier time has an event, or of equal times exactly one. It is concordant if the sample
-    with that event has the higher hazard; equal hazards count a half. NaN without comparable pairs.
+    **Numbers**: outputs z [n, 1] and targets y [n].
 
-    Of labels, for outputs and labels of 0 and 1, both [n, C]: ``macro_auroc`` and ``macro_auprc``, the plain means of
-    each label's area as above, over the labels that have both values among the samples; NaN without any.
+    - ``mse``, ``mae``: the mean squared and absolute error.
+    - ``r2``: 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1. It is NaN if all targets are equal.
+
+    **Survival**: log hazards [n, 1], and times with events [n, 2].
+
+    - ``c_index``: Harrell's concordance, 0 to 1. A pair is comparable if the earlier time has an event, or of equal
+      times exactly one. It is concordant if the sample with that event has the higher hazard. Equal hazards count a
+      half. It is NaN without comparable pairs.
+
+    **Several labels**: outputs and labels of 0 and 1, both [n, C].
+
+    - ``macro_auroc``, ``macro_auprc``: the mean of each label's area, over labels with both values. NaN without any.
 
     Raises:
-        UsageError: no samples, shapes that do not agree, labels outside the C classes, or of the wrong kind.
-        NonFiniteError: an output is NaN or infinite: its prediction would be arbitrary.
+        UsageError: there are no samples, shapes do not agree, or labels have another kind or lie outside the C classes.
+        NonFiniteError: an output is NaN or infinite.
     """
     outputs, y = outputs.detach().cpu(), y.detach().cpu()
     check_targets(outputs, y, loss.task)

@@ -1,8 +1,8 @@
 """Losses by name, each with its mean over a batch and its value for every sample.
 
-A loss is an immutable value: two built with the same options are equal, and it survives pickling. All are computed
-from log-sigmoid and log-softmax, never from a logarithm of a probability, so values and derivatives of every order
-stay finite and exact when a probability rounds to 0 or to 1.
+A loss is an immutable value. Two with the same options are equal, and a loss can be pickled. All are computed from
+log-sigmoid and log-softmax, never from the logarithm of a probability. So values and derivatives of every order stay
+finite and exact when a probability rounds to 0 or to 1.
 """
 
 from __future__ import annotations
@@ -138,9 +138,10 @@ class Focal(_Weighted):
 class PlayerFocal(_Weighted):
     """The focal loss of PLayer-FL's released code, which is not the standard one.
 
-    10 (-log p_y) (1/C) [alpha_y (1 - p_y)^gamma + sum_{j != y} (1 - alpha_j) p_j^gamma]: every other class
-    contributes too, with the complement of its weight, and the whole is ten times the mean over samples and classes.
-    ``alpha`` lies in [0, 1].
+    10 (-log p_y) (1/C) [alpha_y (1 - p_y)^gamma + sum_{j != y} (1 - alpha_j) p_j^gamma], with ``alpha`` in [0, 1].
+
+    Every other class contributes too, with the complement of its weight. The value is ten times the mean over samples
+    and classes.
     """
 
     gamma: float = 3.0
@@ -272,10 +273,10 @@ class MultiLabel(Loss):
 
 @dataclass(frozen=True)
 class ClassWeighted(Loss):
-    """w_y times another loss of classes, for positive class weights w.
+    """Another loss of classes times w_y, for positive class weights w.
 
-    The mean over a batch divides by its number of samples, as everywhere here, and not by the sum of their weights: so
-    its expectation is the weighted loss, whatever the batch, and clients' losses add up to that of all samples.
+    The mean over a batch divides by its number of samples, not by the sum of their weights. So its expectation is the
+    weighted loss for every batch. The losses of clients add up to that of all samples.
     """
 
     base: Loss

@@ -21,12 +21,11 @@ SMALLER = ". Use a smaller lr."
 
 
 class Watch:
-    """Looks at every number of a model's passes, in the order in which they are computed, while it is entered.
+    """A context that checks every number of a model's passes, in the order of their computation.
 
-    It looks, in this order, at the weights that training begins with; and at every step at the batch's features, at
-    the outputs of the modules of the forward pass, at the loss, at the gradients from output to input, and at the
-    weights after the step. The first that is not finite is the cause of all that come after it. An output that is not
-    finite counts only where the loss is not finite either: a mask of -inf is no fault.
+    First it checks the initial weights. In every step it checks the batch's features, the outputs of the modules, the
+    loss, the gradients from output to input, and the new weights. The first value that is not finite is the cause of
+    all later ones. An output counts only if the loss is not finite either, because a mask of -inf is no fault.
 
     Args:
         where: algorithm, round, client and phase, for the message.
