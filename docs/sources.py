@@ -234,7 +234,7 @@ def algorithms() -> str:
         parts.append(f"## {_text(family).rstrip('.:')}\n")
         for entry in sorted(entries, key=lambda each: each.name):
             facts = [f"- {word}: {_text(entry.facts[fact])}" for fact, word in FACTS if entry.facts.get(fact)]
-            facts += ["- obeys a plan"] if entry.facts.get("uses_plan") else []
+            facts += ["- uses a plan"] if entry.facts.get("uses_plan") else []
             parts.append(f"### `{entry.name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(facts) + _options(entry))
     return "\n".join(parts) + "\n"
 

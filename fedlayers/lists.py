@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def algorithms() -> str:
-    """Return the table of algorithms, one row per family. Names in bold obey a plan."""
+    """Return the table of algorithms, one row per family. Names in bold use a plan."""
     families = catalogue.families(_ours("algorithm"))
     rows = []
     for family, members in families.items():

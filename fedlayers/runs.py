@@ -138,7 +138,7 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
     config = replace(config, plan=None)
     if not find(config.algorithm).uses_plan:
         raise UsageError(
-            f"{config.algorithm} takes no plan, so none can be chosen. Use another algorithm, such as fedper."
+            f"{config.algorithm} uses no plan, so none can be chosen. Use another algorithm, such as fedper."
         )
     tell = _say if progress else _keep_quiet
     with TemporaryDirectory() as temporary:

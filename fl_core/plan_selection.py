@@ -1,6 +1,6 @@
 """The choice of a run's layer plan: clients measure in the first round, and a rule reads the values.
 
-An algorithm that decides (PLayer-FL) measures in its own first round. Any other one that obeys a plan can have the
+An algorithm that decides (PLayer-FL) measures in its own first round. Any other one that uses a plan can have the
 same measurement made ahead of its run (``plan=auto``), of which only the plan and what it cost remain.
 """
 

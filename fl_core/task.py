@@ -203,8 +203,8 @@ def assemble(
     if config.plan is not None and plan is not None:
         raise UsageError(f"plan must be given once; got an object and plan={config.plan!r}. Choose one.")
     if (config.plan is not None or plan is not None) and not splits:
-        obey = sorted(name for name, member in registry().items() if member.uses_plan)
-        raise UsageError(f"algorithm must be one that takes a plan ({listing(obey)}); got {config.algorithm}.")
+        using = sorted(name for name, member in registry().items() if member.uses_plan)
+        raise UsageError(f"algorithm must be one that uses a plan ({listing(using)}); got {config.algorithm}.")
     fixed = isinstance(given, FederatedData)
     data = loaded or (_fixed(given, config.leave_out_client) if isinstance(given, FederatedData) else None)
     if data is None:

@@ -42,7 +42,7 @@ def algorithms() -> str:
     """
     entries = catalogue.entries("algorithm")
     width, left = _width(110), 2 + max(map(len, entries)) + 2
-    legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: obeys --plan."
+    legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
     lines = [textwrap.fill(legend, width)]
     for family, members in catalogue.families(entries.values()).items():
         lines.append("\n" + textwrap.fill(family, width))

@@ -62,7 +62,7 @@ class ManyRuns(Configured):
 
 
 class OneAlgorithm(ManyRuns):
-    """The base of commands whose runs all train one algorithm, which obeys the plans under study."""
+    """The base of commands whose runs all train one algorithm, which uses the plans under study."""
 
     algorithm: str
     set: tuple[str, ...]
@@ -239,7 +239,7 @@ class Choose(OneAlgorithm):
     backend: On = ""
     federation: OfSites = NOWHERE
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    algorithm: Annotated[str, option("Algorithm of the cuts; it must obey a plan.")] = "fedper"
+    algorithm: Annotated[str, option("Algorithm of the cuts; it must use a plan.")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -309,7 +309,7 @@ class Regret(OneAlgorithm):
     out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    algorithm: Annotated[str, option("Algorithm of the cuts; it must obey a plan.")] = "fedper"
+    algorithm: Annotated[str, option("Algorithm of the cuts; it must use a plan.")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()

@@ -33,7 +33,7 @@ class Arm:
     Attributes:
         name: as it was asked for.
         algorithm: registry name.
-        plan: what it obeys; None for an algorithm that takes no plan, or has its own default.
+        plan: the one that it uses; None for an algorithm that uses no plan, or has its own default.
     """
 
     name: str
@@ -76,11 +76,11 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
             of a plan; an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small
             model two default names may be the same cut. It counts once.
         layers: the model's.
-        algorithm: obeys the cuts that are named alone.
+        algorithm: uses the cuts that are named alone.
 
     Raises:
         UsageError: an unknown or repeated name, two equal arms, a cut that the model does not have, or a cut with an
-            algorithm that takes no plan.
+            algorithm that uses no plan.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
     >>> for arm in arms_of(DEFAULT, layers):
@@ -120,7 +120,7 @@ def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
     if not find(algorithm).uses_plan:
-        raise UsageError(f"{algorithm} takes no plan. Name it as an arm without {cut!r}.")
+        raise UsageError(f"{algorithm} uses no plan. Name it as an arm without {cut!r}.")
     if cut.endswith(".json"):
         plan = LayerPlan.load(Path(cut))
         plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)

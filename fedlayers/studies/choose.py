@@ -28,11 +28,11 @@ from fedlayers.studies.race import (
     Tell,
     check_end,
     entries_of,
-    obeying,
     race_end,
     run_entries,
     standing,
     watched,
+    with_plan_algorithm,
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
 from fedlayers.studies.runtime_estimate import bytes_a_round, foreseen, measured
@@ -88,11 +88,11 @@ def choose(
     run as usual. Nothing here reads them.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
-    ``choice.json``, and ``plan.json`` if the winner obeys a plan. The plan has the race as its evidence. A mixture
+    ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. A mixture
     is in ``mixture.json``.
 
     Args:
-        config: of the runs. Its algorithm obeys the cuts if it takes a plan; otherwise FedPer does.
+        config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
         out: the folder; default ``out/choose``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
@@ -285,7 +285,7 @@ def _planned(
     over: Federations | None,
 ) -> _Race:
     """Make every run's task, so that errors are found before any training."""
-    config = obeying(config)
+    config = with_plan_algorithm(config)
     if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
         config = replace(config, rounds=over.task(config).config.rounds)
     config = watched(config)
@@ -368,7 +368,7 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
 def _with_evidence(
     winner: Arm, stands: Standing, sure: Inference, until: int, task: Task, rates: Rates | None = None
 ) -> LayerPlan | None:
-    """Return the winner's plan with the race as its evidence; None if it obeys none."""
+    """Return the winner's plan with the race as its evidence; None if it uses none."""
     if winner.plan is None:
         return None
     return winner.plan.with_shared(

@@ -65,10 +65,10 @@ def jobs_of(
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
-    obey = {name for name in algorithms if find(name).uses_plan}
-    if (plan is not None or config.plan is not None) and not obey:
+    using = {name for name in algorithms if find(name).uses_plan}
+    if (plan is not None or config.plan is not None) and not using:
         raise UsageError(
-            f"algorithms must have one that takes a plan; got {listing(algorithms)}. Add one, such as fedper."
+            f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
         )
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
@@ -77,8 +77,8 @@ def jobs_of(
         for name in algorithms:
             run_config = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
             run_config = replace(run_config, **(settings or {}).get(name, {}))
-            its_plan = plans.get(name) if name in obey else None
-            run_config = run_config if name in obey else replace(run_config, plan=None)
+            its_plan = plans.get(name) if name in using else None
+            run_config = run_config if name in using else replace(run_config, plan=None)
             jobs.append(TrainingJob(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
             task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
@@ -127,7 +127,7 @@ def compare(
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         instruments: how runs measure and decide; by default the diagnostics.
         options: each algorithm's own configuration, by name.
-        plan: one for all algorithms that obey one, or one per algorithm by name; the others use their default.
+        plan: one for all algorithms that use one, or one per algorithm by name; the others use their default.
         tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
         best: score models at their best round on validation (:func:`~fedlayers.studies.comparison.headline`). The runs
             are the same. The default is true under a stopping rule (``patience``).

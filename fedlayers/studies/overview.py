@@ -25,7 +25,7 @@ GLOSSARY = {
     "AUROC": "The probability that a sample of the class gets a higher number than another one. Guessing has 0.5.",
     "calibrated": "Of the samples with a predicted probability of 30 %, 30 % are of that class.",
     "CKA": "A number from 0 to 1 for how alike two models represent the same samples.",
-    "client": "One holder of data, such as a hospital. Its samples stay with it.",
+    "client": "A participant with its own data, such as a hospital. Its samples stay with it.",
     "confidence interval": "See interval.",
     "federate": "To train together: clients send parts of their models and get the average back.",
     "Hessian": "The second derivative of the loss. Its trace says how sharply the loss curves.",

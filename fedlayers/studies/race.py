@@ -34,7 +34,7 @@ EVALUATIONS = 20
 WINDOW = 3
 """Number of evaluated rounds by which an arm is judged, up to the end of the race."""
 OBEYS = "fedper"
-"""The algorithm that obeys the cuts if the configuration's takes no plan."""
+"""The algorithm that uses the cuts if the configuration's uses no plan."""
 VAST = 1e150
 """A value from which on squares overflow. It counts as none."""
 Tell = Callable[[str], None]
@@ -94,8 +94,8 @@ def watched(config: RunConfig) -> RunConfig:
     return replace(config, eval_every=min(every, STOPPING_INTERVAL) if filled.patience else every)
 
 
-def obeying(config: RunConfig) -> RunConfig:
-    """Return the configuration with an algorithm that obeys cuts: its own, or FedPer."""
+def with_plan_algorithm(config: RunConfig) -> RunConfig:
+    """Return the configuration with an algorithm that uses cuts: its own, or FedPer."""
     return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
 
 

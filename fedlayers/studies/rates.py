@@ -12,7 +12,16 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.inference import ranked
-from fedlayers.studies.race import Entry, Tell, entries_of, obeying, race_end, run_entries, standing, watched
+from fedlayers.studies.race import (
+    Entry,
+    Tell,
+    entries_of,
+    race_end,
+    run_entries,
+    standing,
+    watched,
+    with_plan_algorithm,
+)
 from fl_core.config import RunConfig
 from fl_core.defaults import is_file
 from fl_core.errors import RunError, UsageError, listing
@@ -74,7 +83,7 @@ class RateSearch:
 
     def entries(self) -> list[Entry]:
         """Return the runs of one good cut, one for each rate."""
-        config = watched(obeying(self.config))
+        config = watched(with_plan_algorithm(self.config))
         probe = arms_of(("nothing", PROBE), self.layers, config.algorithm)[1:]
         return [entry for lr in self.rates for entry in at_rate(probe, config, (config.seed,), self.out, lr)]
 

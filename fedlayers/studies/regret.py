@@ -272,8 +272,8 @@ def regret(
     if config.plan is not None:
         raise UsageError("regret makes its own plans. Leave the plan out.")
     if not find(config.algorithm).uses_plan:
-        obey = sorted(name for name, kind in registry().items() if kind.uses_plan)
-        raise UsageError(f"{config.algorithm} takes no plan. These do: {listing(obey)}.")
+        using = sorted(name for name, kind in registry().items() if kind.uses_plan)
+        raise UsageError(f"{config.algorithm} uses no plan. These use one: {listing(using)}.")
     out = Path(out)
     check_folder(out)
 

@@ -53,7 +53,7 @@ class Outcome:
 
     Attributes:
         report: the measurements of every layer after one local epoch, with their nulls.
-        plan: the plan of the race's winner or of the rule; None if the winner obeys none.
+        plan: the plan of the race's winner or of the rule; None if the winner uses none.
         choice: the race; None if a rule decided.
         comparison: all algorithms' runs, with the chosen ones.
         lead: the outcome in words: what to do, how certain it is, and what it gains or costs.
@@ -220,7 +220,7 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
         found = summary.lead(summary.of_rule(do, table, seeds), table, seeds, "rule selects")
     else:
         found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
-        absent = f"{RULED}, which obeys the rule in every seed, was not compared."
+        absent = f"{RULED}, which uses the rule in every seed, was not compared."
         found = found._replace(answers=(*found.answers, absent))
     return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
 

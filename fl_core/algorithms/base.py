@@ -172,7 +172,7 @@ class Algorithm:
         return contract.portable(self)
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
-        """A new instance of this algorithm that obeys the given plan exactly as it is (see :meth:`resolve_plan`)."""
+        """A new instance of this algorithm that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""
         return type(self)(self.task_info, plan, self.options)
 
     @property
@@ -229,7 +229,7 @@ class Algorithm:
         return LayerPlan.all_but_last(layers)
 
     def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
-        """The plan that this algorithm obeys when it is given (or decides on) this one. Default: that plan itself.
+        """The plan that this algorithm uses when it is given (or decides on) this one. Default: that plan itself.
 
         Raises:
             UsageError: it cannot work under such a plan.
