@@ -37,7 +37,7 @@ PAPERS = {
 LINK = re.compile(r"(?P<image>!?)\[(?P<label>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 IMAGE = re.compile(r'<img src="([^"]+)"[^>]*? alt="([^"]*)">')
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
-FACTS = (("trains", "trained"), ("travels", "travels"), ("keeps", "kept"), ("cost", "cost"), ("paper", "from"))
+FACTS = (("trains", "trained"), ("travels", "sent"), ("keeps", "kept"), ("cost", "cost"), ("paper", "from"))
 
 
 def write(out: Path) -> int:

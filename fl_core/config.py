@@ -113,7 +113,7 @@ class TrainingConfig:
     lr: float | None = None
     """Local learning rate."""
     optimizer: str | None = None
-    """Optimizer: sgd, adam or adamw."""
+    """Optimiser: sgd, adam or adamw."""
     momentum: float | None = None
     """Momentum of sgd."""
     weight_decay: float | None = None
@@ -123,7 +123,7 @@ class TrainingConfig:
     max_grad_norm: float | None = None
     """Maximum norm of a step's gradient; a longer one is scaled down."""
     keep_optimizer: bool | None = None
-    """Keep each client's optimizer state between rounds; by default as the dataset has it, else not."""
+    """Keep each client's optimiser state between rounds; by default as the dataset has it, else not."""
     loss: str | None = None
     """cross_entropy, focal, player_focal or bce (one output); for numbers mse, mae or huber."""
     loss_options: dict[str, Any] | None = None

@@ -49,7 +49,7 @@ def algorithms() -> str:
         for entry in members:
             facts = entry.facts
             if "paper" in facts:
-                parts = [facts["paper"], f"trained: {facts['trains']}", f"travels: {facts['travels']}"]
+                parts = [facts["paper"], f"trained: {facts['trains']}", f"sent: {facts['travels']}"]
                 parts += [f"kept: {facts['keeps']}", f"cost: {facts['cost']}", *["plan"] * facts["uses_plan"]]
             else:  # another package's, which is not imported to be listed
                 parts = [entry.summary]

@@ -27,7 +27,7 @@ class Run(Configured):
     """Train one algorithm on one federation, into a run directory.
 
     A plan says which layers clients share. The other layers stay local. With --plan auto, a measurement decides before
-    the run. With --plan choose, a race decides: a few arms are trained first, and validation samples pick one.
+    the run. With --plan choose, a race decides: it trains a few ways of sharing, and validation samples pick one.
     The race is stored in DIR-race.
 
     Next: fedlayers diagnose DIR, fedlayers plot DIR, fedlayers export DIR.

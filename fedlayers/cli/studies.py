@@ -209,11 +209,11 @@ class Tune(SeveralAlgorithms):
 class Choose(OneAlgorithm):
     """Train a few ways of sharing layers, and say which to use.
 
-    Each candidate (an arm) shares other layers. A cut shares the first layers and keeps the rest local. All arms have
-    the same data, start and batches, and validation samples judge them. Three or more seeds show how certain the
-    decision is. The winner is trained to the end. With --patience and one seed a judge stops all arms but
-    one early. To train all, add --thorough. A shorter race (--race-fraction 0.6) chose worse in our tests. With
-    --superlink the arms train over a federation's sites. Sites send the messages of these runs and their scores.
+    An arm is one way of sharing. A cut shares the first layers and keeps the rest local. All arms have the same data,
+    start and batches. Validation samples judge them. Three or more seeds show how certain the decision is. The winner
+    is trained to the end. With --patience and one seed, all arms but one stop early; --thorough trains them all.
+    A shorter race (--race-fraction 0.6) chose worse in our tests. Over a federation (--superlink) sites send the
+    messages of these runs and their scores.
 
     Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
 
@@ -334,9 +334,9 @@ class Regret(OneAlgorithm):
 class Study(SeveralAlgorithms):
     """Decide by a race, federate and compare; write a report.
 
-    A few candidates race in every seed, which shows how certain the decision is. Each seed's winner is compared with
-    the algorithms on test samples. With --rule a rule decides instead, from one epoch of local training. report.html
-    begins with the outcome. After a stop the same command continues.
+    A few ways of sharing (arms) race in every seed. This shows how certain the decision is. Each seed's winner is
+    compared with the algorithms on test samples. With --rule a rule decides instead, from one epoch of local training.
+    report.html begins with the outcome. After a stop the same command continues.
 
     Examples:
         fedlayers study

@@ -51,7 +51,7 @@ class Column:
         dataset: registered name of what is trained on.
         pool: images that are dealt.
         at: numbers of rounds after which accuracies are reported; the last is the length of the runs.
-        unfreeze: when each of the three layers of the body thaws.
+        unfreeze: when each of the three layers of the body is unfrozen.
         every: rounds between evaluations; divides all of ``at``.
     """
 

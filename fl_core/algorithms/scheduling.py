@@ -44,7 +44,7 @@ class Scheduled(AlgorithmWrapper):
 
     uses_plan = True
     keeps = "the head until the end"
-    trains, travels, cost = "the layers of the body that are thawed", "what is trained", "2 thawed"
+    trains, travels, cost = "the unfrozen layers of the body", "what is trained", "2 unfrozen"
     forward: ClassVar[bool] = True  # whether the schedule begins at the input
 
     @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def test_what_is_read_of_an_algorithm_is_what_its_class_says(name):
 def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
     text = listings.algorithms()
     for name, kind in ALGORITHMS.members().items():
-        parts = (kind.paper, f"trained: {kind.trains}", f"travels: {kind.travels}", f"kept: {kind.keeps}")
+        parts = (kind.paper, f"trained: {kind.trains}", f"sent: {kind.travels}", f"kept: {kind.keeps}")
         line = shown(text, name)
         assert " | ".join((*parts, f"cost: {kind.cost}")) in line
         assert (" | plan" in line) == kind.uses_plan
@@ -121,7 +121,7 @@ def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, o
 
     text = listings.algorithms()
     assert shown(text, "announced") == "announced from nowhere.installed:Announced"
-    assert shown(text, "mine").startswith("mine a notebook | trained: all | travels: all")
+    assert shown(text, "mine").startswith("mine a notebook | trained: all | sent: all")
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
