@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fl_core import tree
+from fl_core import limits, tree
 from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.config import AUTO, DEALING, READING, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
@@ -19,6 +19,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import FILES, absolute, is_file, located
 from fl_core.errors import CorruptError, UsageError, listing
 from fl_core.models import is_code
+from fl_core.models.counting import within_bytes
 from fl_core.models.options import check_stored, shown, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
@@ -106,7 +107,8 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         config = replace(config, init=None)
     config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
     try:
-        task = assemble(config, **dealt, plan=plan, start=start)
+        with within_bytes("its model", _room(run, config)):
+            task = assemble(config, **dealt, plan=plan, start=start)
     except UsageError as error:
         raise UsageError(f"{run.path}: {error}") from error
     names = {client.name for client in task.data.clients}
@@ -117,6 +119,15 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
                 f"{run.path / 'config.json'} is damaged: a lost reply must be a round and a client; got {lost}."
             )
     return task
+
+
+def _room(run: Run, config: RunConfig) -> int:
+    """Return the bytes that a run's model may take: what its stored tensors allow, where they are the whole model."""
+    if not run.rounds or config.adapt is not None:
+        return limits.memory() // 2
+    states = run.manifest(run.rounds[-1])["states"].values()
+    stored = max((run.folder.size(blob_name(each["blob"])) for each in states if each["blob"]), default=0)
+    return max(limits.UNPACKED, limits.RATIO * stored)
 
 
 def _own_files(

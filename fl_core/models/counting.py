@@ -14,6 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from fl_core import limits
 
+LAYERS = 5_000
+"""Layers of a model at most. The deepest networks of papers have 3,000."""
+
 
 @contextmanager
 def counted(check: Callable[[int, int], None]) -> Iterator[None]:
@@ -58,11 +61,15 @@ def counted(check: Callable[[int, int], None]) -> Iterator[None]:
 def within_bytes(what: str, most: int) -> Iterator[None]:
     """Refuse a model whose parameters and buffers, at 4 bytes each, take more memory, before they are filled.
 
+    A module takes memory and time by itself, so the number of layers has a limit, too.
+
     Raises:
         LimitError: names ``what`` and both sizes.
     """
 
     def check(parameters: int, layers: int) -> None:
+        if layers > LAYERS:
+            raise limits.LimitError(f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes.")
         if 4 * parameters > most:
             sizes = f"at most {limits.sized(most)} of memory; got {limits.sized(4 * parameters)} or more"
             raise limits.LimitError(f"{what} must take {sizes}. Choose smaller sizes.")

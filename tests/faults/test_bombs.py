@@ -17,6 +17,9 @@ import torch
 from PIL import Image
 
 from diagnostics.decide.select import select
+from fedlayers.cli.config_files import expanded
+from fedlayers.remote.site_config import SiteFile
+from fedlayers.studies.tuned import Tuned
 from fl_core import limits, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.data.parquet import columns as columns_in
@@ -28,6 +31,7 @@ from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
 
+NESTED_TOML = b"a=" + b"[" * 50_000
 VAST = 9 << 40
 LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names
 CONFIG = RunConfig(algorithm="fedavg", rounds=2, epochs=1, checkpoint_every=1, eval_every=2)
@@ -204,7 +208,7 @@ def test_nested_json_in_what_is_not_signed(run):
     refused(lambda: timing.read(run / "timing.jsonl"), run / "timing.jsonl", CorruptError)
 
 
-def test_a_nested_plan_or_nested_rows(tmp_path):
+def test_a_nested_file_that_a_command_names(tmp_path):
     header = json.dumps({"schema": rows.SCHEMA}).encode() + b"\n"
     for name, data, reader, error in (
         ("plan.json", DEEP, LayerPlan.load, UsageError),
@@ -212,6 +216,9 @@ def test_a_nested_plan_or_nested_rows(tmp_path):
         ("rows.jsonl", DEEP, select, UsageError),
         ("rows.jsonl", header + DEEP, rows.read, CorruptError),
         ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
+        ("tuned.json", DEEP, Tuned.load, UsageError),
+        ("run.toml", NESTED_TOML, lambda path: expanded(["--config", str(path)]), UsageError),
+        ("site.toml", NESTED_TOML, SiteFile.read, UsageError),
     ):
         (tmp_path / name).write_bytes(data)
         refused(lambda: reader(tmp_path / name), tmp_path / name, error)  # noqa: B023

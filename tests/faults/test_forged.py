@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import torch
 from safetensors.torch import load, save
 
 from diagnostics.decide.select import select
-from diagnostics.measure import instruments
+from diagnostics.measure import diagnose_run, instruments
 from fedlayers.studies.compare import compare
 from fedlayers.studies.tuned import FORMAT
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.exported import export, predict
+from fl_core.models import counting
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
@@ -382,9 +384,57 @@ def test_a_description_of_a_model_with_vast_sizes(model, tmp_path, place):
         predict(path, np.zeros((2, 10)))
 
 
-@pytest.mark.parametrize("sizes", [[10**9, 10**9], [10**30]])
-def test_a_configuration_with_a_vast_model(run, sizes):
+@pytest.mark.parametrize("act", [resume, models])
+@pytest.mark.parametrize("sizes", [[10**9, 10**9], [10**30], [9000, 9000]])
+def test_a_configuration_with_a_vast_model(run, sizes, act):
+    """It is refused before memory is filled: the run's own tensors have few bytes."""
     forge(run / "config.json", lambda found: found.update(model="mlp", model_options={"sizes": sizes}))
     covered(run, "config.json")
+    begun = time.monotonic()
     with pytest.raises((RunError, UsageError), match="must"):
-        resume(run)
+        act(run)
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("adapt", ["lora:r=1000000000", "lora:targets=../../x", "lora:alpha=nan", "x:y", "lora:r=-1"])
+def test_a_configuration_with_adapters_that_cannot_be(run, adapt, tmp_path):
+    forge(run / "config.json", lambda found: found.update(adapt=adapt))
+    covered(run, "config.json")
+    for act in (resume, lambda path: export(path, tmp_path / "adapters", which="global", format="peft")):
+        with pytest.raises((RunError, UsageError), match=r"adapt|lora") as caught:
+            act(run)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "adapters").exists()
+
+
+def test_adapters_are_not_exported_through_a_link(run, tmp_path):
+    (tmp_path / "adapters").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="must be a new file"):
+        export(run, tmp_path / "adapters", which="global", format="peft")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("key", ["rounds", "epochs", "eval_every", "checkpoint_every"])
+def test_a_configuration_with_a_vast_number(run, key):
+    """Who reads a run does nothing a round of its configuration."""
+    forge(run / "config.json", lambda found: found.update({key: 10**15}))
+    covered(run, "config.json")
+    begun = time.monotonic()
+    for act in (lambda path: Run(path).verify(), models, lambda path: diagnose_run(path, ["weight_norm"])):
+        with suppress(RunError, UsageError):
+            act(run)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_description_of_a_model_with_vast_depth(model, tmp_path, monkeypatch):
+    """Small modules without number would fill the memory, too."""
+    monkeypatch.setattr(counting, "LAYERS", 500)
+    path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
+
+    def deep(found):
+        found["model"].update(callable="vit", options={"depth": 10**7, "width": 1, "heads": 1, "patch": 1})
+        found["inputs"]["shape"] = [3, 8, 8]
+
+    forge(path.with_name(f"{path.name}.json"), deep)
+    with pytest.raises(UsageError, match="at most 500 layers"):
+        predict(path, np.zeros((2, 10)))
