@@ -123,5 +123,5 @@ def path_of(dataset: Location) -> Path:
             f"dataset must be a file or a folder; got {path}, which is not there. Correct its path, "
             "or take a name of fedlayers list datasets."
         )
-    check_known("dataset (and no such path)", str(dataset), sorted(DATASETS))
+    check_known("dataset or path", str(dataset), sorted(DATASETS))
     raise AssertionError(dataset)
