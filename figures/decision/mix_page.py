@@ -208,8 +208,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "The analysis was [registered](../decision/REGISTERED_MIX.md) before the first scored run.",
         f"{len(seeds)} of {3 * len(STUDY)} runs are there: {len(names)} of {len(STUDY)} federations. "
         f"Without any: {', '.join(lacking) or 'none'}.",
-        "The mixture is in the package: `fedlayers choose --mix`. One run in place of four missed its target and stays "
-        "a study.",
+        "The mixture is in the package: `fedlayers choose --mix`. One run in place of four is not.",
         "## Log loss",
         markdown(_cells(tables[LOSS], 1, "nats")),
         "## Macro-F1",
