@@ -66,7 +66,7 @@ def check_size(
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """Return the text of a file that a command names, as UTF-8 of at most ``most`` bytes. It must be a regular file.
+    """Return the text of a regular file that a command names, as UTF-8 of at most ``most`` bytes.
 
     Raises:
         UsageError: the file is too large. UnicodeDecodeError: it is not UTF-8.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """A site without its requests.
+    """A site's data, policy and folder, with the checks that these require.
 
     Args:
         holding: its data. folder: for its states, a folder of its own.

@@ -170,8 +170,7 @@ class JoinedRun:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.
 
         With noise, all but the values come from random data of the same shape, which are measured too. The reply is
-        stored:
-        a repeated request gets it again, without new noise.
+        stored. A repeated request gets it again, without new noise.
         """
         asked = fields(packet.head, protocol.MEASURE)
         if packet.trees:

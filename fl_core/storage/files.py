@@ -74,7 +74,9 @@ def check_no_links(folder: Path) -> None:
     """
     for above, folders, names in os.walk(folder):
         if link := next((name for name in (*folders, *names) if os.path.islink(os.path.join(above, name))), None):
-            raise CorruptError(f"{os.path.join(above, link)} is a symbolic link, which is not followed. Remove it.")
+            raise CorruptError(
+                f"{os.path.join(above, link)} is a symbolic link, which is not followed. Remove it, or use another folder."
+            )
 
 
 class Folder:
