@@ -73,10 +73,11 @@ def check_no_links(folder: Path) -> None:
         CorruptError: names the link.
     """
     for above, folders, names in os.walk(folder):
-        if link := next((name for name in (*folders, *names) if os.path.islink(os.path.join(above, name))), None):
-            raise CorruptError(
-                f"{os.path.join(above, link)} is a symbolic link, which is not followed. Remove it, or use another folder."
-            )
+        for path in (os.path.join(above, name) for name in (*folders, *names)):
+            if os.path.islink(path):
+                raise CorruptError(
+                    f"{path} is a symbolic link, which is not followed. Remove it, or use another folder."
+                )
 
 
 class Folder:
