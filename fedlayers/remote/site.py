@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -153,12 +152,10 @@ class Site(Host):
 
     def _made(self, run: str, packet: Packet, session: str) -> JoinedRun:
         """Return the site's part of a run. Without room for it, the runs asked for longest ago are forgotten first."""
-        more, held = sum(map(tree.n_bytes, packet.trees.values())), self._held()
+        more = sum(map(tree.n_bytes, packet.trees.values()))
         self._joined.pop(run, None)
         while self._joined and (len(self._joined) >= MOST_RUNS or self._held() + more > MOST_HELD):
             self._joined.pop(next(iter(self._joined)))
-        if held - self._held() > MOST_HELD:
-            gc.collect()  # the objects of a run refer to each other, and would keep its tensors for a while
         return JoinedRun(self, packet, Turns(Folder(self.folder / run), session))
 
     def _held(self) -> int:

@@ -5,6 +5,7 @@ The engine sends requests and receives messages, numbers and names. A client's o
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -77,7 +78,8 @@ class LocalClients:
 
     def begin(self, algorithm: Algorithm) -> None:
         self._work_under(algorithm)
-        self.states = ClientStates(self.names, self.start, self.folder)
+        me = weakref.proxy(self)  # the states do not keep the clients and their data in memory
+        self.states = ClientStates(self.names, lambda name: me.start(name), self.folder)
 
     def use(self, algorithm: Algorithm) -> None:
         self._work_under(algorithm)
