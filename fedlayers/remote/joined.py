@@ -166,7 +166,7 @@ class JoinedRun:
         self.turns.end(seq)
         return reply
 
-    def measure(self, packet: Packet, key: str) -> Packet:
+    def measure(self, packet: Packet, key: str, session: str, seq: int) -> Packet:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.
 
         With noise, all but the values come from random data of the same shape, which are measured too. The reply is
@@ -182,9 +182,11 @@ class JoinedRun:
             folder, stored = Folder(self.root), f"measured-{key}"
             if folder.has(stored):
                 return decode(folder.read(stored))
+        self.turns.check(session, seq)
         header, rows = self._measured(self.task, asked)
         if not self.site.privacy.on:
             self.write_answer("measure")
+            self.turns.end(seq)
             return Packet({"kind": "measured", "header": header, **rows})
         other = replace(self.task, data=placeholder_client(self.task.data, self.site.name, self.task.config.seed))
         header, shown = self._measured(other, asked)
@@ -192,6 +194,7 @@ class JoinedRun:
         self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
         folder.write(stored, *encoded(answer))
+        self.turns.end(seq)
         return answer
 
     def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:

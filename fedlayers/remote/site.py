@@ -93,8 +93,10 @@ class Site(Host):
                 self.approval.check(Packet({**packet.head, "of": name_of(joined.asked)}))
             if kind in protocol.SUM_FORMS:
                 reply = joined.sum_step(packet, **stamp)
+            elif kind == "measure":
+                reply = joined.measure(packet, key, **stamp)
             else:
-                reply = joined.measure(packet, key) if kind == "measure" else joined.work(packet, key, size, **stamp)
+                reply = joined.work(packet, key, size, **stamp)
         return Packet({**reply.head, **stamp}, reply.trees)
 
     def _hello(self, packet: Packet) -> Packet:

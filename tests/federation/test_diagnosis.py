@@ -17,6 +17,8 @@ from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.rpc import RefusedError
+from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import PresplitData
 from fedlayers.remote.site_diagnosis import diagnose
 from fl_core import runner
 from fl_core.errors import UsageError
@@ -97,6 +99,17 @@ def test_what_sites_do_not_allow_is_refused_by_name(tmp_path: Path) -> None:
         reply = decode(line._sites["a"].answer(encode(Packet({**packet.head, **change}))))
         assert reply.head["kind"] == "refused"
         assert reason in reply.head["reason"]
+
+
+def test_a_measurement_is_not_repeated_for_a_replayed_request(tmp_path: Path) -> None:
+    line = Listening(tmp_path)
+    diagnose(SHORT, line, ["weight_magnitude"])
+    packet = decode(line.asked["measure"])
+    for site in (line._sites["a"], Site(PresplitData(TOY, "a"), tmp_path / "a")):  # also after a restart
+        for change, reason in (({"seq": 0}, "number must be at least"), ({"session": "0"}, "earlier one")):
+            reply = decode(site.answer(encode(Packet({**packet.head, **change}))))
+            assert reply.head["kind"] == "refused"
+            assert reason in reply.head["reason"]
 
 
 FORGED = {

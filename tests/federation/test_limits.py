@@ -56,7 +56,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Packet]:
     found["race"] = Packet({"kind": "race", "number": 0, "seed": 0, "arms": arms, **stamp})
     found["moments"] = Packet({"kind": "moments", "number": 0, "seed": 0, **stamp})
     run = found["join"].head["run"]
-    found["measure"].head["run"] = run
+    found["measure"].head |= {"run": run, **stamp}
     return found
 
 

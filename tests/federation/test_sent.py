@@ -230,7 +230,8 @@ def test_measuring_is_allowed_for_one_run(tmp_path: Path) -> None:
     runs = {}
     for seed in (0, 1):
         join = requests_to("a", tmp_path / str(seed), config_for("fedper", seed=seed))["join"]
-        runs[seed] = decode(join).head["run"]
+        head = decode(join).head
+        runs[seed] = {name: head[name] for name in ("run", "session")}
         assert decode(site.answer(join)).head["kind"] == "waiting"
         site.approval.allow(next(iter(site.approval.waiting())))
         assert decode(site.answer(join)).head["kind"] == "joined"
@@ -238,7 +239,7 @@ def test_measuring_is_allowed_for_one_run(tmp_path: Path) -> None:
                "null": [], "null_draws": 1}  # fmt: skip
     answers = []
     for seed in (0, 0, 1):
-        head = {"kind": "measure", "run": runs[seed], "session": "s", "seq": 9, **measure}
+        head = {"kind": "measure", **runs[seed], "seq": 9, **measure}
         answers.append(decode(site.answer(encode(Packet(head)))).head["kind"])
         for name in site.approval.waiting() if seed == 0 else ():
             site.approval.allow(name)
