@@ -26,7 +26,7 @@ from fl_core.records import checking, timing
 from fl_core.records.checking import CLEANED, JOURNAL
 from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.storage.blobs import joined
-from fl_core.storage.files import LOCK_WITHOUT_FCNTL, Folder, json_bytes, sha, signed
+from fl_core.storage.files import Folder, json_bytes, sha, signed
 from fl_core.storage.packing import SUFFIX, opened
 from fl_core.tree import clone
 
@@ -295,7 +295,7 @@ def check_free(path: Path) -> None:
         raise UsageError(f"{path} must be a directory; got a file. Choose another --out.")
     if (path / "config.json").exists():
         raise UsageError(f"{path} must be free; got a run. Resume it, or choose another directory.")
-    traces = {path / "lock", path / LOCK_WITHOUT_FCNTL, *path.glob("config.json.*.part")}
+    traces = {path / "lock", *path.glob("config.json.*.part")}
     if path.is_dir() and not traces.issuperset(path.iterdir()):
         raise UsageError(f"{path} must be empty; got other files. Choose another directory.")
 

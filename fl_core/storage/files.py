@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fl_core import limits
 from fl_core.errors import BusyError, CorruptError, UsageError
-from fl_core.storage import locks
 from fl_core.storage.schema import validate
 
 Parsed = TypeVar("Parsed")
-LOCK_WITHOUT_FCNTL = "lock.sqlite"
-"""The file that is locked in place of ``lock`` where the operating system has no ``fcntl``."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for the other end of a pipe
 
@@ -299,23 +297,20 @@ class Folder:
             BusyError: another process holds it.
             CorruptError: what is to be locked is no regular file.
         """
-        if self.has(LOCK_WITHOUT_FCNTL) and not self.is_own(LOCK_WITHOUT_FCNTL):
-            raise CorruptError(f"{self.path / LOCK_WITHOUT_FCNTL} is no regular file")
         handle = self.handle("lock", os.O_RDWR | os.O_CREAT)
         try:
-            with ExitStack() as held:
-                try:
-                    held.enter_context(locks.exclusive(handle, self.path / LOCK_WITHOUT_FCNTL))
-                except BlockingIOError as error:
-                    holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
-                    raise BusyError(
-                        f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
-                    ) from error
-                with self._named("lock"):
-                    if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
-                        os.ftruncate(handle, 0)
-                        os.write(handle, f"{os.getpid()}\n".encode())
-                yield
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
+            except BlockingIOError as error:
+                holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
+                raise BusyError(
+                    f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
+                ) from error
+            with self._named("lock"):
+                if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"{os.getpid()}\n".encode())
+            yield
         finally:
             with self._named("lock"):
                 os.close(handle)
