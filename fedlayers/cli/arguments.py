@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import (
     DisallowNone,
@@ -37,9 +37,8 @@ USUAL = (
     *("rounds", "epochs", "batch_size", "lr", "seed", "workers", "device"),
 )
 """Keys of the configuration whose flags ``--help`` shows; ``--help-all`` shows all."""
-DEFAULTS = "Options that you omit use the dataset's defaults: fedlayers list datasets."
+DEFAULTS = "Options that you omit use the dataset's defaults: see fedlayers list datasets."
 ABOUT = {"data": DEFAULTS, "training": DEFAULTS}
-T = TypeVar("T")
 _WITHOUT: dict[Any, Collection[str]] = {}
 """The keys that a command has no flag for, by the mark of its configuration."""
 MARKERS = (DisallowNone, FlagCreatePairsOff)
@@ -73,11 +72,11 @@ SetMetric = Annotated[
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An option of the model, such as --model-option sizes=64,32.", "KEY=VALUE", "model-option"),
+    option("An option of the model, such as --model-option sizes=64,32. Repeatable.", "KEY=VALUE", "model-option"),
 ]
 SetLoss = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An option of the loss, such as --loss-option gamma=2.", "KEY=VALUE", "loss-option"),
+    option("An option of the loss, such as --loss-option gamma=2. Repeatable.", "KEY=VALUE", "loss-option"),
 ]
 
 
@@ -134,16 +133,23 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
     return flag
 
 
-def with_usual_flags(command: type[T]) -> type[T]:
-    """Return the command with the flags of the configuration that its short help shows."""
-    hint = get_type_hints(command, include_extras=True).get("config")
-    if hint is None:
-        return command
-    (flag,) = hint.__metadata__
-    fields = [("config", Annotated[RunConfig, flags(_WITHOUT[flag], USUAL)])]
-    made = dataclasses.make_dataclass(command.__name__, fields, bases=(command,), frozen=True, kw_only=True)
-    made.__doc__ = command.__doc__
-    return made
+def for_help(command: type, usual: bool) -> type:
+    """Return a dataclass with a command's flags in the order of its help: its own first, those of all commands last.
+
+    Args:
+        command: The dataclass of the command.
+        usual: Show only the usual flags of the configuration.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    if usual and "config" in hints:
+        (flag,) = hints["config"].__metadata__
+        hints["config"] = Annotated[RunConfig, flags(_WITHOUT[flag], USUAL)]
+    by_name = {each.name: each for each in dataclasses.fields(command)}
+    ordered = dict.fromkeys(name for kind in command.__mro__ for name in vars(kind).get("__annotations__", ()))
+    fields = [
+        (name, hints[name], dataclasses.field(default=by_name[name].default)) for name in ordered if name in by_name
+    ]
+    return dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
 
 
 def _flag(name: str, field_type: Any) -> Any:

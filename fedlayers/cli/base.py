@@ -11,19 +11,19 @@ from tyro.conf import Positional
 from fedlayers.cli.arguments import option
 from fl_core.config import RunConfig
 
-RunDirectory = Annotated[Positional[Path], option("A run directory.", "DIR")]
+RunDirectory = Annotated[Positional[Path], option("Run directory.", "DIR")]
 ModelCode = Annotated[
     tuple[str, ...],
     option(
-        "Allow a run's own code, by its package.module:name: it is imported and called. Also allow KEY=VALUE, a model "
-        "option that is not a size or a rate, such as pretrained=true.",
+        "Custom code that this run may import and call, as package.module:name. A model option that is no size or "
+        "rate needs it too, such as pretrained=true.",
         "NAME [NAME ...]",
     ),
 ]
 
 
 OwnEpochs = Annotated[
-    tuple[int, ...], option("Numbers of epochs that the client of --leave-out-client tries alone.", "N [N ...]")
+    tuple[int, ...], option("Numbers of epochs to try on the data of the client of --leave-out-client.", "N [N ...]")
 ]
 
 
@@ -31,7 +31,7 @@ OwnEpochs = Annotated[
 class Command:
     """A command. Its fields are its flags, its docstring is its help."""
 
-    debug: Annotated[bool, option("Show the full traceback of an error.")] = False
+    debug: Annotated[bool, option("Show the traceback of an error.")] = False
 
     def main(self, line: str) -> None:
         """Run the command. ``line`` is the command as it was typed.
@@ -55,10 +55,15 @@ class Configured(Command):
     """Base of the commands that take a run's configuration."""
 
     file: Annotated[
-        Path | None, option("Read flags from a file that --print-config wrote. Flags override it.", "FILE", "config")
+        Path | None,
+        option(
+            "Read options from a TOML file, as --print-config prints it. Options on the command line win.",
+            "FILE",
+            "config",
+        ),
     ] = None
-    print_config: Annotated[bool, option("Print the configuration as TOML, and stop.")] = False
-    help_all: Annotated[bool, option("Show every flag; --help shows the usual ones.")] = False
+    print_config: Annotated[bool, option("Print the configuration as TOML and stop.")] = False
+    help_all: Annotated[bool, option("Show all options; --help shows the usual ones.")] = False
 
     def asked_config(self) -> RunConfig:
         """Return the configuration of the command line, with names and numbers checked.

@@ -13,48 +13,47 @@ from fedlayers.cli.base import Command, ModelCode, RunDirectory
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.errors import UsageError, check_known
 
-WEIGHTS = Annotated[Positional[Path], option("A file of weights, or the folder of a mixture, from export.", "FILE")]
+WEIGHTS = Annotated[Positional[Path], option("File or folder that fedlayers export wrote.", "FILE")]
 FIRST, LATER = "sample", "predicted"
 """Columns of a table of predictions. Columns of ids are between them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export(Command):
-    """Write one model of a run to a file of weights, with a JSON file next to it; or a mixture to a folder.
+    """Write one model of a run to a file.
 
-    The personal model is the one with which a client predicts: shared layers under its own local layers. The JSON file
-    describes how to use the weights.
+    It writes the weights, and a JSON file next to them that describes how to use them. A client's personal model is
+    its shared layers with its own local layers. The mixture of choose --mix becomes a folder.
 
-    Next: fedlayers predict.
+    Next: fedlayers predict FILE
 
     Examples:
+        fedlayers run --algorithm fedper --out runs/fedper
         fedlayers export runs/fedper --client va --out va.safetensors
-        fedlayers export runs/fedavg --model global --round 10 --out heart.safetensors
-        fedlayers export runs/fedavg --model global --out heart.pt2
-        fedlayers export out/choose --client va --out va_mixture
+        fedlayers export runs/fedper --client va --model local --out local.safetensors
+        fedlayers export runs/fedper --client va --out va.pt2
     """
 
-    dir: Annotated[Positional[Path], option("A run directory, or the folder of choose --mix.", "DIR")]
+    dir: Annotated[Positional[Path], option("Run directory, or the folder of choose --mix.", "DIR")]
+    out: Annotated[Path, option("File to write, such as va.safetensors. For a mixture: a folder.", "FILE")]
+    client: Annotated[str | None, option("Client whose model to write. Needed if clients' models differ.", "NAME")] = (
+        None
+    )
     model: Annotated[
         str | None,
         option(
-            "personal (with which a client predicts), global (the server's), or local (after its training). Default: "
-            "personal, or global if the run has no personal models."
-        ),
-    ] = None
-    client: Annotated[str | None, option("The client; not needed if all have the same model.", "NAME")] = None
-    round: Annotated[
-        str | None, option("A round with a checkpoint, last, or best; default best after --patience, else last.")
-    ] = None
-    format: Annotated[
-        str | None,
-        option(
-            "safetensors; for other programs onnx or torch_export; peft for a folder of adapters. Default: by the "
-            "suffix of --out.",
+            "personal, global (the server's), or local (the client's after its last training). Default: personal, or "
+            "global if the run has no personal models.",
             "NAME",
         ),
     ] = None
-    out: Annotated[Path, option("The new file of weights; for a mixture a folder.", "FILE")]
+    round: Annotated[
+        str | None, option("Round: N, last or best. Default: last; best if the run had --patience.", "ROUND")
+    ] = None
+    format: Annotated[
+        str | None,
+        option("safetensors, onnx, torch_export, or peft (adapters). Default: by the suffix of --out.", "NAME"),
+    ] = None
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
@@ -75,24 +74,25 @@ class Export(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Join(Command):
-    """Give a new client a model of a finished run: the shared layers, and a few epochs on its own samples.
+    """Train a model for a new client of a finished run.
 
-    Layers that are not shared start as in the run's initial model. The client's validation samples choose the number of
-    epochs. Its test samples score it, next to training alone.
+    It begins with the run's shared layers, and trains a few epochs. The client's validation samples choose the number
+    of epochs. Its test samples give the scores, next to those of training alone.
 
-    Next: fedlayers predict FILE --data ...
+    Next: fedlayers predict FILE
 
     Examples:
-        fedlayers join runs/fedper --data new_hospital.csv --out new_hospital.safetensors
+        fedlayers run --dataset hospitals.csv --algorithm fedper --out runs/fedper
+        fedlayers join runs/fedper --data new_hospital.csv --out new.safetensors
     """
 
     dir: RunDirectory
-    data: Annotated[Path, option("The new client's table, with labels and the columns of the run.", "FILE")]
-    client: Annotated[str, option("Its name; of a table with several clients, its rows are used.", "NAME")] = "new"
-    own_epochs: Annotated[
-        tuple[int, ...], option("Numbers of epochs that the new client tries alone.", "N [N ...]")
-    ] = JOIN_EPOCHS
-    out: Annotated[Path, option("The new file of weights, for predict.", "FILE")]
+    data: Annotated[Path, option("Table of the new client, with labels and the columns of the run's data.", "FILE")]
+    out: Annotated[Path, option("File of weights to write, such as new.safetensors.", "FILE")]
+    client: Annotated[
+        str, option("Name of the new client. Of a table with several clients, only its rows are used.", "NAME")
+    ] = "new"
+    own_epochs: Annotated[tuple[int, ...], option("Numbers of epochs to try.", "N [N ...]")] = JOIN_EPOCHS
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
@@ -115,26 +115,30 @@ def newcomer(made: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Predict new samples with an exported model: one line each, with a score for each class.
+    """Predict new samples with an exported model.
 
-    New samples are a .csv, .npz or .jsonl file or a folder of images, as for training but without labels. The column
-    sample of the table counts from 0. For a folder of images it is the path in the folder.
+    The result is a table: one line a sample, with a score for each class. The column sample counts from 0; for images
+    it is the path.
 
     Examples:
-        fedlayers predict va.safetensors --data new_patients.csv --out predictions.csv
+        fedlayers run --dataset hospitals.csv --algorithm fedper --out runs/fedper
+        fedlayers export runs/fedper --client va --out va.safetensors
+        fedlayers predict va.safetensors --data new_patients.csv
     """
 
     file: WEIGHTS
-    data: Annotated[Path, option("The new samples.", "FILE or DIR")]
+    data: Annotated[
+        Path, option("New samples without labels: a .csv, .npz or .jsonl file, or a folder of images.", "PATH")
+    ]
     id_columns: Annotated[
         tuple[str, ...] | None,
         option(
-            "Columns of a table that name its records and are copied; default those named so, such as record_id.",
+            "Columns to copy that identify the samples. Default: columns with such names, such as record_id.",
             "NAME [NAME ...]",
         ),
     ] = None
-    scores: Annotated[str, option("probability, logit or none.")] = "probability"
-    out: Annotated[Path, option("The table of predictions.", "FILE")] = Path("predictions.csv")
+    scores: Annotated[str, option("Scores in the table: probability, logit or none.", "NAME")] = "probability"
+    out: Annotated[Path, option("Table to write.", "FILE")] = Path("predictions.csv")
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:

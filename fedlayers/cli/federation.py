@@ -24,28 +24,30 @@ from fl_core.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(Command):
-    """Make the keys of a federation: for its authority, its server and each site.
+    """Make the keys and certificates of a federation.
 
-    DIR/server stays at the server. Give DIR/sites/NAME to the site NAME, in a way that nobody else reads. A site can
-    also make its own key (--own). It sends only NAME.pub, which belongs into DIR/server/sites. Keys are never
+    Keep DIR/server at the server. Send DIR/sites/NAME to the site NAME, over a channel that nobody else can read. A
+    site can also make its own key with --own. It sends only NAME.pub, which goes into DIR/server/sites. No key is ever
     overwritten.
 
-    Next: fedlayers federation superlink at the server, fedlayers federation site at each site.
+    Next: fedlayers federation superlink (server), fedlayers federation site (sites)
 
     Examples:
-        fedlayers federation keys keys --host fed.example.org --sites cleveland hungary
+        fedlayers federation keys keys --host 127.0.0.1 --sites cleveland hungary
         fedlayers federation keys keys --sites zurich
         fedlayers federation keys mykey --own basel
         fedlayers federation keys keys --renew
     """
 
-    dir: Annotated[Positional[Path], option("Folder for the keys.", "DIR")]
-    host: Annotated[tuple[str, ...], option("The server's names or addresses, for the sites.", "HOST [HOST ...]")] = ()
-    sites: Annotated[
-        tuple[str, ...], option("Names of the sites, which are also the clients' names.", "NAME [NAME ...]")
+    dir: Annotated[Positional[Path], option("Folder of the keys.", "DIR")]
+    host: Annotated[
+        tuple[str, ...], option("Host names or IP addresses of the server, for its certificate.", "HOST [HOST ...]")
     ] = ()
-    own: Annotated[str, option("Make only the key of this site, at the site.", "NAME")] = ""
-    renew: Annotated[bool, option("Give the server a new certificate, for the same names.")] = False
+    sites: Annotated[
+        tuple[str, ...], option("Names of the sites. The clients have the same names.", "NAME [NAME ...]")
+    ] = ()
+    own: Annotated[str, option("At a site: make only the key of this site.", "NAME")] = ""
+    renew: Annotated[bool, option("Give the server a new certificate for the same hosts.")] = False
 
     def main(self, line: str) -> None:
         if self.renew and (self.own or self.host or self.sites):
@@ -73,23 +75,24 @@ class Keys(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Superlink(Reports, Command):
-    """Run the meeting point of a federation, to which server and sites connect.
+    """Run the superlink, which passes on all messages.
 
-    It has no data and no model. It uses the certificate of `fedlayers federation keys`, and accepts sites with
-    keys in DIR/sites. Whoever starts federations needs the secret in DIR.
+    Server and sites connect to this process. It has no data and no model. It accepts the sites that have a key in
+    DIR/sites. To start a run, one needs the secret in DIR. Ctrl-C stops it.
 
-    Next: fedlayers federation site at each site, then fedlayers federation run.
+    Next: fedlayers federation site (sites), then fedlayers federation run (server)
 
     Examples:
+        fedlayers federation keys keys --host 127.0.0.1 --sites cleveland hungary
         fedlayers federation superlink keys/server
-        fedlayers federation superlink keys/server --host 0.0.0.0 --port 8443 --database /var/lib/fedlayers/superlink.db
+        fedlayers federation superlink keys/server --host 0.0.0.0 --port 8443
     """
 
-    dir: Annotated[Positional[Path], option("The `server` folder of the keys.", "DIR")]
-    host: Annotated[str, option("Address to listen at; 0.0.0.0: all of this machine.", "HOST")] = "127.0.0.1"
-    port: Annotated[int, option("Port to listen at; 0: any free one.", "PORT")] = 8000
-    database: Annotated[Path | None, option("File of messages; default DIR/superlink.db.", "FILE")] = None
-    memory: Annotated[bool, option("Keep messages in memory: faster, but a restart loses them.")] = False
+    dir: Annotated[Positional[Path], option("Folder server of the keys.", "DIR")]
+    host: Annotated[str, option("Address to listen at; 0.0.0.0 for all of this machine.", "HOST")] = "127.0.0.1"
+    port: Annotated[int, option("Port to listen at; 0 for any free one.", "PORT")] = 8000
+    database: Annotated[Path | None, option("File for messages. Default: DIR/superlink.db.", "FILE")] = None
+    memory: Annotated[bool, option("Keep messages in memory: faster, but lost at a restart.")] = False
 
     def main(self, line: str) -> None:
         from fedlayers.remote.flower import superlink
@@ -105,18 +108,18 @@ class Superlink(Reports, Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status(Command):
-    """Show which sites are connected, and how far runs have come.
+    """Show the connected sites, and how far runs are.
 
-    For each run directory it shows the last stored round, the sites that it missed, and the last error.
+    For each run directory it shows the last stored round, the missing sites, and the last error.
 
-    Examples:
+    Examples (with a running superlink):
         fedlayers federation status
-        fedlayers federation status runs/playerfl --superlink fed.example.org:8443 --keys keys/server
+        fedlayers federation status runs/playerfl
     """
 
-    runs: Annotated[Positional[tuple[Path, ...]], option("Run directories of this server.", "DIR")] = ()
+    runs: Annotated[Positional[tuple[Path, ...]], option("Run directories of this server.", "[DIR ...]")] = ()
     superlink: Annotated[str, option("Address of the superlink.", "HOST:PORT")] = ON_THIS_MACHINE.superlink
-    keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = ON_THIS_MACHINE.keys
+    keys: Annotated[Path, option("Folder server of the keys.", "DIR")] = ON_THIS_MACHINE.keys
 
     def main(self, line: str) -> None:
         from fedlayers.remote import log
@@ -137,17 +140,20 @@ class Status(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allow(Command):
-    """Allow requests of the server, at a site whose file has `approve = "ask"`.
+    """At a site: allow requests of the server.
 
-    Without a name it lists the requests that wait. Their full text is in the site's folder, below `asked`.
+    This is for a site with approve = "ask". Without RUN it lists the requests that wait. Their full text is in the
+    folder asked of the site.
 
-    Examples:
+    Examples (with your own SITE.toml):
         fedlayers federation allow cleveland.toml
         fedlayers federation allow cleveland.toml 3f9a01bc77de
     """
 
-    file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
-    requests: Annotated[Positional[tuple[str, ...]], option("Requests to allow.", "RUN")] = ()
+    file: Annotated[Positional[Path], option("Configuration file of the site.", "SITE.toml")]
+    requests: Annotated[
+        Positional[tuple[str, ...]], option("Requests to allow, by their names in the list.", "[RUN ...]")
+    ] = ()
 
     def main(self, line: str) -> None:
         from fedlayers.remote.sent import Approval
@@ -163,17 +169,20 @@ class Allow(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit(Command):
-    """List what has left a site, by run, after a check that each line follows the one before.
+    """At a site: list what has left it, and check the list.
 
-    The list has no secret: who can write it can cut it, or forge it as a whole. A digest that you noted shows that.
+    Each line has the digest of the line before. Somebody who can write to the file can still replace it as a whole.
+    Note the printed digest elsewhere, and give it as --noted next time: this shows it.
 
-    Examples:
+    Examples (with your own SITE.toml):
         fedlayers federation audit cleveland.toml
         fedlayers federation audit cleveland.toml --noted DIGEST
     """
 
-    file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
-    noted: Annotated[str, option("The last digest of an earlier audit, which the list must still have.", "DIGEST")] = ""
+    file: Annotated[Positional[Path], option("Configuration file of the site.", "SITE.toml")]
+    noted: Annotated[str, option("Digest that an earlier audit printed. The list must still contain it.", "DIGEST")] = (
+        ""
+    )
 
     def main(self, line: str) -> None:
         import pandas as pd
@@ -208,18 +217,18 @@ def _noted(out: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site(Reports, Command):
-    """Run a site: a process that keeps its data and answers the server of a federation.
+    """Run a site, which trains on its own data.
 
-    SITE.toml has its data, its rules and, in [connection], its superlink (docs/federation.md). The site opens the only
-    connection, and connects again by itself.
+    SITE.toml names the data, what may leave the site, and the superlink: see docs/federation.md. The site makes the
+    only connection, and reconnects by itself. Ctrl-C stops it.
 
-    Next: fedlayers federation run at the server.
+    Next: fedlayers federation run (server)
 
-    Examples:
+    Examples (with your own SITE.toml):
         fedlayers federation site cleveland.toml
     """
 
-    file: Annotated[Positional[Path], option("The site's file.", "SITE.toml")]
+    file: Annotated[Positional[Path], option("Configuration file of the site.", "SITE.toml")]
 
     def main(self, line: str) -> None:
         from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
@@ -241,30 +250,25 @@ class Site(Reports, Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Federate(Configured):
-    """Train one algorithm over the sites of a federation, into a run directory.
+    """Train one algorithm at the sites of a federation.
 
-    The data are the sites': a dataset that all have, or tables of their own. Classes and columns come from the sites.
-    The command waits for all sites and for each answer. With --min-sites it continues without sites that miss --grace
-    or --timeout. Rows and model have the same bits as those of `fedlayers run --stack off` on the same samples.
-    --resume continues an interrupted federation, with the same final bits.
+    It stores a run directory. It waits for all sites, unless --min-sites is set. Models and scores have the same bits
+    as those of fedlayers run --stack off on the same samples.
 
-    Next: fedlayers verify DIR, fedlayers plot DIR.
+    Next: fedlayers verify DIR, fedlayers plot DIR
 
-    Examples:
+    Examples (with a running superlink and sites):
         fedlayers federation run --algorithm playerfl --out runs/playerfl
-        fedlayers federation run --algorithm fedper --rounds 50 --superlink fed.example.org:8443 --keys keys/server
-        fedlayers federation run --algorithm fedavg --min-sites 3 --grace 60 --timeout 3600
+        fedlayers federation run --min-sites 3 --grace 60 --timeout 3600
         fedlayers federation run --algorithm fedavg --secure-sum
-        fedlayers federation run --resume runs/playerfl --superlink fed.example.org:8443 --keys keys/server
+        fedlayers federation run --resume runs/playerfl
     """
 
-    out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
-    resume: Annotated[Path | None, option("Continue this run instead of a new one.", "DIR")] = None
-    secure_sum: Annotated[bool, option("Let the server receive updates only as their sum.")] = False
-    compress: Annotated[
-        Literal["bf16"] | None, option("Let sites send updates in bfloat16: half the bytes, other bits.")
-    ] = None
-    federation: OfSites = ON_THIS_MACHINE
+    out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = Path("runs/run")
+    resume: Annotated[Path | None, option("Continue this interrupted run.", "DIR")] = None
+    secure_sum: Annotated[bool, option("Show the server only the sum of the updates, by secure aggregation.")] = False
+    compress: Annotated[Literal["bf16"] | None, option("Send updates in bfloat16: half the bytes, but rounded.")] = None
+    network: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
     model_option: SetModel = ()
@@ -276,7 +280,7 @@ class Federate(Configured):
 
     def main(self, line: str) -> None:
         config = self.asked_config()
-        timeouts = self.federation.timeouts
+        timeouts = self.network.timeouts
         for name in self.logger:
             catalogue.check("logger", name)
         from fl_core.records import store, writing
@@ -300,7 +304,7 @@ class Federate(Configured):
             if self.compress and stored[FEDERATION].get("compress") != self.compress:
                 raise UsageError(f"{self.resume} began without compression. Leave --compress out, or begin a new run.")
         out = self.resume or self.out
-        with _noted(out), self.federation.linked(known) as link:
+        with _noted(out), self.network.linked(known) as link:
             from fedlayers.remote import federation
             from fedlayers.remote.rpc import left
             from fedlayers.studies import federation_report as report
@@ -323,5 +327,5 @@ class Federate(Configured):
     def interrupted(self) -> str:
         out = self.resume or self.out
         begun = (out / "config.json").exists()
-        where = shlex.join(["--superlink", self.federation.superlink, "--keys", str(self.federation.keys)])
+        where = shlex.join(["--superlink", self.network.superlink, "--keys", str(self.network.keys)])
         return f"fedlayers federation run --resume {out} {where} continues it" if begun else super().interrupted()

@@ -12,14 +12,15 @@ from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
 from fl_core.errors import CorruptError, UsageError
 
-Folder = Annotated[Positional[Path], option("A run directory, or a folder of them, such as a study's.", "DIR")]
+Folder = Annotated[Positional[Path], option("Run directory, or a folder with runs.", "DIR")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runs(Command):
-    """List the runs in a folder, with their scores and sizes.
+    """List the runs in a folder, with scores and sizes.
 
     Examples:
+        fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers runs runs
     """
 
@@ -36,12 +37,14 @@ class Runs(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clean(Command):
-    """Remove all checkpoints but the last and the best from the runs in a folder.
+    """Remove old checkpoints of the runs in a folder.
 
-    Rows are packed, and equal files of several runs are stored once. Every run can still be resumed.
+    The last and the best checkpoint stay. Rows are compressed. Equal files of several runs are stored once. All runs
+    can still be resumed.
 
     Examples:
-        fedlayers clean out/study
+        fedlayers run --algorithm fedavg --out runs/fedavg
+        fedlayers clean runs
     """
 
     dir: Folder

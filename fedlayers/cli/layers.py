@@ -34,55 +34,59 @@ _DTYPES = ("float32", "float64")
 class Diagnose(Configured):
     """Measure every layer on every client.
 
-    The models are those of a run, or of a dataset after each client's first local training (one epoch by default). A
-    null (--null) is the same measurement where there is nothing to find, such as on shuffled labels. fedlayers select
-    compares with it. With --superlink the sites of a federation train and measure, and send only numbers. Metrics and
-    nulls that compare clients are then not available.
+    It measures the models of a run. With --dataset it first trains each client for one epoch, and measures these
+    models. With --superlink the sites of a federation train and measure, and send only numbers. Metrics and nulls that
+    compare clients are then not available.
 
-    Next: fedlayers select ROWS, fedlayers plot ROWS.
+    Next: fedlayers select ROWS, fedlayers plot ROWS
 
     Examples:
-        fedlayers diagnose runs/playerfl --round last --model local
-        fedlayers diagnose --dataset heart --model heart_mlp --out rows.jsonl
+        fedlayers diagnose --dataset heart
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
-        fedlayers diagnose --dataset heart --null labels clients fresh
-        fedlayers diagnose --dataset digits --clients 12 --epochs 5 --groups
-        fedlayers diagnose --dataset heart --metrics hessian_spectrum --option hessian_spectrum.density=50
-        fedlayers diagnose --superlink fed.example.org:8443 --keys keys/server --null fresh
+        fedlayers diagnose --dataset heart --null labels fresh --out null.jsonl
+        fedlayers run --algorithm fedavg --out runs/fedavg
+        fedlayers diagnose runs/fedavg --model global --out global.jsonl
     """
 
-    dir: Annotated[Positional[Path | None], option("A run directory, if there is no --dataset.", "[DIR]")] = None
-    out: Annotated[Path, option("File for the rows.", "FILE")] = Path("rows.jsonl")
+    dir: Annotated[Positional[Path | None], option("Run directory. Leave it out with --dataset.", "[DIR]")] = None
+    out: Annotated[Path, option("File of rows to write.", "FILE")] = Path("rows.jsonl")
     metrics: Annotated[
         tuple[str, ...],
-        option("Metrics: fedlayers list metrics. Default: the four that rules read.", "NAME [NAME ...]"),
+        option("Metrics to measure: see fedlayers list metrics. Default: the four that rules use.", "NAME [NAME ...]"),
     ] = ()
-    measure_batch: Annotated[int, option("Batch size of the measurement (--batch-size: of training).", "N")] = 256
-    round: Annotated[str, option("Round of the run: one with a checkpoint, or last.", "N|last")] = "last"
+    measure_batch: Annotated[
+        int, option("Samples per batch of the measurement. --batch-size is that of training.", "N")
+    ] = 256
+    round: Annotated[str, option("Round of the run: one with a checkpoint, or last.", "ROUND")] = "last"
     model: Annotated[
-        str | None, option("Model of the run: local (default), personal or global. With --dataset: a model's name.")
+        str | None,
+        option(
+            "Models of the run: local, personal or global. Default: local. With --dataset: name of the model.", "NAME"
+        ),
     ] = None
     allow_code: ModelCode = ()
     dataset: Annotated[
         str | None,
         arguments.FILES,
-        option("Name of a dataset, package.module:function, or paths of your data."),
+        option("Dataset: a name, package.module:function, or paths of your data."),
     ] = None
     resamples: Annotated[
-        int, option("Resamples of each client's batches; select --explain then shows how certain a decision is.", "N")
+        int,
+        option("Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is.", "N"),
     ] = 0
     null: Annotated[
         tuple[str, ...],
         option(
-            "Nulls: labels, labels_within or clients (shuffled), or fresh (an untrained model).",
+            "Also measure where there is nothing to find: labels, labels_within or clients (shuffled), or fresh (an "
+            "untrained model).",
             "NULL [NULL ...]",
         ),
     ] = ()
-    null_draws: Annotated[int | None, option("Random draws of each null; default 1.", "N")] = None
+    null_draws: Annotated[int | None, option("Random draws of each null. Default: 1.", "N")] = None
     groups: Annotated[
-        bool, option("Also group clients by their updates of the first layer, against 59 shuffled federations.")
+        bool, option("Also group clients by their updates of the first layer, with a test against 59 shuffles.")
     ] = False
-    federation: OfSites = NOWHERE
+    network: OfSites = NOWHERE
     config: Annotated[
         RunConfig,
         arguments.flags(
@@ -104,7 +108,7 @@ class Diagnose(Configured):
         return config
 
     def main(self, line: str) -> None:
-        at_sites = bool(self.federation.superlink)
+        at_sites = bool(self.network.superlink)
         if (self.dir is None) == (self.dataset is None) and (self.dir is not None or not at_sites):
             raise UsageError("diagnose must have a run directory before the flags, or --dataset. Name one of the two.")
         for name in self.metrics:
@@ -122,7 +126,7 @@ class Diagnose(Configured):
         config = self.asked_config()
         if self.dir is not None and at_sites:
             raise UsageError("--superlink goes without a run directory. The sites measure after their first training.")
-        over = self.federation.check(config, [name for name in AT_HOME if getattr(self, name)])
+        over = self.network.check(config, [name for name in AT_HOME if getattr(self, name)])
 
         from diagnostics import measure
         from diagnostics.diagnosis import chosen_metrics
@@ -187,7 +191,7 @@ class Diagnose(Configured):
 
         site_diagnosis.check(metrics, self.null)
         del how["resamples"]
-        with self.federation.linked() as link:
+        with self.network.linked() as link:
             return site_diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self._draws, **how)
 
     def _check_of_run(self) -> None:
@@ -234,33 +238,39 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Select(Command):
-    """Turn measured rows into a plan: the layers to federate, and why.
+    """Choose the layers to share from a diagnosis.
 
-    A plan is a file with the layers that clients share. The other layers stay local. A rule decides by the rows.
+    A rule decides, and a plan is written. A plan is a file that names the layers that clients share. The other layers
+    stay local.
 
-    Next: fedlayers run --algorithm fedper --plan PLAN.
+    Next: fedlayers run --algorithm fedper --plan PLAN
 
     Examples:
-        fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2
-        fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka=largest_jump --explain
-        fedlayers select rows.jsonl --rule budget_bytes --budget 40000
-        fedlayers select rows.jsonl --rule manual --layers conv1,conv2 --out plan.json
+        fedlayers diagnose --dataset heart
+        fedlayers select rows.jsonl --explain
+        fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka
+        fedlayers select rows.jsonl --rule budget_bytes --budget 4000
+        fedlayers select rows.jsonl --rule manual --layers fc1,fc2
     """
 
-    rows: Annotated[Positional[Path], option("File of rows from fedlayers diagnose.", "ROWS")]
-    rule: Annotated[str, option("Rule: fedlayers list rules, or package.module:function.")] = "sensitivity_ratio"
-    metric: Annotated[str | None, option("Metric that the rule reads; default federation_sensitivity.")] = None
-    variant: Annotated[str | None, option("Variant of the metric; default the one from training, if any.")] = None
-    threshold: Annotated[float | None, option("Threshold of sensitivity_ratio and change_point; default 1.2.")] = None
-    metrics: Annotated[
-        tuple[str, ...], option("Rule vote: the metrics that vote.", "METRIC[=RULE] [METRIC[=RULE] ...]")
-    ] = ()
-    budget: Annotated[
-        float | None, option("Budget rules: upload in bytes per client and round, or FLOPs per sample.")
+    rows: Annotated[Positional[Path], option("File that fedlayers diagnose wrote.", "ROWS")]
+    rule: Annotated[str, option("Rule: see fedlayers list rules, or package.module:function.", "NAME")] = (
+        "sensitivity_ratio"
+    )
+    metric: Annotated[str | None, option("Metric that the rule uses. Default: federation_sensitivity.", "NAME")] = None
+    variant: Annotated[str | None, option("Variant of the metric. Default: the one from training, if any.", "NAME")] = (
+        None
+    )
+    threshold: Annotated[
+        float | None, option("Threshold of the rules sensitivity_ratio and change_point. Default: 1.2.")
     ] = None
-    layers: Annotated[str | None, option("Rule manual: layers, separated by commas.")] = None
-    explain: Annotated[bool, option("Also show each client's values, the certainty, and costs.")] = False
-    out: Annotated[Path, option("File for the plan.", "FILE")] = Path("plan.json")
+    metrics: Annotated[tuple[str, ...], option("Metrics of the rule vote.", "METRIC[=RULE] [...]")] = ()
+    budget: Annotated[
+        float | None, option("Budget of the budget rules: bytes that a client uploads a round, or FLOPs per sample.")
+    ] = None
+    layers: Annotated[str | None, option("Layers of the rule manual, separated by commas.", "LAYER,LAYER,...")] = None
+    explain: Annotated[bool, option("Also show each client's values, how certain the plan is, and its costs.")] = False
+    out: Annotated[Path, option("File of the plan to write.", "FILE")] = Path("plan.json")
 
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)

@@ -19,26 +19,35 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaderboard(Command):
-    """Show how personalised methods compare with equal tuning, or make the runs that are missing.
+    """Compare personalised methods with equal tuning.
 
-    Each method has at most 8 trials on validation and three scored seeds. Finished runs are kept, so the same command
-    continues. An algorithm of your own joins the table once its runs are complete. Without --federations it runs where
-    all other methods have.
+    Add your own method with --algorithm. Each method has at most 8 trials on validation, and three seeds for its
+    scores. --run trains what is missing. If it stops, type the same command again: it continues.
 
     Examples:
         fedlayers leaderboard
-        fedlayers leaderboard --run --budget 30
-        fedlayers leaderboard --run --algorithm my_module:MyMethod --federations heart diabetes
-        fedlayers leaderboard --again 3
+        fedlayers leaderboard --again 1 --federations heart
+        fedlayers leaderboard --run --algorithm my_module:MyMethod --federations heart
     """
 
-    run: Annotated[bool, option("Make the missing runs.")] = False
-    budget: Annotated[float, option("Minutes after which no further run begins.", "MINUTES")] = math.inf
-    federations: Annotated[tuple[str, ...], option("Federations to run and show; default all.", "NAME [NAME ...]")] = ()
-    algorithm: Annotated[str, option("An algorithm that joins: a name, or package.module:Class.", "NAME")] = ""
-    again: Annotated[int, option("Make N stored runs, chosen at random, once more, and compare them.", "N")] = 0
-    out: Annotated[Path, option("Folder of new rows.", "DIR")] = Path("out/leaderboard")
-    data_root: Annotated[Path | None, option("Folder of the tables; default $FEDLAYERS_DATA_ROOT.", "DIR")] = None
+    run: Annotated[bool, option("Train the runs that are missing.")] = False
+    budget: Annotated[float, option("Begin no further run after this many minutes.", "MINUTES")] = math.inf
+    federations: Annotated[
+        tuple[str, ...],
+        option(
+            "Federations to run and show. Default: all; with your own algorithm, those where all others ran.",
+            "NAME [NAME ...]",
+        ),
+    ] = ()
+    algorithm: Annotated[
+        str,
+        option("Algorithm to add: a name, or package.module:Class. It is shown once its runs are complete.", "NAME"),
+    ] = ""
+    again: Annotated[
+        int, option("Repeat N stored runs, chosen at random, and check that they have the same bits.", "N")
+    ] = 0
+    out: Annotated[Path, option("Folder for new results.", "DIR")] = Path("out/leaderboard")
+    data_root: Annotated[Path | None, option("Folder of the datasets. Default: $FEDLAYERS_DATA_ROOT.", "DIR")] = None
 
     def main(self, line: str) -> None:
         if self.budget != math.inf and not self.run:

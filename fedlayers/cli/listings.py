@@ -20,14 +20,16 @@ from fl_core.models.registry import describe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class List(Command):
-    """List algorithms, datasets, models, metrics, rules or loggers, with their defaults.
+    """List algorithms, datasets, models, metrics or rules.
 
     Examples:
         fedlayers list algorithms
         fedlayers list datasets
     """
 
-    what: Annotated[Positional[str], option("algorithms, datasets, models, metrics, rules or loggers.", "WHAT")]
+    what: Annotated[
+        Positional[str], option("What to list: algorithms, datasets, models, metrics, rules or loggers.", "WHAT")
+    ]
 
     def main(self, line: str) -> None:
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())

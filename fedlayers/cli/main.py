@@ -146,9 +146,22 @@ def overview(prefix: str = "") -> str:
         shown = {name: home.split(":") for name, home in commands.items() if name.startswith(prefix)}
         lines += ["", f"{group}:"] if shown else []
         for name, (module, kind) in shown.items():
-            lines.append(f"  {name.ljust(width)}  {sources.summary(f'fedlayers.cli.{module}', kind)}")
-    usage = f"usage: fedlayers {prefix}COMMAND [FLAGS]"
-    return "\n".join([usage, "", ABOUT, *lines, "", f"fedlayers {prefix}COMMAND --help shows flags and examples."])
+            summary = sources.summary(f"fedlayers.cli.{module}", kind)
+            first = f"  {name.ljust(width)}  "
+            lines.append(wrapped(summary, first, " " * len(first)))
+    usage = f"usage: fedlayers {prefix}COMMAND [OPTIONS]"
+    end = f"fedlayers {prefix}COMMAND --help shows options and examples."
+    return "\n".join([usage, "", wrapped(ABOUT), *lines, "", end])
+
+
+def wrapped(text: str, first: str = "", later: str | None = None) -> str:
+    """Wrap a paragraph to the width of the terminal, at most 100 characters, with these indents of its lines."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size().columns, 100)
+    later = first if later is None else later
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def command_class(name: str) -> type[Command]:
@@ -204,11 +217,12 @@ def parsed(words: Sequence[str]) -> Command:
     command = command_class(name)
     import inspect
     import io
+    import re
     from contextlib import redirect_stderr
 
     import tyro
 
-    from fedlayers.cli.arguments import MARKERS, with_usual_flags
+    from fedlayers.cli.arguments import MARKERS, for_help
     from fedlayers.cli.base import Configured
     from fedlayers.cli.refusals import one_line
 
@@ -216,15 +230,17 @@ def parsed(words: Sequence[str]) -> Command:
         from fedlayers.cli.config_files import expanded
 
         words = expanded(words)
-    if "--help-all" in words:
-        words = ["--help"]
-    elif not {"-h", "--help"}.isdisjoint(words):
-        command = with_usual_flags(command)
-    text, said = inspect.getdoc(command), io.StringIO()
+    about, *after = re.split(r"\n\n(?=Next:|Examples)", inspect.getdoc(command) or "")
+    form: type[Command] = command
+    if not {"-h", "--help", "--help-all"}.isdisjoint(words):
+        form, words = for_help(command, usual="--help-all" not in words), ["--help"]
+    text, said = "\n".join(wrapped(part, "  ") for part in about.split("\n\n")), io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(command, prog=f"fedlayers {name}", description=text, args=words, config=MARKERS)
+            return tyro.cli(form, prog=f"fedlayers {name}", description=text, args=words, config=MARKERS)
     except SystemExit as ended:
+        if not ended.code:
+            print("\n" + "\n\n".join(after))
         if ended.code == 2:
             raise UsageError(one_line(said.getvalue(), name)) from None
         raise

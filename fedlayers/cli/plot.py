@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot(Command):
-    """Draw the rows of a diagnosis or a run, or a plan.
+    """Draw a diagnosis, the scores of a run, or a plan.
 
     Examples:
+        fedlayers diagnose --dataset heart --out rows.jsonl
         fedlayers plot rows.jsonl
-        fedlayers plot rows.jsonl --metrics cka hessian_trace --out pictures
-        fedlayers plot runs/fedavg --metrics macro_f1
-        fedlayers plot out/compare/rows.jsonl --where seed=0
-        fedlayers plot plan.json
+        fedlayers plot rows.jsonl --metrics federation_sensitivity --where client=va
+        fedlayers run --algorithm fedavg --out runs/fedavg
+        fedlayers plot runs/fedavg --metrics macro_f1 --out scores
     """
 
-    rows: Annotated[Positional[Path], option("A file of rows, a run directory, or a plan (.json).", "ROWS")]
-    metrics: Annotated[tuple[str, ...], option("Metrics to draw; default all in the rows.", "NAME [NAME ...]")] = ()
+    rows: Annotated[Positional[Path], option("rows.jsonl, a run directory, or a plan (.json).", "PATH")]
+    metrics: Annotated[tuple[str, ...], option("Metrics to draw. Default: all in the rows.", "NAME [NAME ...]")] = ()
     where: Annotated[
-        tuple[str, ...], option("Draw only some rows, such as --where seed=0 client=north.", "COLUMN=VALUE [...]")
+        tuple[str, ...], option("Draw only rows with these values, such as seed=0 client=va.", "COLUMN=VALUE [...]")
     ] = ()
-    out: Annotated[Path, option("Folder for the pictures.", "DIR")] = Path("pictures")
-    dpi: Annotated[int, option("Points per inch.")] = 200
+    out: Annotated[Path, option("Folder for the pictures (.png).", "DIR")] = Path("pictures")
+    dpi: Annotated[int, option("Resolution in dots per inch, 20 to 1200.", "N")] = 200
 
     def main(self, line: str) -> None:
         arguments.check_folder(self.out)

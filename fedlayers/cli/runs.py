@@ -17,32 +17,29 @@ from fl_core.config import RunConfig
 
 Log = Annotated[
     tuple[str, ...],
-    option("Also send rows, live, to tensorboard, mlflow, or package.module:Class.", "NAME [NAME ...]"),
+    option("Also send scores to these loggers: see fedlayers list loggers.", "NAME [NAME ...]"),
 ]
-On = Annotated[str, option("Train clients on a cluster: ray or ray:HOST:PORT; default here.", "PLACE")]
+On = Annotated[str, option("Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine.", "PLACE")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Configured):
-    """Train one algorithm on one federation, into a run directory.
+    """Train one algorithm, and store a run directory.
 
-    A plan says which layers clients share. The other layers stay local. With --plan auto, a measurement decides before
-    the run. With --plan choose, a race decides: it trains a few ways of sharing, and validation samples pick one.
-    The race is stored in DIR-race.
+    The run directory holds configuration, models and scores. A plan names the layers that clients share. The other
+    layers stay local.
 
-    Next: fedlayers diagnose DIR, fedlayers plot DIR, fedlayers export DIR.
+    Next: fedlayers diagnose DIR, fedlayers plot DIR, fedlayers export DIR
 
     Examples:
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
-        fedlayers run --dataset digits --algorithm fedper --plan auto --rounds 10
-        fedlayers run --dataset digits --algorithm fedper --plan choose
-        fedlayers run --dataset digits --partition dirichlet --alpha 0.1 --clients 3
-        fedlayers run --dataset mine.npz --model timm:resnet18 --out runs/mine
-        fedlayers run --model my_models:network --algorithm fedprox --option mu=0.01
-        fedlayers run --dataset heart --algorithm ditto --tuned-defaults
+        fedlayers run --algorithm fedper --plan auto --out runs/auto
+        fedlayers run --algorithm fedprox --option mu=0.01 --out runs/fedprox
+        fedlayers run --algorithm ditto --tuned-defaults --out runs/ditto
+        fedlayers run --dataset digits --partition dirichlet --clients 3 --out runs/digits
     """
 
-    out: Annotated[Path, option("The run directory, new or empty.", "DIR")] = Path("runs/run")
+    out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = Path("runs/run")
     config: Annotated[RunConfig, arguments.flags()]
     set: Set = ()
     model_option: SetModel = ()
@@ -51,7 +48,7 @@ class Run(Configured):
     own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
     tuned_defaults: Annotated[
-        bool, option("Use the learning rate and options that the leaderboard's tuning chose, unless you set them.")
+        bool, option("Use the learning rate and options tuned for the leaderboard, unless you set them.")
     ] = False
 
     def asked_config(self) -> RunConfig:
@@ -101,19 +98,22 @@ class Run(Configured):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume(Command):
-    """Continue an interrupted run, with the same bits in the end.
+    """Continue an interrupted run.
+
+    The result has the same bits as without the interruption.
 
     Examples:
+        fedlayers run --algorithm playerfl --out runs/playerfl
         fedlayers resume runs/playerfl
     """
 
     dir: RunDirectory
     allow_code: ModelCode = ()
-    dataset: Annotated[str | None, arguments.FILES, option("Its own files or folder of data, if it has not begun.")] = (
-        None
-    )
-    data_root: Annotated[Path | None, option("Folder with the named datasets' files.", "DIR")] = None
-    init: Annotated[Path | None, option("The weights to start from, if it has no copy of them.", "PATH")] = None
+    dataset: Annotated[
+        str | None, arguments.FILES, option("Path of the run's data, if it stopped before it copied them.")
+    ] = None
+    data_root: Annotated[Path | None, option("Folder with the files of named datasets.", "DIR")] = None
+    init: Annotated[Path | None, option("Initial weights, if the run stopped before it copied them.", "PATH")] = None
     logger: Log = ()
     own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
@@ -135,11 +135,12 @@ class Resume(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verify(Command):
-    """Check the files of a run against their digests.
+    """Check that the files of a run are unchanged.
 
-    timing.jsonl and rows after the last checkpoint are not covered.
+    It compares SHA-256 digests. It does not check timing.jsonl, and rows after the last checkpoint.
 
     Examples:
+        fedlayers run --algorithm playerfl --out runs/playerfl
         fedlayers verify runs/playerfl
     """
 

@@ -16,21 +16,32 @@ from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 
-Seeds = Annotated[int, option("Number of seeds, from --seed on.")]
-Score = Annotated[str, option("Score that decides, such as auroc or loss; default the main score of the task.")]
-On = Annotated[str, option("Train runs in N processes (local:N) or on a cluster (ray, ray:HOST:PORT).", "PLACE")]
+Algorithms = Annotated[
+    tuple[str, ...], option("Algorithms to train: see fedlayers list algorithms.", "NAME [NAME ...]")
+]
+Seeds = Annotated[int, option("Number of seeds, counted from --seed.", "N")]
+Score = Annotated[
+    str, option("Score that decides, such as auroc or loss. Default: the main score of the task.", "NAME")
+]
+On = Annotated[
+    str,
+    option(
+        "Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process.", "PLACE"
+    ),
+]
 TuneRates = Annotated[
     int | None,
     option(
-        "Learning rates to try first, 2 to 5, sharing all but the last layer; 0: none. Default 4 for your own data, "
-        "else 0. --lr is kept."
+        "Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data, else 0; none "
+        "with --lr.",
+        "N",
     ),
 ]
 Arms = Annotated[
     tuple[str, ...],
     option(
-        "Candidates: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B, PLAN.json, an algorithm, or "
-        "ALGORITHM:CUT.",
+        "Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B, "
+        "PLAN.json, an algorithm, or ALGORITHM:CUT.",
         "ARM [ARM ...]",
     ),
 ]
@@ -93,30 +104,29 @@ class SeveralAlgorithms(ManyRuns):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare(SeveralAlgorithms):
-    """Run several algorithms over several seeds and compare them.
+    """Train several algorithms, and compare their scores.
 
-    After a stop the same command continues. Finished runs are kept and interrupted ones resumed.
+    If it stops, type the same command again: it continues.
 
-    Next: fedlayers plot OUT/rows.jsonl.
+    Next: fedlayers plot OUT/rows.jsonl
 
     Examples:
-        fedlayers compare --algorithms local fedavg playerfl --seeds 5 --out out/heart
+        fedlayers compare --algorithms local fedavg playerfl --seeds 5
         fedlayers compare --algorithms fedprox ditto --option fedprox.mu=0.01
+        fedlayers tune --algorithms fedavg fedprox --search lr=0.01,0.1 --trials 2
         fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json
     """
 
-    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
-        *("local", "fedavg", "fedper", "playerfl"),
-    )
+    algorithms: Algorithms = (*("local", "fedavg", "fedper", "playerfl"),)
     seeds: Seeds = 3
-    tuned: Annotated[Path | None, option("Settings from fedlayers tune: its tuned.json.", "FILE")] = None
+    tuned: Annotated[Path | None, option("Settings that fedlayers tune found: its tuned.json.", "FILE")] = None
     select_by: Annotated[
         Literal["last", "validation"] | None,
-        option("Round to score: the last, or each model's best on validation (default with --patience)."),
+        option("Round to score: the last, or the best on validation. Default: last; validation with --patience."),
     ] = None
     score: Score = ""
-    baselines: Annotated[bool, option("Add the majority class, and a logistic regression on all data.")] = False
-    out: Annotated[Path, option("Folder for runs, rows, table and pictures.", "DIR")] = Path("out/compare")
+    baselines: Annotated[bool, option("Also score the majority class, and a logistic regression on all data.")] = False
+    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/compare")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
     set: SetEach = ()
@@ -156,29 +166,29 @@ class Compare(SeveralAlgorithms):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(SeveralAlgorithms):
-    """Search the learning rate and the options of algorithms, with equal trials for all.
+    """Search learning rates and options of algorithms.
 
-    Every algorithm tries the same number of settings. Validation samples judge them. The estimated cost is printed
-    first. --workers trains runs side by side. After a stop the same command continues.
+    All algorithms have the same number of trials. Validation samples score them. The estimated cost is printed first.
+    If it stops, type the same command again: it continues.
 
-    Next: fedlayers compare --tuned OUT/tuned.json.
+    Next: fedlayers compare --tuned OUT/tuned.json
 
     Examples:
-        fedlayers tune --algorithms fedavg fedprox --search lr=1e-4..1e-1:log mu=0.01,0.1,1 --trials 8
-        fedlayers tune --algorithms fedper ditto --search lr=0.001,0.01,0.1 ditto.lam=0.1..10:log --seeds 2 --workers 2
+        fedlayers tune --algorithms fedavg fedprox --search lr=1e-4..0.1:log mu=0.01,1
+        fedlayers tune --algorithms fedper ditto --search lr=0.01,0.1 ditto.lam=0.1..10:log
     """
 
-    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")]
+    algorithms: Algorithms
     search: Annotated[
         tuple[str, ...],
         option(
-            "KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. A KEY is lr, momentum, weight_decay, "
-            "max_grad_norm, an algorithm's own, or ALGORITHM.KEY.",
+            "Values to try: KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. KEY is lr, momentum, weight_decay, "
+            "max_grad_norm, or an option of the algorithms. ALGORITHM.KEY is for one algorithm.",
             "KEY=SEARCH [KEY=SEARCH ...]",
         ),
     ]
-    trials: Annotated[int, option("Settings per algorithm, at most all that exist.")] = 8
-    seeds: Annotated[int, option("Number of seeds, from --seed + 1000 on; a comparison uses others.")] = 1
+    trials: Annotated[int, option("Trials per algorithm, at most the number of combinations.", "N")] = 8
+    seeds: Annotated[int, option("Number of seeds, counted from --seed + 1000, so that compare uses others.", "N")] = 1
     score: Score = ""
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
     backend: On = ""
@@ -207,39 +217,45 @@ class Tune(SeveralAlgorithms):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choose(OneAlgorithm):
-    """Train a few ways of sharing layers, and say which to use.
+    """Try a few ways to share layers, and say which to use.
 
-    An arm is one way of sharing. A cut shares the first layers and keeps the rest local. All arms have the same data,
-    start and batches. Validation samples judge them. Three or more seeds show how certain the decision is. The winner
-    is trained to the end. With --patience and one seed, all arms but one stop early; --thorough trains them all.
-    A shorter race (--race-fraction 0.6) chose worse in our tests. Over a federation (--superlink) sites send the
-    messages of these runs and their scores.
+    Each candidate (arm) shares some layers and keeps the others local. All arms train on the same data and batches.
+    Validation samples choose the winner. Three or more seeds show how certain the choice is. With --superlink the arms
+    train at the sites of a federation.
 
-    Next: fedlayers run --algorithm fedper --plan OUT/plan.json.
+    Next: fedlayers run --algorithm fedper --plan OUT/plan.json
 
     Examples:
-        fedlayers choose --dataset heart --seeds 3 --with-finetuning --out out/choose
-        fedlayers choose --superlink fed.example.org:8443 --keys keys/server
-        fedlayers choose --dataset digits --arms nothing half all_but_last --race-fraction 0.6 --workers 2
+        fedlayers choose --dataset heart --seeds 3
+        fedlayers choose --dataset digits --arms nothing half all_but_last
+        fedlayers choose --dataset heart --with-finetuning --out out/finetuning
     """
 
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
-    race_fraction: Annotated[float, option("Share of the rounds, 0.5 to 1. Arms that fine-tune at the end need 1.")] = (
-        1.0
+    race_fraction: Annotated[
+        float,
+        option(
+            "Fraction of the rounds that arms train, 0.5 to 1. Below 1 is faster, and chose worse in our tests.",
+            "FLOAT",
+        ),
+    ] = 1.0
+    thorough: Annotated[
+        bool, option("Train all arms fully. Without it, --patience with one seed stops losing arms early.")
+    ] = False
+    with_finetuning: Annotated[bool, option("Also try FedAvg with a few epochs of each client alone at the end.")] = (
+        False
     )
-    thorough: Annotated[bool, option("Train every arm to its stop, and continue those stopped early in OUT.")] = False
-    with_finetuning: Annotated[bool, option("Also try FedAvg, then a few epochs of each client alone.")] = False
     tune_rates: TuneRates = None
     mix: Annotated[
-        bool, option("Also fit a mixture of all arms, each trained to its stop. A prediction needs all models.")
+        bool, option("Also fit a mixture of all arms' models. It predicts with all of them, so it costs more.")
     ] = False
-    no_final_run: Annotated[bool, option("Do not train the winner to the end.")] = False
-    out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/choose")
+    no_final_run: Annotated[bool, option("Stop after the race: do not train the winner to the end.")] = False
+    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
     backend: On = ""
-    federation: OfSites = NOWHERE
+    network: OfSites = NOWHERE
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    algorithm: Annotated[str, option("Algorithm of the cuts; it must use a plan.")] = "fedper"
+    algorithm: Annotated[str, option("Algorithm that trains the arms. It must use a plan.", "NAME")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -249,7 +265,7 @@ class Choose(OneAlgorithm):
         arguments.check_folder(self.out)
         if self.with_finetuning and self.no_final_run:
             raise UsageError("--with-finetuning is compared with the winner's complete run. Leave --no-final-run out.")
-        over = self.federation.check(config, ["backend"] if self.backend else ())
+        over = self.network.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose
 
@@ -265,8 +281,8 @@ class Choose(OneAlgorithm):
             "tell": _say,
         }
         if over:
-            with self.federation.linked() as link:
-                choice = choose(config, self.out, link=link, timeouts=self.federation.timeouts, **asked)
+            with self.network.linked() as link:
+                choice = choose(config, self.out, link=link, timeouts=self.network.timeouts, **asked)
             from fedlayers.remote.rpc import left
 
             runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))
@@ -289,27 +305,29 @@ def _say(line: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regret(OneAlgorithm):
-    """Train every cut, and measure what each rule's choice loses.
+    """Train all cuts, and measure what each rule loses.
 
-    A cut shares the first layers and keeps the rest local. Regret is how far a choice's score lies below that of the
-    best cut, the one with the best mean over the seeds. It is measured on samples that no choice has seen: the test
-    split, and unused samples of the dataset. After a stop the same command continues. With other rules it measures
-    again and trains no cut again.
+    A cut shares the first layers and keeps the others local. Regret is the score of the best cut minus that of the
+    rule's cut. It is measured on samples that no rule has seen: the test split, and unused samples of the dataset.
+    If it stops, type the same command again: it continues.
 
     Examples:
-        fedlayers regret --dataset heart --rules sensitivity_ratio cka=largest_jump vote --seeds 5 --rounds 10
+        fedlayers regret --dataset heart --rules sensitivity_ratio vote --rounds 10
+        fedlayers regret --dataset heart --rules cka=largest_jump --rounds 10
     """
 
     rules: Annotated[
         tuple[str, ...],
-        option("Rules, read on METRIC or federation_sensitivity.", "[METRIC=]RULE [[METRIC=]RULE ...]"),
+        option(
+            "Rules to test: see fedlayers list rules. METRIC defaults to federation_sensitivity.", "[METRIC=]RULE [...]"
+        ),
     ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
     seeds: Seeds = 3
     score: Score = ""
-    out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/regret")
+    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/regret")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    algorithm: Annotated[str, option("Algorithm of the cuts; it must use a plan.")] = "fedper"
+    algorithm: Annotated[str, option("Algorithm that trains the cuts. It must use a plan.", "NAME")] = "fedper"
     set: Set = ()
     model_option: SetModel = ()
     loss_option: SetLoss = ()
@@ -332,26 +350,27 @@ class Regret(OneAlgorithm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(SeveralAlgorithms):
-    """Decide by a race, federate and compare; write a report.
+    """Choose layers, compare algorithms, and write a report.
 
-    A few ways of sharing (arms) race in every seed. This shows how certain the decision is. Each seed's winner is
-    compared with the algorithms on test samples. With --rule a rule decides instead, from one epoch of local training.
-    report.html begins with the outcome. After a stop the same command continues.
+    In each seed it trains a few ways of sharing layers (arms). Validation samples choose the winner. Test samples
+    compare it with the algorithms. The result is OUT/report.html. If it stops, type the same command again: it
+    continues.
 
     Examples:
         fedlayers study
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
-        fedlayers study --dataset heart --rule sensitivity_ratio --out out/ruled
+        fedlayers study --dataset heart --rule sensitivity_ratio --out out/rule
     """
 
-    algorithms: Annotated[tuple[str, ...], option("Names: fedlayers list algorithms.", "NAME [NAME ...]")] = (
-        *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
-    )
-    rule: Annotated[str | None, option("Decide by this rule from one local epoch, without a race.")] = None
+    algorithms: Algorithms = (*("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),)
+    rule: Annotated[
+        str | None,
+        option("Choose by this rule instead of a race, after one local epoch: see fedlayers list rules.", "NAME"),
+    ] = None
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 5
     tune_rates: TuneRates = None
-    out: Annotated[Path, option("Folder for everything.", "DIR")] = Path("out/study")
+    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/study")
     backend: On = ""
     config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
     set: SetEach = ()

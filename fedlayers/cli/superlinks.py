@@ -26,11 +26,9 @@ AT_SITES = (*READING, *DEALING, "leave_out_client", "data_root", "download", "wo
 class Reports:
     """Options for the log and the numbers of a federation's process."""
 
-    log_json: Annotated[bool, option("Write the log as JSON, one object a line.")] = False
-    metrics_port: Annotated[int | None, option("Serve numbers for Prometheus at this port; default off.", "PORT")] = (
-        None
-    )
-    metrics_host: Annotated[str, option("Address at which these are served.", "HOST")] = "127.0.0.1"
+    log_json: Annotated[bool, option("Write the log as JSON, one object per line.")] = False
+    metrics_port: Annotated[int | None, option("Serve Prometheus metrics at this port. Default: off.", "PORT")] = None
+    metrics_host: Annotated[str, option("Address for --metrics-port.", "HOST")] = "127.0.0.1"
 
     def start_reports(self) -> None:
         """Start the log, and the metrics if they are asked for.
@@ -49,20 +47,29 @@ class Reports:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sites(Reports):
-    """Train over a federation's sites, which keep their samples: docs/federation.md."""
-
+class _Network:
     superlink: Annotated[str, option("Address of the superlink.", "HOST:PORT")] = ""
-    keys: Annotated[Path, option("The `server` folder of the keys.", "DIR")] = Path("keys/server")
+    keys: Annotated[Path, option("Folder server of the keys.", "DIR")] = Path("keys/server")
     sites: Annotated[
-        tuple[str, ...], option("Sites that take part, in order; default: all with a key.", "NAME [NAME ...]")
+        tuple[str, ...], option("Sites that take part, in this order. Default: all with a key.", "NAME [NAME ...]")
     ] = ()
-    min_sites: Annotated[int | None, option("Continue with this number of sites.", "SITES")] = None
-    timeout: Annotated[float | None, option("Limit of an exchange in seconds; default none.", "S")] = None
-    grace: Annotated[float | None, option("Seconds that the other sites have once --min-sites have replied.", "S")] = (
-        None
-    )
-    start_timeout: Annotated[float | None, option("Limit of the start in seconds; default --timeout.", "S")] = None
+    min_sites: Annotated[
+        int | None, option("Continue when this many sites have replied. Default: wait for all.", "N")
+    ] = None
+    timeout: Annotated[
+        float | None, option("Seconds to wait for replies to a request. Default: no limit.", "SECONDS")
+    ] = None
+    grace: Annotated[
+        float | None, option("Seconds to wait for the other sites, once --min-sites have replied.", "SECONDS")
+    ] = None
+    start_timeout: Annotated[
+        float | None, option("Seconds to wait for sites at the start. Default: as --timeout.", "SECONDS")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sites(Reports, _Network):
+    """Train at the sites of a federation, which keep their data: see docs/federation.md."""
 
     @property
     def timeouts(self) -> TimeoutPolicy:
