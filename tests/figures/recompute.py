@@ -95,24 +95,38 @@ def over_fedavg_after() -> list[str]:
     return [interval(last_three(overlap(AFTER), "pfedla", "fedavg"), level=0.9)]
 
 
+@cache
+def table1(models: tuple[str, ...]) -> pd.DataFrame:
+    """Return the accuracies of both studies behind Table 1, (run, round) x seeds."""
+    frame = rows("pfedla.methods")
+    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)].sort_values("model")
+    own = own.groupby(["run", "seed", "round"]).tail(1)  # global < personal
+    return pd.concat([overlap(models), own.pivot(index=["run", "round"], columns="seed", values="value")])
+
+
+TABLE1 = ("local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", "heurpfedla")
+RETAINING = ("heurpfedla", "heurpfedla_2", "heurpfedla_3")
+
+
 @covers("pfedla.best_before")
 def best_before() -> list[str]:
-    return [interval(last_three(overlap(BEFORE), "pfedla", other)) for other in ("local", "fedavg", "heurpfedla")]
+    return [interval(last_three(table1(BEFORE), "pfedla", other)) for other in TABLE1]
 
 
 @covers("pfedla.best_after")
 def best_after() -> list[str]:
-    return [interval(last_three(overlap(AFTER), "pfedla", other)) for other in ("local", "fedavg", "heurpfedla")]
+    others = [other for other in TABLE1 if other != "per_fedavg"]
+    return [interval(last_three(table1(AFTER), "pfedla", other)) for other in others]
 
 
 @covers("pfedla.retaining_before")
 def retaining_before() -> list[str]:
-    return [interval(last_three(overlap(BEFORE), "heurpfedla", "pfedla"))]
+    return [interval(last_three(table1(BEFORE), run, "pfedla")) for run in RETAINING]
 
 
 @covers("pfedla.retaining_after")
 def retaining_after() -> list[str]:
-    return [interval(last_three(overlap(AFTER), "heurpfedla", "pfedla"))]
+    return [interval(last_three(table1(AFTER), run, "pfedla")) for run in RETAINING]
 
 
 @covers("pfedla.weights_follow_classes")
@@ -357,6 +371,14 @@ def every_part() -> list[str]:
     pairs = (("setting_II", "setting_I"), ("no_contrast", "setting_II"), ("setting_IV", "no_contrast"),
              ("fedpft", "setting_IV"), ("fedpft", "setting_VIII"))  # fmt: skip
     return [origin(*pair) for pair in pairs]
+
+
+@covers("fedpft.prompt_kinds")
+def prompt_kinds() -> list[str]:
+    frame = rows("fedpft.insides", "fedpft")
+    means = frame[frame["metric"] == "purity_client"].groupby("layer")["value"].mean()
+    names = {"classification prompts": "prompts", "contrastive prompts": "contrast_prompts"}
+    return [f"{words} {means[layer]:.3g}" for words, layer in names.items()]
 
 
 @cache
