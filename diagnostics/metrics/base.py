@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType
@@ -241,6 +241,7 @@ def _undecorated(function: Any, path: str) -> Metric:
     return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
+_FACTS = [each.name for each in fields(Metric) if each.name not in ("name", "compute", "options_type")]
 METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", "metric", _undecorated)
 
 
@@ -248,21 +249,10 @@ def metric(
     *,
     description: str,
     direction: str,
-    how: str = "",
-    unit: str | Mapping[str, str] = "",
-    variants: Sequence[str] = (),
     look: Mapping[str, Any] | None = None,
-    pairs: bool = False,
-    distance: bool = False,
     requires: str = "losses",
     features: str = "",
-    classes: bool = False,
-    separable: bool = False,
-    needs_all_layers: bool = False,
-    uses_gradient_pass: bool = False,
-    default_variant: str = "",
-    rule: str = "largest_jump",
-    pooled_variants: Sequence[str] = (),
+    **facts: Any,
 ) -> Callable[[Compute], Compute]:
     """Register a function as a metric under its own name.
 
@@ -272,7 +262,8 @@ def metric(
     write the keywords out.
 
     Args:
-        look: attributes of :class:`Look` by name.
+        look: attributes of :class:`PlotStyle` by name.
+        facts: other attributes of :class:`Metric`.
 
     Raises:
         UsageError: another metric has the name, an attribute does not exist, or the options are not a frozen dataclass.
@@ -293,13 +284,9 @@ def metric(
     check_known("whose features a metric reads", features, FEATURES)
     for name in look or {}:
         check_known("attribute of a look", name, [each.name for each in fields(PlotStyle)])
-    facts: dict[str, Any] = {
-        "how": how, "unit": unit, "variants": tuple(variants), "look": PlotStyle(**(look or {})), "pairs": pairs,
-        "distance": distance, "requires": requires, "features": features, "classes": classes, "separable": separable,
-        "needs_all_layers": needs_all_layers,
-        "uses_gradient_pass": uses_gradient_pass, "default_variant": default_variant, "rule": rule,
-        "pooled_variants": tuple(pooled_variants),
-    }  # fmt: skip
+    for name in facts:
+        check_known("attribute of a metric", name, _FACTS)
+    facts |= {"look": PlotStyle(**(look or {})), "requires": requires, "features": features}
 
     def add(function: Compute) -> Compute:
         made = _made(function, description, direction, **facts)
