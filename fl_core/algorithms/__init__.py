@@ -7,6 +7,7 @@ from fl_core.algorithms.base import (
     Message,
     Observation,
     Round,
+    Shape,
     State,
     TaskInfo,
     Update,
@@ -18,3 +19,4 @@ from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.training.context import Context
 from fl_core.training.phases import Group, Phase
 from fl_core.training.steps import Batch, Steps
+from fl_core.tree import Tree

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_core.algorithms.base import Algorithm, Round, State, register
+from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, register
 from fl_core.algorithms.options import Share
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.training.steps import Batch, Steps
 from fl_core.tree import Tree, clone
 
 PERSONAL, SHARE = "personal", "share"

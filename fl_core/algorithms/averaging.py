@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Round, State, register
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.tree import Tree
+from fl_core.algorithms import Algorithm, Context, Phase, Round, State, Tree, register
 
 
 class Pulled(Algorithm):

@@ -10,12 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Algorithm, Message, Round, State
+from fl_core.algorithms import Algorithm, Batch, Context, Message, Round, State, Steps, Tree
 from fl_core.data.augment import MoCoViews
 from fl_core.models.prompted import CONTRAST_WIDTH
-from fl_core.training.context import Context
-from fl_core.training.steps import Batch, Steps
-from fl_core.tree import Tree
 
 QUEUE, KEY = "queue", "key"
 

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_core import models
-from fl_core.algorithms.base import Round, Shape, register
+from fl_core.algorithms import Context, Round, Shape, register
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Count
 from fl_core.models.blocks import inside, paths_of_blocks
 from fl_core.models.exits import Exits
-from fl_core.training.context import Context
 
 
 @register

@@ -10,11 +10,9 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
+from fl_core.algorithms import Batch, Context, Message, Round, State, register
 from fl_core.algorithms.averaging import OwnModel
-from fl_core.algorithms.base import Message, Round, State, register
 from fl_core.errors import UsageError
-from fl_core.training.context import Context
-from fl_core.training.steps import Batch
 from fl_core.tree import Tree, select
 
 WEIGHTS = "weights"

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
+from fl_core.algorithms import Context, Message, Observation, Round, State, Tree, Update, register
 from fl_core.algorithms.averaging import OwnModel, Pulled, ServerMade
-from fl_core.algorithms.base import Message, Observation, Round, State, Update, register
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.layers import Layer
-from fl_core.training.context import Context
-from fl_core.tree import Tree
 
 AGGREGATION_WEIGHT = "aggregation_weight"
 PAIRS = 50_000

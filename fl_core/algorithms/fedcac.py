@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
+from fl_core.algorithms import Algorithm, Context, Message, Round, State, Tree, Update, register
 from fl_core.algorithms.options import Count
 from fl_core.errors import UsageError
-from fl_core.training.context import Context
-from fl_core.tree import Tree
 
 NEGLIGIBLE = 1e-10
 COLLABORATORS = "collaborators"

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, Update, register
+from fl_core.algorithms import Algorithm, Context, Message, Observation, Round, State, Tree, Update, register
 from fl_core.algorithms.options import Count
 from fl_core.layers import Layer
-from fl_core.training.context import Context
-from fl_core.tree import Tree
 
 PENDING = "pending"  # at a client: layers trained since last sent; at the server: their names, by client
 DUE = "due"

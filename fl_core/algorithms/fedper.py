@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_core import seeds
+from fl_core.algorithms import Algorithm, Context, Message, Phase, Round, State, Tree, Update, register
 from fl_core.algorithms.averaging import FineTuned
-from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
 from fl_core.algorithms.options import Share
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan, prefix_length, shifted
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.tree import Tree
 
 SENSITIVITY = "federation_sensitivity"
 MEASURED = "measured"

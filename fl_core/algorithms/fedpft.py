@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Observation, Round, Shape, State, register
+from fl_core.algorithms import Context, Group, Observation, Phase, Round, Shape, State, Tree, register
 from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import drawn
@@ -19,9 +19,6 @@ from fl_core.errors import UsageError
 from fl_core.models.heads import split_head
 from fl_core.models.prompted import PROMPTS, Prompted, Transform
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.training.context import Context
-from fl_core.training.phases import Group, Phase
-from fl_core.tree import Tree
 
 ATTENTION = "prompt_attention"
 SPREAD = 0.02  # standard deviation of the initial prompts

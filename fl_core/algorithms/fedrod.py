@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms.base import Algorithm, Round, Shape, State, register
+from fl_core.algorithms import Algorithm, Context, Round, Shape, State, Tree, register
 from fl_core.models.heads import TwoHeads, split_head
-from fl_core.training.context import Context
-from fl_core.tree import Tree
 
 
 @register

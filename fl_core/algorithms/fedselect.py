@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, Round, State, Update, register
+from fl_core.algorithms import Algorithm, Batch, Context, Message, Phase, Round, State, Steps, Tree, Update, register
 from fl_core.algorithms.options import Share
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.training.steps import Batch, Steps
-from fl_core.tree import Tree
 
 MASK = "personal entries"
 

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from fl_core import tree
-from fl_core.algorithms.base import Message, Round, Shape, State, Update, register
+from fl_core.algorithms import Message, Round, Shape, State, Tree, Update, register
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
 from fl_core.models.blocks import inside, paths_of_blocks
 from fl_core.plan import LayerPlan
-from fl_core.tree import Tree
 
 CHANGE = "change/"
 

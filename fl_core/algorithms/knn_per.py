@@ -10,13 +10,10 @@ import torch
 from torch import nn
 
 from fl_core import models
-from fl_core.algorithms.base import Algorithm, Shape, register
+from fl_core.algorithms import Algorithm, Batch, Context, Phase, Shape, Steps, register
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.models.heads import split_head
 from fl_core.models.neighbours import WithNeighbours
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.training.steps import Batch, Steps
 
 
 @register

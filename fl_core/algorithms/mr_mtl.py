@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_core.algorithms import Context, Message, Round, State, Tree, register
 from fl_core.algorithms.averaging import Pulled
-from fl_core.algorithms.base import Message, Round, State, register
-from fl_core.training.context import Context
-from fl_core.tree import Tree
 
 
 @register

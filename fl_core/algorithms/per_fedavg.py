@@ -9,13 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, Tree, Update, register
 from fl_core.algorithms.averaging import PersonalCopy
-from fl_core.algorithms.base import Algorithm, Round, State, Update, register
 from fl_core.algorithms.options import Count, Positive
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.training.steps import Batch, Steps
-from fl_core.tree import Tree
 
 
 @register

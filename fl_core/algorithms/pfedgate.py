@@ -8,13 +8,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from fl_core.algorithms.base import Algorithm, Round, Shape, register
+from fl_core.algorithms import Algorithm, Context, Group, Phase, Round, Shape, register
 from fl_core.errors import UsageError
 from fl_core.models.gated import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
-from fl_core.training.context import Context
-from fl_core.training.phases import Group, Phase
 from fl_core.training.steps import Batch, Steps, clipped
 
 

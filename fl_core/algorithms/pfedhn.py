@@ -17,12 +17,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fl_core import seeds, tree
+from fl_core.algorithms import Context, Message, Phase, Round, State, Tree, Update, register
 from fl_core.algorithms.averaging import ServerMade
-from fl_core.algorithms.base import Message, Round, State, Update, register
 from fl_core.algorithms.options import Count, Positive
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.tree import Tree
 
 PURPOSE = "hypernetwork"  # the purpose of its seeded streams and the name of its tree
 

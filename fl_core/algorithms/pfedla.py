@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import Message, Observation, Round, State, Update, register
+from fl_core.algorithms import Message, Observation, Round, State, Tree, Update, register
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.options import Count, Positive
 from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.tree import Tree
 
 CHUNK = 1 << 16  # entries of a tensor in one batch of inner products
 

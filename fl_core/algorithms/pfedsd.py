@@ -9,12 +9,9 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fl_core import tree
+from fl_core.algorithms import Algorithm, Context, Message, Phase, Round, State, Tree, register
 from fl_core.algorithms.averaging import with_term
-from fl_core.algorithms.base import Algorithm, Message, Round, State, register
 from fl_core.algorithms.options import Positive
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.tree import Tree
 
 TEACHER = "teacher"
 UNTRAINED = "untrained"  # a client's personal model before its first round

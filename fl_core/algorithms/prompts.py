@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fl_core import seeds
-from fl_core.algorithms.base import Algorithm, Round, Shape, State, register
+from fl_core.algorithms import Algorithm, Phase, Round, Shape, State, Tree, register
 from fl_core.errors import UsageError
-from fl_core.training.phases import Phase
-from fl_core.tree import Tree
 
 CLIENT = "prompts"  # the stream of a client's initial prompts
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_core.algorithms import Phase, Round, register
 from fl_core.algorithms.averaging import PersonalCopy, Pulled, with_term
-from fl_core.algorithms.base import Round, register
-from fl_core.training.phases import Phase
 
 
 @register

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State, TaskInfo, register
+from fl_core.algorithms import Algorithm, Context, Message, Observation, Phase, Round, State, TaskInfo, Tree, register
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedhn import PFedHN
 from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
-from fl_core.tree import Tree
 
 FROZEN = "frozen"  # a client's tree of layers that do not train yet
 TRAINED = "trained"  # the metric of rows that record which layers train
