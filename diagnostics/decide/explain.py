@@ -64,7 +64,7 @@ def _budget(detail: Mapping[str, Any]) -> str:
     """Describe a budget rule's budget, and how much of it the shared layers use."""
     if "budget" not in detail:
         return ""
-    used = f", of which {detail['cost']['shared']:,.0f} are used" if "cost" in detail else ""
+    used = f" ({detail['cost']['shared']:,.0f} used)" if "cost" in detail else ""
     return f", budget {detail['budget']:,.0f}{used}"
 
 
@@ -125,7 +125,7 @@ def _metrics(detail: Mapping[str, Any]) -> str:
             name,
             vote["last"],
             vote["rule"] + (f" t={vote['threshold']:g}" if vote["threshold"] is not None else ""),
-            f"stays in {vote['stability']['agreement']:.0%}" if vote["stability"]["status"] == "ok" else "",
+            f"same in {vote['stability']['agreement']:.0%} of resamples" if vote["stability"]["status"] == "ok" else "",
         ]
         for name, vote in detail["metrics"].items()
     ]
@@ -140,8 +140,8 @@ def _stability(stability: Mapping[str, Any]) -> str:
     shares = [f"{name} {share:.1%}" for name, share in stability["cuts"].items()]
     shares += [f"no decision {stability['undecided']:.1%}"] if stability["undecided"] > 1e-9 else []
     head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"
-    lines = [f"{head}:", f"  the decision stays in {stability['agreement']:.1%}", f"  {', '.join(shares)}"]
-    lines += ["  (the batches stayed as they were)"] * ("batches" not in stability["of"])
+    lines = [f"{head}:", f"  the same as here in {stability['agreement']:.1%}", f"  {', '.join(shares)}"]
+    lines += ["  (batches were not resampled: diagnose --resamples N)"] * ("batches" not in stability["of"])
     return "\n".join(lines)
 
 

@@ -177,9 +177,10 @@ class Diagnose(Configured):
             notes.append(f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
         notes.append(f"rows: {self.out}")
         shown = [(name, variant) for name in chosen for variant in measure.shown_variants(report, name)]
-        print(report)
-        print(f"{(self.dir and self.model) or 'local'} models after {after}\n")
-        print(tables.measurements(report, shown, tables.LINES - 4 - len(notes)))
+        missing = int((report.frame["status"] != "ok").sum())
+        models = f"{(self.dir and self.model) or 'local'} models after {after}"
+        print(f"{models}{f'; {missing} rows without a value' if missing else ''}\n")
+        print(tables.measurements(report, shown, tables.LINES - 3 - len(notes)))
         print("", *notes, sep="\n")
 
     @property

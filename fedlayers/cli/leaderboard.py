@@ -27,7 +27,7 @@ class Leaderboard(Command):
     Examples:
         fedlayers leaderboard
         fedlayers leaderboard --again 1 --federations heart
-        fedlayers leaderboard --run --algorithm my_module:MyMethod --federations heart
+        fedlayers leaderboard --run --federations heart --budget 5
     """
 
     run: Annotated[bool, option("Train the runs that are missing.")] = False

@@ -150,7 +150,7 @@ class Verify(Command):
         from fl_core.records.store import Run as StoredRun
 
         print("\n".join(StoredRun(self.dir).verify()))
-        print(f"{self.dir}: every covered byte is as it was written")
+        print(f"{self.dir}: all files are unchanged")
 
 
 def show(result: Any, out: Path) -> None:

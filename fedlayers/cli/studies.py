@@ -114,7 +114,7 @@ class Compare(SeveralAlgorithms):
         fedlayers compare --algorithms local fedavg playerfl --seeds 5
         fedlayers compare --algorithms fedprox ditto --option fedprox.mu=0.01
         fedlayers tune --algorithms fedavg fedprox --search lr=0.01,0.1 --trials 2
-        fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json
+        fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json --out out/tuned
     """
 
     algorithms: Algorithms = (*("local", "fedavg", "fedper", "playerfl"),)

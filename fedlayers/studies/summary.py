@@ -65,7 +65,7 @@ class Headline(NamedTuple):
     Attributes:
         head: what to use, or that nothing is shown to have been learned.
         answers: the answers in words, a line each.
-        gains: a line for each comparison on test samples, below ``scored``; ``how`` describes their intervals.
+        gains: a line for each opponent on test samples, below ``scored``; ``how`` describes their intervals.
         codes: the answers as codes: ``split``, ``which`` and ``guessing`` (:mod:`fedlayers.studies.answers`).
     """
 
@@ -103,9 +103,13 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int, by: str = "race choose
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"Differences are paired over {seeds} seeds. The 95 % intervals hold together: Student's t, Bonferroni."
     how = together if seeds > 1 else "One seed gives no interval."
+    each = [
+        f"against {AGAINST[str(name)]}: {'; '.join(map(_gain, own.itertuples()))}"
+        for name, own in table.groupby("against", sort=False)
+    ]
     whose = "each seed's own" if seeds > 1 else "the"
     scored = f"On test samples, the layers that {whose} {by}:"
-    return Headline(head, (*answers, *lines), scored, tuple(_gain(line) for line in table.itertuples()), how, codes)
+    return Headline(head, (*answers, *lines), scored, tuple(each), how, codes)
 
 
 def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:
@@ -130,4 +134,4 @@ def _by_score(table: pd.DataFrame) -> dict[str, str]:
 def _gain(line: Any) -> str:
     by = f"{'+' if line.value >= 0 else ''}{in_points(line.metric, line.value)} of {label_of(line.metric)}"
     interval = "" if math.isnan(line.low) else f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {line.sign}"
-    return f"against {AGAINST[line.against]}: {by}{interval}"
+    return f"{by}{interval}"

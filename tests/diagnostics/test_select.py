@@ -370,7 +370,7 @@ def test_bytes_that_the_rows_record_are_exact_and_come_before_counted_parameters
 
 def test_a_budget_is_said_with_what_is_used_of_it():
     text = explain(select(counted(), "budget_bytes", budget=200))
-    assert text.startswith("budget_bytes, budget 200, of which 160 ")
+    assert text.startswith("budget_bytes, budget 200 (160 used)")
 
 
 def test_measured_costs_come_first_and_give_flops():

@@ -347,7 +347,7 @@ def test_values_are_read_as_json_where_they_are(given, value):
 
 def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
     shutil.copytree(finished_runs / "playerfl", "again")  # a relative path from here on
-    assert "every covered byte" in fedlayers("verify", "again")
+    assert "all files are unchanged" in fedlayers("verify", "again")
     before = Path("again/rows.jsonl").read_bytes()
     out = fedlayers("resume", "again")
     assert "2 rounds of playerfl" in out
