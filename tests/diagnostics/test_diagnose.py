@@ -251,15 +251,6 @@ def test_some_layers_have_the_values_they_have_among_all() -> None:
     assert some.layers == every.layers
 
 
-def test_a_metric_alone_has_the_values_it_has_among_others() -> None:
-    every = run(mode="train", options={"grad_variance": {"reduction": "batch"}}, batch=5)
-    for name in METRICS:
-        options = {"grad_variance": {"reduction": "batch"}} if name == "grad_variance" else {}
-        options |= {name: CHEAP[name]} if name in CHEAP else {}
-        alone = run(metrics=[name], mode="train", options=options, batch=5)
-        pd.testing.assert_frame_equal(alone.values(name), every.values(name))
-
-
 def test_options_reach_their_metric() -> None:
     report = run(
         loss="focal",
