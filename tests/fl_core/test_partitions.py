@@ -338,7 +338,7 @@ def test_feature_and_label_skew_that_cannot_be_dealt_is_refused(fields, given, m
         make(source(**fields), "natural_dirichlet", **given)
 
 
-def test_capped_dirichlet_bounds_sizes_from_both_sides():
+def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
     labels = np.repeat(np.arange(10), 600)
     deals = [general.capped_dirichlet(labels, 20, 0.1, seed) for seed in range(10)]
     counts = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in deals])
@@ -356,8 +356,9 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides():
     for splits in official.indices.values():
         assert is_train[np.concatenate([splits["train"], splits["validation"]])].all()
         assert not is_train[splits["test"]].any()
+    monkeypatch.setattr(general, "_DRAWS", 20)
     with pytest.raises(UsageError, match=r"20 clients.*\d+.*1200"):
-        general.capped_dirichlet(labels[:1200], 20, 0.05, 0, draws=20)
+        general.capped_dirichlet(labels[:1200], 20, 0.05, 0)
     with pytest.raises(UsageError, match=r"alpha.*0\.0"):
         general.capped_dirichlet(labels, 20, 0.0, 0)
 

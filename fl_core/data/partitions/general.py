@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ MIN_SIZE = 10
 MIN_SIZE_CAPPED = 40
 """The same in PFLlib: four batches of 10."""
 _DRAWS = 1000
+T = TypeVar("T")
 
 
 @partition
@@ -180,13 +181,11 @@ def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
     return [np.sort(part) for part in np.array_split(order, clients)]
 
 
-def dirichlet(
-    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE, draws: int = _DRAWS
-) -> list[Integers]:
+def dirichlet(labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE) -> list[Integers]:
     """Share out each class in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
 
     Counts are rounded down, and the last client takes the rest of a class. The samples themselves are random. All
-    proportions are drawn again until every client has ``min_size`` samples, at most ``draws`` times.
+    proportions are drawn again until every client has ``min_size`` samples, at most 1,000 times.
 
     Raises:
         UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
@@ -196,21 +195,14 @@ def dirichlet(
     generator = seeds.numpy_generator(seed, "partition", "dirichlet")
     rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
     sizes = np.array([len(rows) for rows in rows_of_class])
-    best = 0
-    for _ in range(draws):
+
+    def draw() -> tuple[int, Integers]:
         shares = generator.dirichlet(np.full(clients, float(alpha)), size=len(rows_of_class))
         counts = np.floor(shares * sizes[:, None]).astype(np.int64)
         counts[:, -1] = sizes - counts[:, :-1].sum(1)
-        smallest = int(counts.sum(0).min())
-        if smallest >= min_size:
-            break
-        best = max(best, smallest)
-    else:
-        raise UsageError(
-            f"dirichlet partition: each of {clients} clients must have at least {min_size} of {len(labels)} "
-            f"samples with alpha={float(alpha):g}; got at most {best} for the smallest in {draws} draws. "
-            "Use a larger alpha, fewer clients, more samples, or partition 'iid'."
-        )
+        return int(counts.sum(0).min()), counts
+
+    counts = _large_enough(draw, min_size, f"dirichlet partition: each of {clients} clients", labels, alpha)
     pieces = [
         np.split(generator.permutation(rows), np.cumsum(count)[:-1])
         for rows, count in zip(rows_of_class, counts, strict=True)
@@ -285,13 +277,12 @@ def natural_dirichlet(
     seed: int,
     *,
     min_size: int = MIN_SIZE,
-    draws: int = _DRAWS,
 ) -> list[Integers]:
     """Split every natural client's samples over ``each`` clients, for feature and label skew (as FedRA's 30 clients).
 
     Within a natural client each class is shared out in turn, in proportions p ~ Dirichlet(alpha, ..., alpha) over its
     parts. A part that already has an even share of the samples gets none of the next class. Then p is scaled up for the
-    others. All parts are drawn again until each has ``min_size`` samples, at most ``draws`` times.
+    others. All parts are drawn again until each has ``min_size`` samples, at most 1,000 times.
 
     Returns:
         Positions of each client's samples, in the order of the natural clients.
@@ -306,19 +297,19 @@ def natural_dirichlet(
         what = f"clients of {names[number]!r}"
         check_clients(each, len(rows), min_size, what)
         generator = seeds.numpy_generator(seed, "partition", "natural_dirichlet", number)
-        parts = _capped(labels[rows], each, float(alpha), generator, min_size, draws, "natural_dirichlet", what)
+        parts = _capped(labels[rows], each, float(alpha), generator, min_size, "natural_dirichlet", what)
         assigned += [np.sort(rows[part]) for part in parts]
     return assigned
 
 
 def capped_dirichlet(
-    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE_CAPPED, draws: int = _DRAWS
+    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE_CAPPED
 ) -> list[Integers]:
     """Partition by a Dirichlet with a bound on sizes, as in PFLlib's code (probably used by Jang and Choi 2024).
 
     Each class is shared out in turn, in proportions p ~ Dirichlet(alpha, ..., alpha) over clients. A client that
     already has an even share of all samples gets none of the next class. Then p is scaled up for the others. All is
-    drawn again until every client has ``min_size`` samples, at most ``draws`` times. If half of an even share is less,
+    drawn again until every client has ``min_size`` samples, at most 1,000 times. If half of an even share is less,
     that is enough.
 
     Raises:
@@ -328,32 +319,33 @@ def capped_dirichlet(
     check_clients(clients, len(labels))
     least = min(min_size, len(labels) // clients // 2)
     generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
-    parts = _capped(labels, clients, float(alpha), generator, least, draws, "capped_dirichlet", "clients")
+    parts = _capped(labels, clients, float(alpha), generator, least, "capped_dirichlet", "clients")
     return [np.sort(part) for part in parts]
 
 
 def _capped(
-    labels: Integers,
-    clients: int,
-    alpha: float,
-    generator: np.random.Generator,
-    min_size: int,
-    draws: int,
-    kind: str,
-    what: str,
+    labels: Integers, clients: int, alpha: float, generator: np.random.Generator, min_size: int, kind: str, what: str
 ) -> list[Integers]:
     """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
-    best = 0
-    for _ in range(draws):
+
+    def draw() -> tuple[int, list[Integers]]:
         parts = _capped_once(labels, clients, alpha, generator)
-        smallest = min(map(len, parts))
-        if smallest >= min_size:
-            return parts
+        return min(map(len, parts)), parts
+
+    return _large_enough(draw, min_size, f"{kind} partition: each of {clients} {what}", labels, alpha)
+
+
+def _large_enough(draw: Callable[[], tuple[int, T]], least: int, each: str, labels: Integers, alpha: float) -> T:
+    """Return the first draw whose smallest client has enough samples."""
+    best = 0
+    for _ in range(_DRAWS):
+        smallest, found = draw()
+        if smallest >= least:
+            return found
         best = max(best, smallest)
     raise UsageError(
-        f"{kind} partition: each of {clients} {what} must have at least {min_size} of {len(labels)} "
-        f"samples with alpha={alpha:g}; got at most {best} for the smallest in {draws} draws. "
-        "Use a larger alpha or fewer clients."
+        f"{each} must have at least {least} of {len(labels)} samples with alpha={float(alpha):g}; got at most {best} "
+        f"for the smallest in {_DRAWS} draws. Use a larger alpha, fewer clients, more samples, or partition 'iid'."
     )
 
 
