@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +13,12 @@ from numpy.typing import NDArray
 from fl_core.data.arrays import Array
 from fl_core.data.categories import Categories, one_hot
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.storage.schema import NUMBER, validate
 
 FIXED = "fixed"
+FORM: dict[str, Any] = {"columns?": [str], "scale?": str, "impute?": str, "categories?": [[str]]}
+FORM |= {name: [NUMBER] for name in ("fill?", "centre?", "spread?")}
+"""The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a dictionary of plain numbers and text."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
@@ -82,25 +87,12 @@ class Preprocessing:
         Raises:
             UsageError: a key is unknown, or a value has another type.
         """
-        for key, value in values.items():
+        for key in values:
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
-            if key == "categories":
-                continue
-            kinds = (str,) if key in ("scale", "impute", "columns") else (int, float)
-            listed = key not in ("scale", "impute")
-            parts = value if listed and isinstance(value, (list, tuple)) else [None] if listed else [value]
-            if not all(isinstance(part, kinds) and not isinstance(part, bool) for part in parts):
-                what = "a list of " * listed + ("text" if str in kinds else "numbers")
-                raise UsageError(f"{key} of a preprocessing must be {what}; got {str(value)[:60]!r}. Store it anew.")
-        words = values.get("categories", [])
-        if not isinstance(words, list | tuple) or not all(
-            isinstance(each, list | tuple) and all(isinstance(word, str) for word in each) for each in words
-        ):
-            raise UsageError(
-                f"categories of a preprocessing must be lists of text; got {str(words)[:60]!r}. Store it anew."
-            )
+        if wrong := validate(values, FORM, "preprocessing"):
+            raise UsageError(f"{wrong}. Store it anew.")
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        made = cls(**{**found, "categories": tuple(map(tuple, words))})
+        made = cls(**{**found, "categories": tuple(map(tuple, values.get("categories", ())))})
         widths = {len(part) for part in (made.columns, made.fill, made.centre, made.spread) if part}
         if len(widths) > 1 or bool(made.centre) != bool(made.spread):
             raise UsageError(

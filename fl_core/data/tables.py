@@ -60,11 +60,7 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
     if names is None:
         return text.source(path, texts, place, reading)
-    owner = None
-    owner_names: tuple[str, ...] = ()
-    if client in texts:
-        where = f"{path}, column {client!r}"
-        owner, owner_names = arrays.owners(np.array(texts[client], dtype=str), where, place=place)
+    owner, owner_names = text.clients(path, texts, place, client)
     y, classes = text.answers(path, texts, place, reading)
     ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name], owner)]
     if ids:

@@ -60,16 +60,21 @@ def source(
     Raises:
         UsageError: a text is blank, a client or label is empty, or a word is among labels that are numbers.
     """
-    client, text = reading.client_column, reading.text_column
-    owner = None
-    owner_names: tuple[str, ...] = ()
-    if client in columns:
-        where = f"{path}, column {client!r}"
-        owner, owner_names = arrays.owners(np.array(columns[client], dtype=str), where, place=place)
+    text = reading.text_column
+    owner, owner_names = clients(path, columns, place, reading.client_column)
     y, found = answers(path, columns, place, reading)
     check(columns[text], f"{path}, column {text!r}", place)
     x, words = encode(columns[text])
     return Source(str(path), x, y, found, owner, owner_names, words=words)
+
+
+def clients(
+    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, name: str
+) -> tuple[arrays.Integers | None, tuple[str, ...]]:
+    """Return the client of each row of a table, and the clients' names; without that column none."""
+    if name not in columns:
+        return None, ()
+    return arrays.owners(np.array(columns[name], dtype=str), f"{path}, column {name!r}", place=place)
 
 
 def answers(
