@@ -19,20 +19,22 @@ from fl_core.names import printable
 from fl_core.ordering import MANY
 from fl_core.race_evidence import RaceEvidence
 from fl_core.storage.files import check_version, sha, write_json
-from fl_core.storage.schema import NUMBER, Each, validate
+from fl_core.storage.schema import NUMBER, Each, check_names, validate
 
 FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
 EDITED = "edited by hand"
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as a cut of a regret or an arm of a race."""
-_FORM = {
-    "values": [[(NUMBER, None)]],
-    "weights?": Each(NUMBER),
-    "threshold?": (NUMBER, None),
-    "votes?": Each(str),
-    "alternatives?": Each(str),
+_LAYER: dict[str, Any] = {"name": str, "output?": str, "used?": bool}
+_LAYER |= {f"{kind}?": [str] for kind in ("parameters", "buffers", "tables", "frozen")}
+_WHY: dict[str, Any] = {
+    f"{name}?": str for name in ("rule", "metric", "variant", "status", "data", "checkpoint", "version")
 }
+_CURVE = [(NUMBER, None)]
+_WHY |= {"threshold?": (NUMBER, None), "seed?": (NUMBER, None), "values?": _CURVE, "clients?": Each(_CURVE)}
+_WHY |= {"weights?": Each(NUMBER), "votes?": Each(str), "alternatives?": Each(str), "detail?": dict, "race?": dict}
+_FORM = {"format": str, "layers": [dict], "shared": [str], "why": _WHY, "sha256?": str}
 
 
 @dataclass(frozen=True)
@@ -290,23 +292,12 @@ class LayerPlan:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         if not isinstance(data, Mapping) or not check_version("the plan", found, FORMAT):
             raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one.")
-        missing = {"layers", "shared", "why"} - data.keys()
-        if missing:
-            raise UsageError(f"a plan must have layers, shared and why; got no {listing(sorted(missing))}.")
-        _check_kinds("a plan", data, {"format": "", "layers": (), "shared": (), "why": {}, "sha256": ""})
-        _check_kinds("a plan's evidence", data["why"], {**asdict(Evidence()), "race": {}})
-        try:
-            layers = tuple(layer_from_json(item) for item in data["layers"])
-            why = dict(data["why"])
-            why["values"] = tuple(why.get("values", ()))
-            why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
-            curves = [list(values) for values in (why["values"], *why["clients"].values())]
-            if fault := validate({**why, "values": curves}, _FORM):
-                raise UsageError(f"a plan must be as fedlayers writes it; {fault}. Make it again.")
-            why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
-            plan = cls(layers, tuple(data["shared"]), Evidence(**why))
-        except (TypeError, AttributeError, KeyError) as error:
-            raise UsageError(f"a plan must be as fedlayers writes it: {error}. Make it again.") from error
+        _check("a plan", data, _FORM)
+        check_names("a plan's evidence", data["why"], _WHY)
+        why = {**data["why"], "values": tuple(data["why"].get("values", ()))}
+        why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
+        why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
+        plan = cls(tuple(map(layer_from_json, data["layers"])), tuple(data["shared"]), Evidence(**why))
         has_digest = "sha256" in data or data["format"] != UNSIGNED
         if has_digest and data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
@@ -364,25 +355,15 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
     Raises:
         UsageError: a field is unknown or of another type, or there is no name.
     """
-    if not isinstance(item, Mapping) or "name" not in item:
-        raise UsageError(f"a layer must be an object with a name; got {item!r}.")
-    data = dict(item)
-    _check_kinds("a layer", data, asdict(Layer("", ())))
-    for kind in ("parameters", "buffers", "tables", "frozen"):
-        data[kind] = tuple(data.get(kind, ()))
-        for name in data[kind]:
-            if not isinstance(name, str):
-                raise UsageError(f"names of a layer's tensors must be text; got {name!r}.")
-    return Layer(**data)
+    _check("a layer", item, _LAYER)
+    data: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
+    return Layer(**{"parameters": (), **data})
 
 
-def _check_kinds(what: str, data: Mapping[str, Any], like: Mapping[str, Any]) -> None:
-    """Check that all fields exist in ``like`` and have the same type there. None stands for a number."""
-    for name, value in data.items():
-        default = like[check_known(f"field of {what}", name, like)]
-        kinds = {tuple: (tuple, list), type(None): (type(None), int, float)}.get(type(default), (type(default),))
-        if not isinstance(value, kinds):
-            raise UsageError(f"{name!r} of {what} must be {kinds[-1].__name__}; got {type(value).__name__}.")
+def _check(what: str, found: Any, form: Mapping[str, Any]) -> None:
+    check_names(what, found, form)
+    if fault := validate(found, form):
+        raise UsageError(f"{what} must be as fedlayers writes it; {fault}. Make it again.")
 
 
 def shifted(plan: LayerPlan, by: int) -> LayerPlan:

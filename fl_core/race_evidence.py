@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import printable
 from fl_core.ordering import MANY
 from fl_core.scores import TABLE, in_column, in_points, label_of
-from fl_core.storage.schema import COUNT, NUMBER, validate
+from fl_core.storage.schema import COUNT, NUMBER, check_names, validate
 
 MOST = 1000
 """The largest number of arms, and of seeds, that a file may name."""
@@ -79,7 +78,7 @@ class RaceEvidence:
         Raises:
             UsageError: a name is unknown or missing, a value has another type or is not finite, or there are too many.
         """
-        _check_names("the race", data, _FORM)
+        check_names("the race", data, _FORM)
         if fault := validate(data, _FORM, "race"):
             raise UsageError(f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again.")
         check_known("metric of the race", data["metric"], TABLE)
@@ -87,7 +86,7 @@ class RaceEvidence:
             if len(data[name]) > MOST:
                 raise UsageError(f"the race must have at most {MOST} {name}; got {len(data[name])}.")
         for arm in data["arms"]:
-            _check_names("an arm of the race", arm, _ARM)
+            check_names("an arm of the race", arm, _ARM)
         texts = (data["verdict"], data["used"], *(arm["name"] for arm in data["arms"]))
         if max(map(len, texts)) > LONGEST:
             raise UsageError(f"texts of the race must have at most {LONGEST} characters; got {max(map(len, texts))}.")
@@ -129,9 +128,3 @@ class RaceEvidence:
             ends = [in_column(self.metric, end) for end in (arm.low, arm.high) if end is not None]
             parts.append(f"{difference} [{', '.join(ends)}]" if known else difference)
         return ", ".join(parts) + " (used)" * (arm.name == self.used)
-
-
-def _check_names(what: str, data: Any, form: Mapping[str, Any]) -> None:
-    """Refuse names that the form does not have. Other faults are found by :func:`validate`."""
-    for name in data if isinstance(data, Mapping) else ():
-        check_known(f"field of {what}", name, [known.removesuffix("?") for known in form])

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fl_core.errors import check_known
+
 COUNT = "a whole number from 0"
 DIGEST = "a digest, or nothing"
 NUMBER = "a finite number"
@@ -85,7 +87,7 @@ def validate(found: Any, form: Any, name: str = "") -> str:
             return _wrong(found, name, "an object")
         return next(filter(None, (validate(value, form.form, f"{at}{key}") for key, value in found.items())), "")
     if isinstance(form, list):
-        if not isinstance(found, list):
+        if not isinstance(found, (list, tuple)):
             return _wrong(found, name, "a list")
         return next(filter(None, (validate(value, form[0], f"{at}{k}") for k, value in enumerate(found))), "")
     if isinstance(form, tuple):
@@ -93,6 +95,19 @@ def validate(found: Any, form: Any, name: str = "") -> str:
         inner = next((each for each in told if not each.startswith(f"{name or 'it'} must")), "")
         return "" if "" in told else inner or _wrong(found, name, _named(form))
     return "" if _is(found, form) else _wrong(found, name, _named((form,)))
+
+
+def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
+    """Refuse a field that the form does not have.
+
+    Args:
+        what: has the fields, as in messages: ``a plan``.
+
+    Raises:
+        UsageError: names the field and the nearest known one.
+    """
+    for name in found if isinstance(found, Mapping) else ():
+        check_known(f"field of {what}", name, [known.removesuffix("?") for known in form])
 
 
 def _named(forms: tuple[Any, ...]) -> str:
