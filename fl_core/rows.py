@@ -122,12 +122,34 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
         CorruptError: a line is damaged.
     """
     header, lines = _opened(Path(path), complete, opener)
+    return header, _framed(path, lines)
+
+
+def parsed(path: Path, data: bytes) -> pd.DataFrame:
+    """Return the frame of rows without a header, one per line.
+
+    Args:
+        path: that an error names.
+
+    Raises:
+        CorruptError: a line is damaged.
+    """
+    try:
+        lines = [limits.parsed_json(line.decode("utf-8")) for line in data.splitlines()]
+    except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
+        raise CorruptError(f"{path} is damaged: {error}") from error
+    if not all(map(_is_row, lines)):
+        raise CorruptError(f"{path} is damaged: a line is not a row")
+    return _framed(path, lines)
+
+
+def _framed(path: Path, lines: Iterable[Row]) -> pd.DataFrame:
     try:
         table = frame(lines)
     except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
         raise CorruptError(f"{path} is damaged: a row does not fit the schema ({error})") from error
     _check_values(path, table)
-    return header, table
+    return table
 
 
 def _check_values(path: Path, table: pd.DataFrame) -> None:

@@ -14,10 +14,9 @@ from fedlayers.remote import metrics, protocol
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.log import LOG
-from fl_core.errors import NonFiniteError, RunError, UsageError, listing
-from fl_core.limits import parsed_json
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
 from fl_core.records.writing import Writer
-from fl_core.rows import dumps, row
+from fl_core.rows import dumps, parsed, row
 from fl_core.storage.files import Folder
 
 if TYPE_CHECKING:
@@ -221,17 +220,20 @@ def left(*paths: Path | str) -> pd.DataFrame:
 
     Raises:
         UsageError: a run is not a federation's.
+        CorruptError: its list is damaged.
     """
     import pandas as pd
 
-    lines = []
+    parts = []
     for path in paths:
         folder = Folder(path)
         if not folder.has(LEFT):
             raise UsageError(
                 f"{path} must be a federation's run that has saved a round; got no {LEFT}. Name another directory."
             )
-        lines += [parsed_json(line) for line in folder.read(LEFT).splitlines()]
-    frame = pd.DataFrame(lines, columns=["client", "variant", "value"]).rename(columns={"variant": "reply"})
+        parts.append(parsed(folder.path / LEFT, folder.read(LEFT)))
+    frame = pd.concat(parts).rename(columns={"variant": "reply"})
+    if not frame["value"].between(0, 2**53).all():
+        raise CorruptError(f"{LEFT} of {paths[0]} is damaged: a number of bytes is below 0 or above 2^53")
     table = frame.pivot_table(index="client", columns="reply", values="value", aggfunc="sum", fill_value=0, sort=False)
     return table.assign(all=table.sum(axis=1)).astype(int)

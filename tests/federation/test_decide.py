@@ -27,9 +27,10 @@ from fedlayers.studies.choose import choose
 from fedlayers.studies.federation_report import KINDS
 from fedlayers.studies.site_backend import Federations
 from fedlayers.studies.training_job import TrainingJob, train
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.data import load
-from fl_core.errors import UsageError
+from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 
@@ -303,3 +304,12 @@ def test_the_report_of_a_run_shows_what_left_each_site(
     assert list(scores) == list(HOSPITALS)
     assert (out / "plan.json").exists()
     assert "fc2, fc3, fc4" in page
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "[" * 1000, '{"value": 1}', -1.0, 1e300, "NaN"])
+def test_a_forged_list_of_what_left_is_refused_in_one_line(line: Any, tmp_path: Path) -> None:
+    known = rows.row("bytes_left", 1.0, client="va", variant="join")
+    text = line if isinstance(line, str) and line != "NaN" else rows.dumps({**known, "value": line})
+    (tmp_path / "left.jsonl").write_text(f"{rows.dumps(known)}\n{text}\n")
+    with pytest.raises(CorruptError, match=r"left\.jsonl.* is damaged"):
+        left(tmp_path)
