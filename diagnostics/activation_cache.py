@@ -46,7 +46,7 @@ class ActivationCache:
     ...     see("fc1", 0, torch.ones(2))
     ...     return "done"
     >>> seen = []
-    >>> [kept.told("the same", ["fc1"], forward, lambda path, call, z: seen.append(z.tolist())) for _ in range(2)]
+    >>> [kept.replay("the same", ["fc1"], forward, lambda path, call, z: seen.append(z.tolist())) for _ in range(2)]
     ['done', 'done']
     >>> seen, len(made)
     ([[1.0, 1.0], [1.0, 1.0]], 1)
@@ -62,7 +62,7 @@ class ActivationCache:
         self._made = 0
         self.size = 0  # bytes kept in all
 
-    def told(
+    def replay(
         self, key: Hashable, paths: Collection[str], make: Callable[[See], End], see: See, alive: tuple[Any, ...] = ()
     ) -> End:
         """Pass to ``see`` everything that ``make(see)`` would pass, and return its result.

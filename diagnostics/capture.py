@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_core.errors import UsageError, listing
 from fl_core.tree import is_finite
-from fl_core.untouched import Hook, first_tensor, hooked
+from fl_core.untouched import Hook, first_tensor, with_hooks
 
 Batch = tuple[Tensor, Tensor]
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
@@ -49,7 +49,7 @@ def activations(
 
         return hook
 
-    with hooked(model, {path: hook_for(path) for path in outputs}), ExitStack() as stack:
+    with with_hooks(model, {path: hook_for(path) for path in outputs}), ExitStack() as stack:
         stack.callback(model.register_forward_pre_hook(lambda module, inputs: recorded.clear()).remove)
         yield recorded
 
@@ -69,7 +69,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     """
     if batch is not None and batch < 1:
         raise UsageError(f"batch must be at least 1; got {batch}.")
-    pair = whole(data)
+    pair = full_batch(data)
     if pair is not None:
         x, y = pair
         size = batch or len(x)
@@ -81,7 +81,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     return _loaded(data)
 
 
-def whole(data: Data) -> Batch | None:
+def full_batch(data: Data) -> Batch | None:
     """Return (x, y) if the data are a pair of tensors; None for a loader.
 
     Raises:

@@ -16,7 +16,7 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.untouched import first_tensor, set_mode
 
 from .capture import batches
-from .client_model import ClientModel, placed
+from .client_model import ClientModel, to_device
 
 REENTRANT = "CheckpointFunctionBackward"
 """Name of the node that a reentrant checkpoint leaves in autograd's graph."""
@@ -84,7 +84,7 @@ def check_inputs(subjects: Sequence[ClientModel], seed: int, differentiates: boo
             x, _ = next(batches(subject.data, 2))
         if (x.dtype, x.shape[1:]) not in seen:
             seen.add((x.dtype, x.shape[1:]))
-            _check_pass(subject, placed(subject.model, x[:2]), seed, differentiates)
+            _check_pass(subject, to_device(subject.model, x[:2]), seed, differentiates)
 
 
 def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool) -> None:

@@ -15,7 +15,7 @@ from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
 
 from .activation_cache import ActivationCache
-from .capture import Batch, Data, batches, whole
+from .capture import Batch, Data, batches, full_batch
 
 TENSORS = ("weights", "all")
 """A layer's tensors that a metric reads: parameters without biases, or all parameters."""
@@ -78,7 +78,7 @@ def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
     return layer.weights if tensors == "weights" else layer.parameters
 
 
-def placed(model: nn.Module, x: Tensor) -> Tensor:
+def to_device(model: nn.Module, x: Tensor) -> Tensor:
     """Move samples to the model's device, and to its type if they are floating."""
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
     return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
@@ -89,10 +89,10 @@ def placed_data(subject: ClientModel) -> Data:
 
     A pair moves at once. A loader's batches move as they come.
     """
-    pair = whole(subject.data)
+    pair = full_batch(subject.data)
     if pair is None:
         return _PlacedLoader(subject)
-    x = placed(subject.model, pair[0])
+    x = to_device(subject.model, pair[0])
     return x, pair[1].to(x.device)
 
 
@@ -104,7 +104,7 @@ class _PlacedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for x, y in batches(self._subject.data):
-            x = placed(self._subject.model, x)
+            x = to_device(self._subject.model, x)
             yield x, y.to(x.device)
 
 

@@ -27,12 +27,12 @@ from fl_core.scores import CLASSIFICATION, SURVIVAL
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
-from fl_core.untouched import untouched
+from fl_core.untouched import preserve_state
 
 from .activation_cache import ActivationCache
 from .capture import Data, batches
 from .checking import check_arrays, check_inputs, check_modules
-from .client_model import ClientModel, Measurement, Tick, placed
+from .client_model import ClientModel, Measurement, Tick, to_device
 from .gradients import passes
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import Retrain, check_nulls, on_null, rows_of_nulls
@@ -126,11 +126,11 @@ def diagnose(
     criterion = _loss(loss)
     request.check_task(criterion.task)
     subjects, n_models = _subjects(models, data, n_train, seed)
-    with untouched(*{id(s.model): s.model for s in subjects}.values()):
+    with preserve_state(*{id(s.model): s.model for s in subjects}.values()):
         check_inputs(subjects, seed, any(metric.requires == "losses" for metric in request.metrics))
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(subjects[0].data, 2))
-        every = layering or layers_of(subjects[0].model, placed(subjects[0].model, x[:2]), by=by)
+        every = layering or layers_of(subjects[0].model, to_device(subjects[0].model, x[:2]), by=by)
         LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         names = [layer.name for layer in every]

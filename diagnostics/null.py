@@ -23,7 +23,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, check_known
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
-from .capture import Data, batches, whole
+from .capture import Data, batches, full_batch
 
 Shuffled = tuple[np.ndarray, np.ndarray]
 """Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
@@ -129,7 +129,7 @@ def null_samples(
 
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
     """Return all of a client's samples, and the lengths of its loader's batches; None for a pair."""
-    pair = whole(data)
+    pair = full_batch(data)
     if pair is not None:
         return *pair, None
     with torch_seeded(seed_of(seed, "null", "read")):

@@ -65,7 +65,7 @@ def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterat
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals."""
     came: list[int] = []
     earlier = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in _heard()}

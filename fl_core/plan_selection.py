@@ -122,13 +122,13 @@ class PlanSelection:
             return None
         scouting, work = run_measuring_exchange(engine)
         engine.record_work(work, variant="plan")
-        return self._plan(engine, taken(scouting.server))
+        return self._plan(engine, pop_measurements(scouting.server))
 
     def after_exchange(self, engine: MeasuringEngine) -> LayerPlan | None:
         """Decide on the plan once the clients of an algorithm that measures have done so; None before that."""
         if not engine.algorithm.decides or MEASURED not in engine.server.meta:
             return None
-        return self._plan(engine, taken(engine.server))
+        return self._plan(engine, pop_measurements(engine.server))
 
     def _plan(self, engine: MeasuringEngine, measured: Sequence[Measurement]) -> LayerPlan:
         plan = self._decide_by(engine.algorithm.name)(
@@ -150,7 +150,7 @@ class PlanSelection:
         return self.instruments.decide
 
 
-def taken(server: State) -> list[Measurement]:
+def pop_measurements(server: State) -> list[Measurement]:
     """Remove the clients' measurements from the server's state and return them."""
     measured: list[Measurement] = server.meta.pop(MEASURED)
     return measured
@@ -182,7 +182,7 @@ def first_models(
 ) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
     """Each client's model after PLayer-FL's measuring training, and its measurement, by client; or of some clients."""
     scouting, _ = run_measuring_exchange(engine, keep=True, clients=clients)
-    measured = taken(scouting.server)
+    measured = pop_measurements(scouting.server)
     home = scouting.clients
     if not isinstance(home, LocalClients):
         raise UsageError("client models must stay at their sites in a remote federation. Use a plan from metrics.")

@@ -320,7 +320,7 @@ def allowed_by(config: RunConfig) -> set[str]:
     return {*code_of(config.to_json()).values(), *(shown(key, value) for key, value in config.model_options.items())}
 
 
-def named_by(config: RunConfig) -> dict[str, Any]:
+def named_files(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
     own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
     files = {key: located(config)[key] for key in ("dataset", "data_root", "init")}

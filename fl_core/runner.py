@@ -20,7 +20,7 @@ from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.executors import MakesExecutor, Serial, executor
-from fl_core.loggers.base import LoggedRun, Logger, loggers_of, opened
+from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
@@ -229,11 +229,11 @@ def _check_device(name: str) -> None:
 
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:
     made_with = {
-        **environment.here(),
+        **environment.current_environment(),
         "device": task.config.device,
         "data": task.data.digest,
         "source": task.data.source_digest,
-        "model": tree.digest(lora.whole(task.model)),
+        "model": tree.digest(lora.full_state(task.model)),
     }
     header = {"run": writer.path.name, **task.header(command)}
     writer.copy_plan()
@@ -287,7 +287,7 @@ def _execute(
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
-        with opened(how.loggers, logged, lambda: engine.finished):
+        with open_loggers(how.loggers, logged, lambda: engine.finished):
             try:
                 engine.run(how.progress)
             except (RunError, OSError):

@@ -161,7 +161,7 @@ class Task:
             "keep_optimizer": self.config.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
-            "checkpoint": tree.digest(lora.whole(self.model)),
+            "checkpoint": tree.digest(lora.full_state(self.model)),
         }
 
 

@@ -25,7 +25,7 @@ _HOOKS = (
 
 
 @contextmanager
-def untouched(*models: nn.Module) -> Iterator[None]:
+def preserve_state(*models: nn.Module) -> Iterator[None]:
     """Restore models and random state when the block ends, also after an error.
 
     These are restored:
@@ -93,19 +93,19 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """Put the whole model in ``"eval"`` or ``"train"`` mode inside the block.
 
-    Everything is restored afterwards as by :func:`untouched`.
+    Everything is restored afterwards as by :func:`preserve_state`.
 
     Raises:
         UsageError: the mode is another one.
     """
     check_known("mode", mode, ("eval", "train"))
-    with untouched(model):
+    with preserve_state(model):
         model.train(mode == "train")
         yield
 
 
 @contextmanager
-def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
+def with_hooks(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """Call ``hooks[path](module, inputs, output)`` after each call of the module at ``path``.
 
     The path "" is the model itself. The hooks are removed when the block ends, also after an error.

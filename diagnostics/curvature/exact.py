@@ -17,7 +17,7 @@ from ..capture import Batch, Data, batches
 from . import linear
 from .model import Differentiable, curvature, no_second_derivative, rademacher
 from .norms import supported
-from .taps import Tap, owner, squares, tapped, usable
+from .taps import Tap, owner, record_calls, squares, usable
 
 CHECKED = 4
 """Samples of the first batch that the numerical check of exactness uses."""
@@ -49,7 +49,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     modules = dict(run.model.named_modules(remove_duplicate=False))
     names = [name for layer in layers for name in layer.parameters]
     paths = [path for path in dict.fromkeys(map(owner, names)) if supported(modules[path])]
-    with tapped(run.model, paths, len(x), passes=1) as taps:
+    with record_calls(run.model, paths, len(x), passes=1) as taps:
         logits, _ = run.forward(x, y, 0)
     graph = linear.verdicts(logits, run.parameters)
 
@@ -63,7 +63,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     usable_taps = {path: tap for path, tap in taps.items() if tap is not None}
     apart = _check_formulas(run, logits, [name for name in names if not unknown(name)], usable_taps)
     bent = {name: f"{name}: {graph[name]}" if graph[name] else unknown(name) for name in names}
-    tied = linear.entangled(logits, run.parameters)
+    tied = linear.unsupported_parameters(logits, run.parameters)
     mixed = {name: f"{name}: {tied[name]}" if name in tied else unknown(name) or apart.get(name, "") for name in names}
 
     def first_obstacle(layer: Layer, why: Mapping[str, str]) -> str:
@@ -92,7 +92,7 @@ def exact_traces(
     totals: dict[str, Tensor] = {}
     n = 0
     for index, (x, y) in enumerate(batches(data, batch)):
-        with tapped(run.model, paths, len(x), passes=max(1, n_classes - 1)) as taps:
+        with record_calls(run.model, paths, len(x), passes=max(1, n_classes - 1)) as taps:
             logits, _ = run.forward(x, y, index)
         usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)

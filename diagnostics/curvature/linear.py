@@ -56,7 +56,7 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
     return _blamed(logits, parameters, bends)
 
 
-def entangled(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+def unsupported_parameters(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the parameters that cannot be treated sample by sample at their module's output, with reasons.
 
     Such a parameter is used more than once (tied), or feeds a batch normalisation by the batch's own statistics. Other

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from fl_core.seeds import torch_generator
 
-from ..capture import Batch, Data, batches, whole
+from ..capture import Batch, Data, batches, full_batch
 from .draws import draw_of
 from .exact import factors
 from .model import Differentiable, curvature, differentiable_once, no_second_derivative, rademacher
-from .taps import Tap, owner, squares, tapped, usable
+from .taps import Tap, owner, record_calls, squares, usable
 
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
@@ -57,7 +57,7 @@ def sign_traces(
     variances = dict.fromkeys(layers, 0.0)
     n = 0
     for index, (x, y) in enumerate(batches(data, batch)):
-        with tapped(run.model, paths, len(x), passes=probes) as taps:
+        with record_calls(run.model, paths, len(x), passes=probes) as taps:
             logits, _ = run.forward(x, y, index)
         usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)
@@ -107,7 +107,7 @@ def output_traces(
     """
     paths = {layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()}
     every = list(dict.fromkeys(path for some in paths.values() for path in some))
-    pair = None if run.model.training else whole(data)
+    pair = None if run.model.training else full_batch(data)
     sizes = {} if pair is None else _gradient_sizes(run, pair, every, batch)
     n = sum(len(y) for _, y in batches(data, batch)) if pair is None else len(pair[1])
     done: Estimates = {}
@@ -144,7 +144,7 @@ def _sampled(
     generator: torch.Generator,
 ) -> Tensor:
     """Return the draws u_n^T H_n u_n of one batch, float64 [probes, n], summed over the layer's modules."""
-    with tapped(run.model, paths, len(x), passes=1) as taps:
+    with record_calls(run.model, paths, len(x), passes=1) as taps:
         _, losses = run.forward(x, y, index)
     usable_taps = usable(taps, index)
     edges = [usable_taps[path].edge for path in paths]
@@ -167,7 +167,7 @@ def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch
     """Return the squared norm of each sample's gradient at the modules' outputs, [n] by path."""
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     for index, (x, y) in enumerate(batches(data, batch)):
-        with tapped(run.model, paths, len(x), passes=1) as taps:
+        with record_calls(run.model, paths, len(x), passes=1) as taps:
             _, losses = run.forward(x, y, index)
         usable_taps = usable(taps, index)
         deltas = torch.autograd.grad(losses.sum(), [usable_taps[path].edge for path in paths])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_core.errors import UsageError
-from fl_core.untouched import Hook, hooked
+from fl_core.untouched import Hook, with_hooks
 
 from .norms import Norms, norms_of
 
@@ -33,7 +33,7 @@ class Tap:
 
 
 @contextmanager
-def tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iterator[dict[str, Tap | None]]:
+def record_calls(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iterator[dict[str, Tap | None]]:
     """Record calls of the modules at ``paths``.
 
     The record is None for a module that is called twice or in a way without a formula.
@@ -57,7 +57,7 @@ def tapped(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Itera
 
         return hook
 
-    with hooked(model, {path: hook_for(path) for path in paths}):
+    with with_hooks(model, {path: hook_for(path) for path in paths}):
         yield taps
 
 

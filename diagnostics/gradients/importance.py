@@ -24,7 +24,7 @@ Result = Mapping[str, Any]
 """What :meth:`SensitivityAccumulator.result` gives."""
 
 
-def moving(layer: Layer, tensors: str) -> tuple[str, ...]:
+def trainable_names(layer: Layer, tensors: str) -> tuple[str, ...]:
     """Return the names of the layer's trainable parameters that importance reads: its weights, or all."""
     return tuple(name for name in tensors_of(layer, tensors) if name not in layer.frozen)
 
@@ -62,7 +62,7 @@ class SensitivityAccumulator:
         self._touched: dict[str, Tensor] = {}
         self.tensors = check_known("choice of tensors", tensors, TENSORS)
         self.reduce = check_known("reduction of a layer", reduce, REDUCE)
-        self._names = {layer.name: moving(layer, tensors) for layer in layers}
+        self._names = {layer.name: trainable_names(layer, tensors) for layer in layers}
         self._known = {name for names in self._names.values() for name in names}
         self._sums: dict[str, Tensor] = {}
         self._sizes: dict[str, int] = {}

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
-from fl_core.untouched import Hook, hooked
+from fl_core.untouched import Hook, with_hooks
 
 from ..client_model import logits
 from ..curvature.norms import norms_of, supported
@@ -95,7 +95,7 @@ class NoiseMeter:
             if self._recording:
                 self._taps.clear()
 
-        with hooked(model, {path: hook_for(path) for path in paths}), ExitStack() as stack:
+        with with_hooks(model, {path: hook_for(path) for path in paths}), ExitStack() as stack:
             stack.callback(model.register_forward_pre_hook(begin).remove)
             self._survey(x[:CHECKED], y[:CHECKED])
             yield

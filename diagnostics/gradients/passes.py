@@ -19,7 +19,7 @@ from fl_core.training.losses import Loss
 from fl_core.untouched import set_mode
 
 from ..capture import batches
-from ..client_model import ClientModel, Measurement, logits, placed, tensors_of
+from ..client_model import ClientModel, Measurement, logits, tensors_of, to_device
 from ..resampling import PARTS, check_resamples, draws, marked
 
 
@@ -148,7 +148,7 @@ def _read(
         params = _parameters(model, wanted)
         total = torch.zeros((), dtype=torch.float64, device=next(iter(model.parameters())).device)
         for x, y in batches(subject.data, measurement.batch):
-            x, y = placed(model, x), y.to(total.device)
+            x, y = to_device(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
                 stack.enter_context(sampler.watching(model, params, loss, x, y, seed))
             value = loss(logits(model, x, y, loss), y)
@@ -197,7 +197,7 @@ def _gradients(
     return grads, {key: grad for key, grad in zip(edges, gradients[len(params) :], strict=True) if grad is not None}
 
 
-def unread(layer: Layer, tensors: str, reached: bool) -> str:
+def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
     """Return why a layer can have no value from gradients, or ""."""
     if not layer.used:
         return "unused in the forward pass"

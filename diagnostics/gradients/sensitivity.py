@@ -16,8 +16,8 @@ from fl_core.rows import Row, row
 
 from ..client_model import TENSORS, tensors_of
 from ..resampling import draws, marked
-from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, moving, resampled
-from .passes import Meter, Reading, unread
+from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, resampled, trainable_names
+from .passes import Meter, Reading, why_unreadable
 
 WHEN = ("after", "training")
 FROZEN = "frozen: its weights do not train"
@@ -167,7 +167,7 @@ class Sensitivity:
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
         s = np.full(len(layers), np.nan)
         counted = [k for k, reason in enumerate(why) if not reason]
-        measurable = [k for k, layer in enumerate(layers) if layer.used and moving(layer, self.tensors)]
+        measurable = [k for k, layer in enumerate(layers) if layer.used and trainable_names(layer, self.tensors)]
         s[counted] = cumulative(i[counted])
         broken = ""
         if measurable and measurable[0] not in counted:
@@ -184,13 +184,13 @@ class Sensitivity:
         return i, s, why
 
     def _unread(self, layer: Layer, reached: bool) -> str:
-        frozen = layer.used and tensors_of(layer, self.tensors) and not moving(layer, self.tensors)
-        return FROZEN if frozen else unread(layer, self.tensors, reached)
+        frozen = layer.used and tensors_of(layer, self.tensors) and not trainable_names(layer, self.tensors)
+        return FROZEN if frozen else why_unreadable(layer, self.tensors, reached)
 
     def _row(
         self, layer: Layer, value: float, status: str, variant: str, sizes: Mapping[str, int], **columns: Any
     ) -> Row:
-        names = moving(layer, self.tensors)
+        names = trainable_names(layer, self.tensors)
         how = [self.estimator]
         how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
         how += ["all tensors"] if self.tensors == "all" else []

@@ -17,7 +17,7 @@ from fl_core.rows import Row, row
 
 from ..client_model import TENSORS, tensors_of
 from ..resampling import PARTS
-from .passes import EpochMeter, Meter, Reading, unread
+from .passes import EpochMeter, Meter, Reading, why_unreadable
 
 REDUCTIONS = ("epoch", "batch")
 
@@ -111,7 +111,7 @@ class Statistic:
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         values, stderr, n = self._summary(reading.meter, layer)
-        status = unread(layer, self.tensors, reached=n > 0) or self.lacking(n)
+        status = why_unreadable(layer, self.tensors, reached=n > 0) or self.lacking(n)
         if not status and not bool(values.isfinite().all()):
             status = reading.fault or f"the gradient of layer {layer.name!r} is not finite"
         return [

@@ -12,7 +12,7 @@ from fl_core.rows import Row, row
 
 from ..client_model import TENSORS, tensors_of
 from ..gradients.noise import ESTIMATORS, NoiseMeter
-from ..gradients.passes import Reading, one_pass, unread
+from ..gradients.passes import Reading, one_pass, why_unreadable
 from .base import Measurement, metric
 
 
@@ -58,7 +58,7 @@ class GradNoise:
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         meter, n = reading.meter, reading.n_samples
         names = [name for name in tensors_of(layer, self.tensors) if name in meter.reached]
-        status = unread(layer, self.tensors, reached=bool(names))
+        status = why_unreadable(layer, self.tensors, reached=bool(names))
         status = status or ("a covariance needs at least two samples" if n < 2 else "")
         status = status or reading.fault or next((meter.faults[name] for name in names if name in meter.faults), "")
         value, size = math.nan, sum(meter.reached[name] for name in names)

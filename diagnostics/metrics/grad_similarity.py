@@ -13,7 +13,7 @@ from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..client_model import TENSORS
-from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, unread
+from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
 from ..gradients.vectors import cosine, entries
 from .base import Measurement, metric
 
@@ -53,7 +53,7 @@ class GradSimilarity:
         both = [reading.meter.gradients(layer, self.tensors) for reading in (a, b)]
         status, value, n = "", torch.nan, sum(grad.numel() for grad in both[0])
         for reading, grads in zip((a, b), both, strict=True):
-            status = status or unread(layer, self.tensors, reached=bool(grads))
+            status = status or why_unreadable(layer, self.tensors, reached=bool(grads))
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
             who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
             if not status and not length > 0:

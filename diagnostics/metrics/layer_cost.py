@@ -10,7 +10,7 @@ from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import batches
-from ..client_model import placed
+from ..client_model import to_device
 from .base import Measurement, metric
 
 UNITS = {"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"}
@@ -56,7 +56,7 @@ def layer_cost(measurement: Measurement) -> list[Row]:
         if work is None:
             with torch_seeded(seed_of(seed, "diagnose", "cost")):
                 x, _ = next(batches(subject.data, SAMPLES))
-            x = placed(subject.model, x[:SAMPLES])
+            x = to_device(subject.model, x[:SAMPLES])
             # one sample twice where there is only one
             work = step_work(
                 subject.model, x if len(x) > 1 else torch.cat([x, x]), layers, mode=measurement.mode, seed=seed

@@ -215,7 +215,7 @@ def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
     return "\n".join([label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)])
 
 
-def dress(k: int, names: Sequence[str]) -> dict[str, Any]:
+def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
     """Return colour, marker and label of client number k.
 
     Many clients look alike and share one entry in the legend.

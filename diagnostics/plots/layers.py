@@ -21,7 +21,7 @@ from .drawing import (
     both_ways,
     canvas,
     check_single,
-    dress,
+    client_style,
     heat,
     legend,
     missing,
@@ -112,7 +112,7 @@ def metric(
         told = paired or len(names) < 2 or normalise is not None or (errors[names] > 0).any(axis=None)
         alike = not told and _alike(values[names])
         for k, name in enumerate([] if alike else names):
-            line = axes.plot(x, values[name], linewidth=1.3, **dress(k, names))[0]
+            line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[0]
             shown = np.flatnonzero((errors[name] > 0) & values[name].notna())
             if len(shown):
                 y, bar, colour = values[name].iloc[shown], errors[name].iloc[shown], line.get_color()

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from fl_core.errors import UsageError
 from fl_core.ordering import in_order
 
-from .drawing import FAINT, MEAN, canvas, dress, legend
+from .drawing import FAINT, MEAN, canvas, client_style, legend
 
 
 def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axes:
@@ -32,7 +32,7 @@ def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axe
             if curve.empty:
                 continue
             label = f"{name or 'all clients'}, {curve['auroc'].iloc[0]:.2f}"
-            how = {**dress(k, names), "marker": None} if name else {"color": MEAN, "linewidth": 2.2}
+            how = {**client_style(k, names), "marker": None} if name else {"color": MEAN, "linewidth": 2.2}
             how |= {"label": label} if not str(how.get("label", "")).startswith(("_", "each of")) else {}
             axes.plot(curve["false_positive"], curve["true_positive"], **how)
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")

@@ -24,7 +24,7 @@ from .drawing import (
     NICE,
     canvas,
     check_single,
-    dress,
+    client_style,
     legend,
     missing,
     of_metric,
@@ -221,7 +221,7 @@ def clients(
     with canvas(ax, width=5.6, height=float(np.clip(0.9 + 0.32 * len(names), 1.8, 9))) as axes:
         axes.hlines(y, scores.min(axis=1), scores.max(axis=1), color="0.85", linewidth=5, zorder=1)
         for k, client in enumerate(everyone):
-            axes.plot(scores[client], y, linestyle="none", zorder=3, **dress(k, everyone))
+            axes.plot(scores[client], y, linestyle="none", zorder=3, **client_style(k, everyone))
         axes.plot(means, y, linestyle="none", marker="|", markersize=14, mew=2, color=MEAN, label="mean", zorder=2)
         axes.set_yticks(y, names)
         axes.set(

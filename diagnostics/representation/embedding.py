@@ -19,7 +19,7 @@ from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import Data, batches
-from ..client_model import placed
+from ..client_model import to_device
 from .features import Array, NoValue, collect, constant, reduced
 
 COLUMNS = ("client", "class", "x", "y", "sample")
@@ -70,7 +70,7 @@ def pool(
         client_data = data[check_known("client with data", client, data)]
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(client_data, 2))
-        used_layers = {found.name: found for found in layers_of(model, placed(model, x[:2]), by=by) if found.used}
+        used_layers = {found.name: found for found in layers_of(model, to_device(model, x[:2]), by=by) if found.used}
         name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
         path = used_layers[check_known("layer", name, used_layers)].output
         share = max(samples // len(models), 1)

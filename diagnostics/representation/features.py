@@ -16,8 +16,8 @@ from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.untouched import first_tensor, set_mode
 
 from ..activation_cache import ActivationCache, See
-from ..capture import Data, batches, whole
-from ..client_model import ClientModel, Measurement, logits, placed
+from ..capture import Data, batches, full_batch
+from ..client_model import ClientModel, Measurement, logits, to_device
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
@@ -93,13 +93,13 @@ def collect(
     def make(see: See) -> tuple[Array, Array, dict[str, str]]:
         return _passed(model, paths, data, see, at, samples, batch, seed, mode)
 
-    pair = whole(data) if kept is not None else None
+    pair = full_batch(data) if kept is not None else None
     if kept is None or pair is None:
         y, chosen, faults = make(see)
     else:
         state = tree.digest(tree.named_tensors(model))
         key = ("own", model, state, *map(id, pair), at, samples, batch, seed, mode)
-        y, chosen, faults = kept.told(key, paths, make, see, alive=pair)
+        y, chosen, faults = kept.replay(key, paths, make, see, alive=pair)
     joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
     return Features(joined, y, chosen, faults)
 
@@ -158,7 +158,7 @@ def _passed(
             start += len(y)
             if not len(rows):
                 continue
-            x, y = placed(model, x[rows.to(x.device)]), y[rows.to(y.device)]
+            x, y = to_device(model, x[rows.to(x.device)]), y[rows.to(y.device)]
             seen.clear()
             logits(model, x, y)
             labels.append(y.cpu())

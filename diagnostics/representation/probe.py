@@ -12,11 +12,11 @@ from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
-from fl_core.untouched import Hook, first_tensor, hooked, set_mode
+from fl_core.untouched import Hook, first_tensor, set_mode, with_hooks
 
 from ..activation_cache import ActivationCache, See
 from ..capture import Batch, Data, batches
-from ..client_model import ClientModel, placed
+from ..client_model import ClientModel, to_device
 
 if TYPE_CHECKING:
     from fl_core.data import FederatedData
@@ -150,7 +150,7 @@ def watch(
     else:
         samples = tree.digest({"x": x}), x.stride(), x.device
         key = ("probe", model, tree.digest(tree.named_tensors(model)), samples, tuple(where), seed, mode)
-        kept.told(key, paths, make, see)
+        kept.replay(key, paths, make, see)
 
 
 def _passed(
@@ -170,12 +170,12 @@ def _passed(
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
     with set_mode(model, mode), seeded, torch.no_grad():
         # pooling is several times as fast so on a CPU
-        one = placed(model, x[:1])
+        one = to_device(model, x[:1])
         last = mode == "eval" and one.device.type == "cpu" and takes_channels_last(model, one)
         layout = torch.channels_last if last else torch.preserve_format
-        with hooked(model, hooks):
+        with with_hooks(model, hooks):
             for place in where:
-                model(placed(model, x[slice(*place)].to(memory_format=layout)))
+                model(to_device(model, x[slice(*place)].to(memory_format=layout)))
 
 
 def along_one(module: nn.Module) -> bool:

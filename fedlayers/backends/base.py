@@ -79,7 +79,7 @@ Results = Generator[Result, None, None]
 Watch = Callable[[str], None]
 
 
-def nobody(words: str) -> None:
+def no_progress(words: str) -> None:
     """Ignore progress messages."""
 
 
@@ -95,7 +95,7 @@ class Backend(ABC):
     here = True
 
     @abstractmethod
-    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
+    def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         """Run all jobs.
 
         Args:
@@ -109,7 +109,7 @@ class Backend(ABC):
 class InProcessBackend(Backend):
     """The current process, which runs one job after another."""
 
-    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
+    def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:
             watch(work.name)
             try:
@@ -129,19 +129,19 @@ class Answer(NamedTuple):
     said: list[str]
 
 
-def answered(work: Job) -> Answer:
+def answer_job(work: Job) -> Answer:
     """Run a job for another process."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
             value, error = work.carry_out(), None
         except Exception as failure:  # carried to where the work came from
-            value, error = None, portable(failure)
+            value, error = None, picklable_error(failure)
     said = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
     return Answer(value, error, list(dict.fromkeys(said)))
 
 
-def portable(error: Exception) -> Exception:
+def picklable_error(error: Exception) -> Exception:
     """Return an exception that can be sent to another process. Unexpected ones become text."""
     if isinstance(error, (UsageError, RunError, OSError)):
         return error
@@ -174,7 +174,7 @@ class WorkerPool(Backend, Generic[H]):
         WorkerError: as a result's error, if a job was lost :data:`TRIES` times.
     """
 
-    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
+    def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         source, again = iter(works), deque[Job]()
         running, lost = dict[H, Job](), Counter[int]()
         with ExitStack() as ended:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answered
+from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answer_job
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, needs_package
 
@@ -134,7 +134,7 @@ def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello 
         for parcel in parcels:
             mine.accept(parcel)
         found: list[Answer] = []
-        trains = threading.Thread(target=lambda: found.append(answered(mine)), daemon=True)
+        trains = threading.Thread(target=lambda: found.append(answer_job(mine)), daemon=True)
         trains.start()
         while trains.is_alive():
             trains.join(PERIOD)

@@ -11,9 +11,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answered
+from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answer_job
 from fl_core.errors import RunError
-from fl_core.interrupts import end_with_parent, held_back
+from fl_core.interrupts import delay_signals, end_with_parent
 
 PERIOD = 1.0
 """Seconds between checks for other work."""
@@ -80,7 +80,7 @@ def _started() -> Process:
     resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
-    with held_back(), _one_thread():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
+    with delay_signals(), _one_thread():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
         process.start()
     theirs.close()
     return Process(ours, process)
@@ -119,7 +119,7 @@ def _serve(link: Connection) -> None:
         except Exception as error:  # whatever a module of the user's raises that is imported for it
             answer = Answer(None, RunError(f"a process cannot start: {type(error).__name__}: {error}"), [])
         else:
-            answer = answered(work)
+            answer = answer_job(work)
         try:
             link.send_bytes(pickle.dumps(answer))
         except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link

@@ -159,7 +159,7 @@ class Scene:
         whole = source.asked(self.config.scale or "none", self.config.impute)
         further = datasets.extra_test_samples(whole, self.task.data, HELD_OUT)
         self.held_out = {
-            client.name: joined([client.test, further.get(client.name)]) for client in self.task.data.clients
+            client.name: concat_splits([client.test, further.get(client.name)]) for client in self.task.data.clients
         }
 
     @property
@@ -169,14 +169,14 @@ class Scene:
 
     def pooled(self) -> FederatedData:
         """Return a federation of one client that has the training and validation samples of all."""
-        parts = [joined([client.split(split) for client in self.data.clients]) for split in SPLITS]
+        parts = [concat_splits([client.split(split) for client in self.data.clients]) for split in SPLITS]
         dealt = self.data.partition.indices.values()
         indices = {"all": {split: np.concatenate([each[split] for each in dealt]) for split in SPLITS}}
         partition = replace(self.data.partition, indices=indices)
         return replace(self.data, clients=(ClientData("all", *parts),), partition=partition)
 
 
-def joined(parts: Sequence[Split | None]) -> Split:
+def concat_splits(parts: Sequence[Split | None]) -> Split:
     """Return the samples of all parts that are there."""
     there = [part for part in parts if part is not None]
     return Split(torch.cat([part.x for part in there]), torch.cat([part.y for part in there]))

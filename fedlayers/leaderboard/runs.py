@@ -219,7 +219,7 @@ def trained(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
                 predict, _ = majority(scene.data)
                 row["clients"] = scores(scene, predict)
             elif method.kind == ADVICE and scene.seed == TUNING:
-                row["setting"] = advised(scene)
+                row["setting"] = recommended_setting(scene)
             else:
                 row |= finished(scene, method, setting)
     except NonFiniteError as error:
@@ -274,7 +274,7 @@ def scores(scene: Scene, predict: Callable[[str, torch.Tensor], torch.Tensor]) -
     return found
 
 
-def advised(scene: Scene) -> Setting:
+def recommended_setting(scene: Scene) -> Setting:
     """Return what a whole race of ``choose`` advises for one's own data: a plan, and the rate that it tuned."""
     asked: dict[str, Any] = {"complete": False, "tune_rates": len(RATES), "thorough": True}
     with TemporaryDirectory() as folder:

@@ -76,7 +76,7 @@ def encoded(packet: Packet) -> list[bytes | memoryview]:
         head = json.dumps({**packet.head, "trees": list(packet.trees)}, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise PacketError(f"a packet must hold plain data and tensors only: {error}") from error
-    flat = blobs.joined(packet.trees)
+    flat = blobs.merge_trees(packet.trees)
     body = blobs.parts(flat) if flat else []
     if sum(map(len, body)) > LARGE:
         head += b" " * (-len(head) % PAD)
@@ -106,7 +106,7 @@ def decode(data: bytes, most: int | None = None) -> Packet:
         del body  # a copy of all tensors
         for name, tensor in found.items():
             _check_tensor(name, str(tensor.dtype).removeprefix("torch."))
-        trees = blobs.parted(found, names)
+        trees = blobs.split_trees(found, names)
     except ValueError as error:
         raise PacketError(f"a packet's tensors cannot be read: {error}") from error
     for name, each in trees.items():

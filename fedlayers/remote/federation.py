@@ -323,7 +323,7 @@ def join(
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     config["model_options"] = without_weights(str(task.config.model), task.config.model_options)  # the start has them
     initial = tree.state_dict(task.model)
-    whole = lora.whole(task.model)
+    whole = lora.full_state(task.model)
     prepares = (facts[0]["scale"], facts[0]["impute"]) != ("none", "none")
     common = {
         "kind": "join",

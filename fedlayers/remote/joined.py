@@ -28,7 +28,7 @@ from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.limits import lacks_memory
 from fl_core.models import lora
-from fl_core.models.counting import counted
+from fl_core.models.counting import check_while_building
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import Folder
 from fl_core.task import Task, assemble
@@ -69,7 +69,7 @@ class JoinedRun:
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
             raise PacketError("the server's digest and sizes must be those of this site's data; got others.")
         try:
-            with counted(site.policy.check_size):
+            with check_while_building(site.policy.check_size):
                 data = placeholder_data(asked["dataset"], facts, others, {site.name: own})
                 self.task = assemble(config, data=data)
         except Exception as error:  # of torch or of the model, on values that no check foresees
@@ -107,7 +107,7 @@ class JoinedRun:
         if list(packet.trees) != ["start"]:
             raise PacketError(f"a packet 'join' must have the tree start alone; got {list(packet.trees)[:9]}.")
         lora.load_whole(self.task.model, packet.trees["start"])
-        digest = tree.digest(lora.whole(self.task.model))
+        digest = tree.digest(lora.full_state(self.task.model))
         if packet.head["model"] != digest:
             raise PacketError(f"the server's initial model must have the digest that is sent; got {digest[:12]}….")
 

@@ -31,11 +31,11 @@ from fedlayers.studies.race import (
     race_end,
     run_entries,
     standing,
-    watched,
+    with_evaluations,
     with_plan_algorithm,
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
-from fedlayers.studies.runtime_estimate import bytes_a_round, foreseen, measured
+from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_seconds, measured
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing
@@ -176,7 +176,7 @@ def choose(
     until = at or until
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
-        cost = foreseen(
+        cost = estimate_seconds(
             race.tasks, trained, until, finished, place.side_by_side, apart=over is not None, whole=probes * bool(at)
         )
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())
@@ -288,7 +288,7 @@ def _planned(
     config = with_plan_algorithm(config)
     if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
         config = replace(config, rounds=over.task(config).config.rounds)
-    config = watched(config)
+    config = with_evaluations(config)
     made = _maker(over)
     task = made(replace(config, seed=seeds[0]))
     for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing

@@ -13,7 +13,7 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.studies import judge
 from fedlayers.studies.arms import CUTS, Arm
-from fedlayers.studies.race import OBEYS, Entry, Standing, Tell, run_entries, standing
+from fedlayers.studies.race import PLAN_ALGORITHM, Entry, Standing, Tell, run_entries, standing
 from fl_core.errors import RunError, listing
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of, main_score
@@ -59,11 +59,11 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
     The judge is used as it was tested: one race of FedPer's cuts by macro-F1, whose runs stop by themselves.
     """
     config = task.config
-    unknown = [arm.name for arm in arms if arm.name not in CUTS or arm.algorithm != OBEYS]
+    unknown = [arm.name for arm in arms if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM]
     at = judge.judged_round(int(config.rounds or 1), int(config.eval_every or 1))
     reasons = {
         "several seeds compare the final scores": len(seeds) > 1,
-        f"this was tested with {listing(CUTS)} of {OBEYS} only; got {listing(unknown)}": bool(unknown),
+        f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(unknown),
         f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
         != CLASSIFICATION,
         "this needs runs that stop by --patience": not config.patience,

@@ -13,7 +13,7 @@ from fedlayers.backends.base import Backend, InProcessBackend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import Entry, Tell, best_of_run, run_entries, standardised, validation_scores
-from fedlayers.studies.runtime_estimate import Cost, foreseen, measured, round_seconds
+from fedlayers.studies.runtime_estimate import Cost, estimate_seconds, measured, round_seconds
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -130,7 +130,7 @@ def last_scores(path: Path) -> dict[str, float]:
 def _foreseen(task: Task, start: Entry, n_depths: int) -> Cost:
     """Estimate the cost of one run of FedAvg, and of own epochs, which send nothing."""
     rounds, epochs = int(task.config.rounds or 1), int(task.config.epochs or 1)
-    fedavg = foreseen({start.arm.name: task}, [start], rounds, 0, 1)
+    fedavg = estimate_seconds({start.arm.name: task}, [start], rounds, 0, 1)
     own_rounds = n_depths * OWN_EPOCHS / epochs
     seconds = own_rounds * round_seconds(task) / task.config.participation
     return replace(fedavg, runs=1 + n_depths, full_runs=1 + own_rounds / rounds, seconds=fedavg.seconds + seconds)

@@ -33,7 +33,7 @@ EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
 WINDOW = 3
 """Number of evaluated rounds by which an arm is judged, up to the end of the race."""
-OBEYS = "fedper"
+PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 VAST = 1e150
 """A value from which on squares overflow. It counts as none."""
@@ -78,14 +78,14 @@ class Standing(NamedTuple):
     best: Mapping[tuple[str, int], int] = {}
 
 
-def watched(config: RunConfig) -> RunConfig:
+def with_evaluations(config: RunConfig) -> RunConfig:
     """Return the configuration of a race's runs, evaluated after every twentieth of the rounds by default.
 
     A run's own default may be longer if evaluation is expensive. Then the three rounds that decide would begin far
     before the end of the race.
 
-    >>> watched(RunConfig(dataset="heart", rounds=100)).eval_every, watched(RunConfig(eval_every=25)).eval_every
-    (5, 25)
+    >>> with_evaluations(RunConfig(dataset="heart", rounds=100)).eval_every
+    5
     """
     if config.eval_every is not None:
         return config
@@ -96,7 +96,7 @@ def watched(config: RunConfig) -> RunConfig:
 
 def with_plan_algorithm(config: RunConfig) -> RunConfig:
     """Return the configuration with an algorithm that uses cuts: its own, or FedPer."""
-    return config if find(config.algorithm).uses_plan else replace(config, algorithm=OBEYS, options={})
+    return config if find(config.algorithm).uses_plan else replace(config, algorithm=PLAN_ALGORITHM, options={})
 
 
 def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:

@@ -19,7 +19,7 @@ from fedlayers.studies.race import (
     race_end,
     run_entries,
     standing,
-    watched,
+    with_evaluations,
     with_plan_algorithm,
 )
 from fl_core.config import RunConfig
@@ -83,7 +83,7 @@ class RateSearch:
 
     def entries(self) -> list[Entry]:
         """Return the runs of one good cut, one for each rate."""
-        config = watched(with_plan_algorithm(self.config))
+        config = with_evaluations(with_plan_algorithm(self.config))
         probe = arms_of(("nothing", PROBE), self.layers, config.algorithm)[1:]
         return [entry for lr in self.rates for entry in at_rate(probe, config, (config.seed,), self.out, lr)]
 

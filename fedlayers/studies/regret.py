@@ -33,7 +33,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
 from fl_core.registry import is_outside
-from fl_core.restore import named_by
+from fl_core.restore import named_files
 from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
@@ -383,7 +383,7 @@ def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str)
     lines = []
     for line in scores.itertuples():
         path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
-        own = {key: value for key, value in named_by(config).items() if key in ("allow_code", "data", "model")}
+        own = {key: value for key, value in named_files(config).items() if key in ("allow_code", "data", "model")}
         which, _, best = str(line.model).partition("@")
         models, task = load_models(path, "best" if best else "last", which, **own)
         value = score_of(models, samples, task, score)

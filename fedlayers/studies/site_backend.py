@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from fedlayers.backends.base import Backend, Job, Result, Results, Watch, nobody
+from fedlayers.backends.base import Backend, Job, Result, Results, Watch, no_progress
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
@@ -17,7 +17,7 @@ from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.plan import LayerPlan
-from fl_core.restore import named_by
+from fl_core.restore import named_files
 from fl_core.task import Task
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Federations(Backend):
                 raise PacketError(f"site {site!r} has validation samples of {counts[site]} of {classes} classes")
         return {name: 1 / counts[name] for name in self._line.names if counts[name] > 1}
 
-    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
+    def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:
             watch(work.name)
             try:
@@ -99,7 +99,7 @@ class Federations(Backend):
                 options |= {"plan": run.plan, "command": run.command, "known": self.facts}
                 federation.federate(run.config, self.link, run.path, **options)
             elif not run.over:
-                own = named_by(run.config)
+                own = named_files(run.config)
                 federation.resume(run.path, self.link, allow_code=own["allow_code"], init=own["init"], **options)
 
 

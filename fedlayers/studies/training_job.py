@@ -24,7 +24,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
 from fl_core.records.cleaning import clean, share
-from fl_core.restore import named_by
+from fl_core.restore import named_files
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree
 
@@ -106,7 +106,7 @@ class TrainingJob:
                 save_seconds=seconds,
             )
         elif not self.over:
-            own = named_by(self.config)  # what the very command names
+            own = named_files(self.config)  # what the very command names
             runner.resume(
                 self.path, instruments=instruments, **own, progress=False, until=self.until, save_seconds=seconds
             )

@@ -16,7 +16,7 @@ from fedlayers.studies.arms import Arm
 from fedlayers.studies.called import checked_call
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
-from fedlayers.studies.runtime_estimate import foreseen
+from fedlayers.studies.runtime_estimate import estimate_seconds
 from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
@@ -178,7 +178,7 @@ def tune(
     rounds = int(planned.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
     with open_parallel(backend, config.workers) as place:
-        cost = foreseen(by_arm, entries, rounds, 0, place.side_by_side).text()
+        cost = estimate_seconds(by_arm, entries, rounds, 0, place.side_by_side).text()
         tell(f"at most {cost}" if planned.patience else cost)
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)

@@ -16,7 +16,7 @@ from fl_core import tree
 from fl_core.algorithms.base import Round, State
 from fl_core.algorithms.fedper import FedPer
 from fl_core.plan import LayerPlan
-from fl_core.storage.blobs import joined, parted
+from fl_core.storage.blobs import merge_trees, split_trees
 from fl_core.tree import Tree
 
 SHARE = 0.2
@@ -36,12 +36,12 @@ class Continued(FedPer):
     def client_state(self, initial: Tree, client: int) -> State:
         kept = self.local_tensors(Round(0), client)
         stored = {name: value for name, value in load_file(self.config.heads).items() if name.startswith(f"{client}|")}
-        return State({"model": tree.select(parted(stored, [str(client)])[str(client)], kept)})
+        return State({"model": tree.select(split_trees(stored, [str(client)])[str(client)], kept)})
 
 
 def save_heads(path: Path, models: Mapping[int, Tree]) -> None:
     """Write every client's model to one file, from which :class:`Continued` reads the local layers."""
-    save_file(joined({str(client): tree.clone(model) for client, model in models.items()}), path)
+    save_file(merge_trees({str(client): tree.clone(model) for client, model in models.items()}), path)
 
 
 def stitched(plan: LayerPlan, server: Tree, own: Mapping[int, Tree]) -> dict[int, Tree]:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from diagnostics.capture import Batch, Data, batches
-from diagnostics.client_model import placed
+from diagnostics.client_model import to_device
 from diagnostics.plots.drawing import COLOURS, MARKERS, canvas, missing, with_notes
 from diagnostics.representation.classifiers import accuracy_error, logistic
 from diagnostics.representation.features import NoValue, collect
@@ -158,7 +158,7 @@ def mismatch(
             check_known(f"client with {name} data", client, data)
         if head is None:
             x, _ = next(batches(train[client], 2))
-            path = [layer.output for layer in layers_of(model, placed(model, x[:2])) if layer.used][-1]
+            path = [layer.output for layer in layers_of(model, to_device(model, x[:2])) if layer.used][-1]
         else:
             path = head
         fitted, tested = (classifier_input(model, path, data[client], seed=seed) for data in (train, test))
@@ -204,7 +204,7 @@ def classifier_input(
         x = torch.from_numpy(features.of(head))
     except NoValue as reason:
         raise UsageError(f"input of the classifier {head!r} must be features for each sample: {reason}.") from reason
-    x = placed(model, x)
+    x = to_device(model, x)
     return x, torch.from_numpy(features.y).to(x.device)
 
 

@@ -59,7 +59,7 @@ def allocations(config: Mapping[str, Any], clients: int, seed: int, rounds: int)
                 allocation.random_depth(blocks, seed, index, client) if options.get("random_depths") else fixed[client]
             )
             random = config["algorithm"] == RANDOM
-            chosen = allocation.drawn(depth, blocks, seed, index, client) if random else range(depth)
+            chosen = allocation.draw_depths(depth, blocks, seed, index, client) if random else range(depth)
             held[index, client, list(chosen)] = True
     return held
 

@@ -37,7 +37,7 @@ from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.training.losses import Loss
-from fl_core.untouched import Hook, hooked
+from fl_core.untouched import Hook, with_hooks
 
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""
@@ -252,7 +252,7 @@ class ReleasedTables(SensitivityAccumulator):
 
             return hook
 
-        with hooked(model, {path: hook_for(names[id(module.weight)]) for path, module in tables.items()}):
+        with with_hooks(model, {path: hook_for(names[id(module.weight)]) for path, module in tables.items()}):
             yield
 
     def edges(self) -> Mapping[str, GradientEdge]:

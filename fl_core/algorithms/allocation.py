@@ -38,7 +38,7 @@ def random_depth(blocks: int, seed: int, index: int, client: int) -> int:
     return int(seeds.numpy_generator(seed, "depth", index, client).integers(1, blocks + 1))
 
 
-def drawn(depth: int, blocks: int, seed: int, index: int, client: int) -> tuple[int, ...]:
+def draw_depths(depth: int, blocks: int, seed: int, index: int, client: int) -> tuple[int, ...]:
     """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
     chosen = seeds.numpy_generator(seed, "allocation", index, client).choice(blocks, depth, replace=False)
     return tuple(sorted(int(k) for k in chosen))

@@ -169,7 +169,7 @@ class Algorithm:
         super().__delattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return contract.portable(self)
+        return contract.picklable_attributes(self)
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
         """A new instance of this algorithm that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""

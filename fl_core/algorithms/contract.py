@@ -114,7 +114,7 @@ def freeze(algorithm: AlgorithmLike) -> None:
         vars(part).update({FROZEN: True, CONTENTS: _contents_of(part)})
 
 
-def portable(algorithm: AlgorithmLike) -> dict[str, Any]:
+def picklable_attributes(algorithm: AlgorithmLike) -> dict[str, Any]:
     """The attributes of an algorithm that are sent to a worker process, where it is frozen anew."""
     return {name: value for name, value in vars(algorithm).items() if name != CONTENTS}
 

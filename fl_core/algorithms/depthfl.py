@@ -15,7 +15,7 @@ from fl_core import models
 from fl_core.algorithms import Context, Round, Shape, register
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Count
-from fl_core.models.blocks import inside, paths_of_blocks
+from fl_core.models.blocks import paths_of_blocks, tensors_below
 from fl_core.models.exits import Exits
 
 
@@ -64,7 +64,7 @@ class DepthFL(Limited):
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         everything, depth = super().submodel(rnd, client), self.depth(rnd, client)
-        numbers = {name: name.split(".")[1] for name in inside(everything, "exits")}
+        numbers = {name: name.split(".")[1] for name in tensors_below(everything, "exits")}
         return everything - {name for name, number in numbers.items() if int(number) >= depth}
 
     def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:

@@ -13,7 +13,7 @@ from fl_core import models, tree
 from fl_core.algorithms import Context, Group, Observation, Phase, Round, Shape, State, Tree, register
 from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
 from fl_core.algorithms.options import Count, Positive, Share
-from fl_core.algorithms.prompts import drawn
+from fl_core.algorithms.prompts import draw_prompts
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
 from fl_core.models.heads import split_head
@@ -136,7 +136,7 @@ class FedPFT(Contrasting):
         empty = {name: head.weight.new_empty(n, width) for name, n in zip(PROMPTS, counts, strict=True) if n}
         with torch_seeded(seed_of(seed, "transform")):
             transform = Transform(width, config.heads, config.residual, config.layernorm)
-            built = Prompted(body, head, transform, drawn(empty, SPREAD, seed), cls.compares(config), cls.direct)
+            built = Prompted(body, head, transform, draw_prompts(empty, SPREAD, seed), cls.compares(config), cls.direct)
         return built.to(head.weight.dtype)
 
     direct: ClassVar[bool] = False  # whether the contrastive task uses the extractor's features directly
@@ -168,7 +168,7 @@ class FedPFT(Contrasting):
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
         prompts = tree.select(initial, self.part_of(*PROMPTS))
-        state.trees["model"].update(drawn(prompts, SPREAD, self.task_info.seed, client))
+        state.trees["model"].update(draw_prompts(prompts, SPREAD, self.task_info.seed, client))
         if not self.compares(self.config):
             del state.trees[QUEUE]
         return state

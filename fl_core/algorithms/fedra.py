@@ -18,7 +18,7 @@ from fl_core.algorithms import allocation
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, Shape, State, Update, register
 from fl_core.errors import UsageError
 from fl_core.models.adapters import LAST, adapt
-from fl_core.models.blocks import inside, with_optional_blocks
+from fl_core.models.blocks import tensors_below, with_optional_blocks
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
@@ -141,7 +141,7 @@ class Limited(Blockwise):
                 f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
             )
         self.fixed = allocation.fixed_depths(self.config.depths, len(self.task_info.n_train), len(blocks))
-        self.always = tensors.difference(*(inside(tensors, path) for path in blocks))
+        self.always = tensors.difference(*(tensors_below(tensors, path) for path in blocks))
 
     def depth(self, rnd: Round, client: int) -> int:
         """Return how many blocks the client can hold in this round."""
@@ -155,7 +155,7 @@ class Limited(Blockwise):
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         paths = (self.task_info.blocks[k] for k in self.allocated(rnd, client))
-        return self.always.union(*(inside(self.task_info.tensors, path) for path in paths))
+        return self.always.union(*(tensors_below(self.task_info.tensors, path) for path in paths))
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -226,7 +226,7 @@ class FedRA(Limited):
     def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
         total, seed = len(self.task_info.blocks), self.task_info.seed
         if not self.covers:
-            return allocation.drawn(self.depth(rnd, client), total, seed, rnd.index, client)
+            return allocation.draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
         depths = tuple((each, self.depth(rnd, each)) for each in everyone)
         return allocation.covering(depths, total, seed, rnd.index)[client]

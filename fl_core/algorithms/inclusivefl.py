@@ -14,7 +14,7 @@ from fl_core.algorithms import Message, Round, Shape, State, Tree, Update, regis
 from fl_core.algorithms.fedra import Limited
 from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
-from fl_core.models.blocks import inside, paths_of_blocks
+from fl_core.models.blocks import paths_of_blocks, tensors_below
 from fl_core.plan import LayerPlan
 
 CHANGE = "change/"
@@ -117,7 +117,7 @@ class InclusiveFL(Limited):
             return {}
         before, above = server.trees[_slot(deeper[0])], self.task_info.blocks[depth - 1 : deeper[0]]
         moved = {}
-        for name in sorted(inside(group_mean, above[0]) & self.task_info.parameters):
+        for name in sorted(tensors_below(group_mean, above[0]) & self.task_info.parameters):
             rest = name.removeprefix(above[0])
             momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
             moved[name] = (group_mean[name].double() + self.config.beta * (momentum - change[name].double())).to(

@@ -17,7 +17,7 @@ from fl_core.errors import UsageError
 CLIENT = "prompts"  # the stream of a client's initial prompts
 
 
-def drawn(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
+def draw_prompts(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
     """Draw initial prompts: normal noise of one standard deviation, with the shapes and types of the given tensors."""
     noise = {}
     for name, tensor in like.items():
@@ -95,7 +95,7 @@ class PFedPT(Algorithm):
             )
         border = Border(shape, config.pad)
         with torch.no_grad():
-            for name, value in drawn(dict(border.named_parameters()), 1.0, seed).items():
+            for name, value in draw_prompts(dict(border.named_parameters()), 1.0, seed).items():
                 border.get_parameter(name).copy_(value)
         return Bordered(model, border)
 
@@ -107,7 +107,7 @@ class PFedPT(Algorithm):
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
         frame = {name: initial[name] for name in self.frame}
-        state.trees["model"].update(drawn(frame, 1.0, self.task_info.seed, client))
+        state.trees["model"].update(draw_prompts(frame, 1.0, self.task_info.seed, client))
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fl_core import models
 from fl_core.training.workspace import Workspace
-from fl_core.untouched import untouched
+from fl_core.untouched import preserve_state
 
 
 class FlopCounter(TorchDispatchMode):
@@ -62,7 +62,7 @@ def training_flops(
     if x.is_floating_point():
         x = x.to(next(iter(workspace.params.values())).dtype)
     counter = FlopCounter()
-    with untouched(workspace.model), workspace.trains(trained) as names, counter:
+    with preserve_state(workspace.model), workspace.trains(trained) as names, counter:
         logits = workspace.forward(workspace.params, x)
         if logits.requires_grad:
             torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)

@@ -97,7 +97,7 @@ def learned(x: NDArray[np.generic], words: Categories) -> Categories:
     return tuple(tuple(word for j, word in enumerate(each) if j in present[k]) for k, each in enumerate(words))
 
 
-def recoded(x: NDArray[np.generic], words: Categories, target: Categories) -> NDArray[np.generic]:
+def recode(x: NDArray[np.generic], words: Categories, target: Categories) -> NDArray[np.generic]:
     """Return rows [n, d] with the places of their words among others."""
     x = x.copy()
     for k, (own, other) in enumerate(zip(words, target, strict=True)):

@@ -89,7 +89,7 @@ def check_plain(what: str, reading: Reading) -> None:
     reading.check_unasked(f"{what} is no text file", *WRITTEN)
 
 
-def glance(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
+def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
     """Return the shape of a sample and whether there are natural clients, from names and headers alone.
 
     These do not show the number of token ids of a text.

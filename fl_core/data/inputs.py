@@ -211,7 +211,7 @@ class Inputs:
     def _texts(self, texts: Sequence[str], where: str, place: arrays.Place) -> Samples:
         text.check(texts, where, place)
         codes, words = text.encode(texts, self.shape[0])
-        return self._samples(self._source(codes, words).spelled(self.words or ()))
+        return self._samples(self._source(codes, words).with_vocabulary(self.words or ()))
 
     def _arrays(self, x: Array, where: str, place: arrays.Place, names: Sequence[str] | None = None) -> Samples:
         source = self._source(x)

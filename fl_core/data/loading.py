@@ -130,7 +130,7 @@ def recipe(
         return general(dataset.shape, dataset.owner is not None, dataset.task)
     if _is_named(dataset):
         return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
-    return general(*files.glance(path_of(dataset), how), how.task)
+    return general(*files.peek_shape(path_of(dataset), how), how.task)
 
 
 def default_scale(dataset: Location | Source, **reading: Any) -> str:

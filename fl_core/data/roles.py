@@ -25,10 +25,10 @@ _LIKELY = {
 """Words in the names of columns that often have a role."""
 
 
-def likely(role: str, asked: str, header: Sequence[str], most: int = 3) -> list[str]:
+def likely_columns(role: str, asked: str, header: Sequence[str], most: int = 3) -> list[str]:
     """Return the columns that most likely have a role, the likeliest first.
 
-    >>> likely("label_column", "label", ["age", "died", "hospital"])
+    >>> likely_columns("label_column", "label", ["age", "died", "hospital"])
     ['died', 'age']
 
     Args:

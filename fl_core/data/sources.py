@@ -161,7 +161,7 @@ class Source:
         """
         if self.prepares or self.categories:
             words = made.categories if made else categories.learned(self.x[train], self.categories)
-            x = categories.recoded(self.x, self.categories, words) if self.categories else self.x
+            x = categories.recode(self.x, self.categories, words) if self.categories else self.x
             made = made or preprocessing.fitted(x[train], self.scale, self.impute, self.columns, words)
             return replace(self, x=made.transform(x), preprocessing=made, categories=())
         if self.words is None:
@@ -170,7 +170,7 @@ class Source:
         first = len(SPECIAL)
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so ties stay in alphabetical order
-        return self.spelled(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
+        return self.with_vocabulary(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
 
     def hashed(self, buckets: int) -> Source:
         """Return the source of texts with the number of each word's bucket as its code.
@@ -184,7 +184,7 @@ class Source:
             self, x=np.array(ids, dtype=np.int64)[self.x], words=tuple(f"bucket {k}" for k in range(buckets))
         )
 
-    def spelled(self, vocabulary: tuple[str, ...]) -> Source:
+    def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
         code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}
         ids = [*range(len(SPECIAL)), *(code.get(word, UNKNOWN) for word in self.words or ())]

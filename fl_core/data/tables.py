@@ -153,7 +153,7 @@ def _check_role(path: Path, role: str, name: str, header: Sequence[str], reading
     """
     if name in header:
         return
-    flag, (first, *others) = f"--{role.replace('_', '-')}", roles.likely(role, name, header) or [""]
+    flag, (first, *others) = f"--{role.replace('_', '-')}", roles.likely_columns(role, name, header) or [""]
     also = f" ({listing(others)} may be it, too)" if others else ""
     way = f"Name it: {flag} {shlex.quote(first)}{also}" if first else f"Name it with {flag}"
     clients = roles.by_name("client_column", header) if reading.client_column not in header else []

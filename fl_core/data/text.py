@@ -111,7 +111,7 @@ def agreed(texts: Source, vocabulary: Path | str) -> Source:
         if not (buckets.isascii() and buckets.isdigit() and 2 <= int(buckets) <= MOST_WORDS):
             raise UsageError(f"vocabulary {HASHED}:N must have N from 2 to {MOST_WORDS:,}; got {vocabulary}.")
         return texts.hashed(int(buckets))
-    return texts.spelled(read_vocabulary(Path(vocabulary)))
+    return texts.with_vocabulary(read_vocabulary(Path(vocabulary)))
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.execution.shared import Shared, seen, shared_copy
 from fl_core.execution.stacked import BatchedClients
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
-from fl_core.interrupts import end_with_parent, held_back
+from fl_core.interrupts import delay_signals, end_with_parent
 
 SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, next to a kept optimiser's
 
@@ -87,7 +87,7 @@ class Workers:
         self._processes: list[Any] = []
         self._interrupted = False
         resource_tracker.ensure_running()  # otherwise the first worker's start would do so and let interrupts through
-        with held_back():  # a terminal sends Ctrl-C to all of them, but this process handles it
+        with delay_signals():  # a terminal sends Ctrl-C to all of them, but this process handles it
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 requests, replies = Slot.of(room, repeats), Slot.of(room)

@@ -78,7 +78,7 @@ def train(
             for _ in range(phase.epochs):
                 for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):
                     if ahead is not None:
-                        workspace.go_on(bx, ahead)
+                        workspace.continue_from(bx, ahead)
                     step(steps, (bx, by), ctx)
                     steps.taken += 1
                     if watch is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms.base import State
-from fl_core.storage.blobs import joined, parted
+from fl_core.storage.blobs import merge_trees, split_trees
 from fl_core.tree import Tree
 
 BOUND = 2**28
@@ -128,12 +128,12 @@ class ClientStates(Mapping[str, State]):
                 raise KeyError(name)
             return self.beginning(name)
         names, meta = self._rest[name]
-        return State(parted(self._trees.get(name, {}), names), meta)
+        return State(split_trees(self._trees.get(name, {}), names), meta)
 
     def __setitem__(self, name: str, state: State) -> None:
         if name not in self._names:
             raise KeyError(name)
-        flat = joined(state.trees)
+        flat = merge_trees(state.trees)
         if flat:
             self._trees[name] = flat
         elif name in self._trees:

@@ -110,7 +110,7 @@ def _made(name: str) -> Logger:
 
 
 @contextmanager
-def opened(loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]) -> Iterator[None]:
+def open_loggers(loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]) -> Iterator[None]:
     """Begin loggers, and close them however the block ends."""
     with ExitStack() as begun:
         for each in loggers:

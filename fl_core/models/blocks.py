@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, listing
-from fl_core.untouched import Hook, hooked, in_mode
+from fl_core.untouched import Hook, in_mode, with_hooks
 
 
 class Optional(nn.Module):
@@ -78,7 +78,7 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
         return lambda _module, args, output: seen.append((k, output.shape == args[0].shape))
 
     try:
-        with hooked(blocks, {str(k): note(k) for k in range(len(blocks))}), in_mode(model, False), torch.no_grad():
+        with with_hooks(blocks, {str(k): note(k) for k in range(len(blocks))}), in_mode(model, False), torch.no_grad():
             model(example)
             uneven = [str(k) for k, same in seen if not same]
             if uneven:
@@ -104,6 +104,6 @@ def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def inside(names: Iterable[str], path: str) -> frozenset[str]:
+def tensors_below(names: Iterable[str], path: str) -> frozenset[str]:
     """Return the named tensors that belong to the module at a path."""
     return frozenset(name for name in names if name.startswith(f"{path}."))

@@ -19,7 +19,7 @@ LAYERS = 100_000
 
 
 @contextmanager
-def counted(check: Callable[[int, int], None]) -> Iterator[None]:
+def check_while_building(check: Callable[[int, int], None]) -> Iterator[None]:
     """Call ``check(parameters, layers)`` with the sums so far, for each tensor that a module of this thread receives.
 
     A layer is a module with tensors of its own. Buffers count as parameters. Tensors of lazy modules do not count: they
@@ -27,7 +27,7 @@ def counted(check: Callable[[int, int], None]) -> Iterator[None]:
 
     >>> from torch import nn
     >>> found = []
-    >>> with counted(lambda parameters, layers: found.append((parameters, layers))):
+    >>> with check_while_building(lambda parameters, layers: found.append((parameters, layers))):
     ...     _ = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     >>> found
     [(6, 1), (8, 1), (12, 2), (14, 2)]
@@ -74,5 +74,5 @@ def within_bytes(what: str, most: int) -> Iterator[None]:
             sizes = f"at most {limits.sized(most)} of memory; got {limits.sized(4 * parameters)} or more"
             raise limits.LimitError(f"{what} must take {sizes}. Choose smaller sizes.")
 
-    with counted(check):
+    with check_while_building(check):
         yield

@@ -12,7 +12,7 @@ from fl_core.errors import UsageError
 from fl_core.models.blocks import Optional, paths_of_blocks
 from fl_core.models.heads import head_path
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.untouched import Hook, hooked
+from fl_core.untouched import Hook, with_hooks
 
 
 class Exits(nn.Module):
@@ -60,7 +60,7 @@ class Exits(nn.Module):
         def note(number: str) -> Hook:
             return lambda _module, _args, output: seen.update({number: output})
 
-        with hooked(model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}):
+        with with_hooks(model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}):
             last = model(x)
         early = [
             classifier(model.forward_head(model.norm(seen[number]), pre_logits=True))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.untouched import Hook, hooked, in_mode
+from fl_core.untouched import Hook, in_mode, with_hooks
 
 
 def head_path(model: nn.Module, example: Tensor) -> str:
@@ -26,7 +26,7 @@ def head_path(model: nn.Module, example: Tensor) -> str:
         return lambda _module, _args, output: outputs.update({path: output})
 
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    with hooked(model, {path: note(path) for path in linear}), in_mode(model, False), torch.no_grad():
+    with with_hooks(model, {path: note(path) for path in linear}), in_mode(model, False), torch.no_grad():
         wanted = model(example)
     path = next((path for path, output in outputs.items() if output is wanted), None)
     if path is None:

@@ -204,7 +204,7 @@ def base(model: nn.Module) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def whole(model: nn.Module) -> Tree:
+def full_state(model: nn.Module) -> Tree:
     """Return a copy of the tensors of a model and of its base."""
     return {**tree.state_dict(model), **tree.clone(base(model))}
 

@@ -12,7 +12,7 @@ from fl_core.errors import CorruptError, ForeignError
 from fl_core.records import timing
 from fl_core.stopping import StoppingRule
 from fl_core.storage.files import Folder, json_bytes, sha
-from fl_core.storage.packing import SUFFIX, opened
+from fl_core.storage.packing import SUFFIX, open_packed
 from fl_core.storage.schema import COUNT, DIGEST
 
 JOURNAL = "journal.jsonl"
@@ -116,7 +116,7 @@ def cleaned(run: RunFiles) -> dict[str, Any]:
 def check_rows(run: RunFiles, *ends: Mapping[str, Any]) -> None:
     """Check the rows up to each of these ends; see :meth:`fl_core.records.store.Run.check_rows`."""
     digest, at = hashlib.sha256(), 0
-    with opened(run.folder, "rows.jsonl") as file:
+    with open_packed(run.folder, "rows.jsonl") as file:
         for end in ends:
             while at < end["bytes"] and (some := file.read(min(end["bytes"] - at, _CHUNK))):
                 digest.update(some)
@@ -130,7 +130,7 @@ def _bytes_of_rows(run: RunFiles) -> int:
     """Return the number of bytes of the rows, unpacked."""
     if run.rows_path.suffix != SUFFIX:
         return run.folder.size(run.rows_path.name)
-    with opened(run.folder, "rows.jsonl") as file:
+    with open_packed(run.folder, "rows.jsonl") as file:
         return sum(map(len, iter(lambda: file.read(_CHUNK), b"")))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy", "scikit-learn")
 
 
-def here() -> dict[str, Any]:
+def current_environment() -> dict[str, Any]:
     """Return versions, the platform, and the working directory's commit."""
     return {**versions(), "platform": platform.platform(), "commit": _commit()}
 
@@ -22,7 +22,7 @@ def versions() -> dict[str, Any]:
 
 
 def changes(began: Mapping[str, Any]) -> list[str]:
-    """Return versions that differ from an earlier :func:`here`, such as ``torch 2.14.0 (now 2.14.1)``."""
+    """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
     now = versions()
     pairs = {name: (old, now["versions"].get(name, "")) for name, old in began["versions"].items()}
     pairs["python"] = (began["python"], now["python"])

@@ -264,10 +264,10 @@ class Run:
 
     def _trees(self, entry: Mapping[str, Any], parse: Callable[[bytes], dict[str, V]]) -> dict[str, dict[str, V]]:
         def read(data: bytes) -> dict[str, dict[str, V]]:
-            return blobs.parted(parse(data), entry["trees"])
+            return blobs.split_trees(parse(data), entry["trees"])
 
         blob = entry["blob"]
-        return self.folder.read_as(read, blob_name(blob), blob) if blob else blobs.parted({}, entry["trees"])
+        return self.folder.read_as(read, blob_name(blob), blob) if blob else blobs.split_trees({}, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.

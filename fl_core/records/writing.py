@@ -25,9 +25,9 @@ from fl_core.errors import CorruptError, ForeignError, UsageError, listing
 from fl_core.records import checking, timing
 from fl_core.records.checking import CLEANED, JOURNAL
 from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
-from fl_core.storage.blobs import joined
+from fl_core.storage.blobs import merge_trees
 from fl_core.storage.files import Folder, json_bytes, sha, signed
-from fl_core.storage.packing import SUFFIX, opened
+from fl_core.storage.packing import SUFFIX, open_packed
 from fl_core.tree import clone
 
 _ROWS = (ROWS, ROWS + SUFFIX, LEFT_OUT)
@@ -108,7 +108,7 @@ class Writer:
         self.folder.remove(JOURNAL)
         if {found["previous"] for found in manifests.values()} | set(rounds) <= {None, *manifests}:
             self._note_strangers(known)  # every checkpoint was read, so all their names are known
-        with opened(self.folder, ROWS) as file:
+        with open_packed(self.folder, ROWS) as file:
             covered = file.read(entry["bytes"])
         self.folder.write(ROWS, covered)  # a new file, since rows must not be appended to another folder's file
         self.folder.remove(ROWS + SUFFIX)
@@ -235,7 +235,7 @@ class Writer:
         self._announced = False
 
     def _put(self, state: State) -> dict[str, Any]:
-        flat = joined(state.trees)
+        flat = merge_trees(state.trees)
         blob = ""
         if flat:
             data = save(clone(flat))

@@ -37,10 +37,10 @@ HEADER = 2**24
 V = TypeVar("V")
 
 
-def joined(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
+def merge_trees(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
     """Join several trees into one, with a tree's name before each key.
 
-    Nothing is copied; :func:`parted` is the inverse.
+    Nothing is copied; :func:`split_trees` is the inverse.
 
     Raises:
         UsageError: a tree's name contains the separator.
@@ -51,8 +51,8 @@ def joined(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
     return {f"{name}{_SEPARATOR}{key}": value for name, tree in trees.items() for key, value in tree.items()}
 
 
-def parted(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V]]:
-    """Split a tree from :func:`joined` into the original trees.
+def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V]]:
+    """Split a tree from :func:`merge_trees` into the original trees.
 
     ``names`` lists them all, since empty ones have no keys.
 

@@ -58,7 +58,7 @@ def stored_name(folder: Folder, name: str) -> str:
 
 
 @contextmanager
-def opened(folder: Folder, name: str) -> Iterator[IO[bytes]]:
+def open_packed(folder: Folder, name: str) -> Iterator[IO[bytes]]:
     """Open a file that may be packed, for reading. Errors are as in :meth:`Folder.open` and :func:`unpacked`."""
     found = stored_name(folder, name)
     with folder.open(found) as file:

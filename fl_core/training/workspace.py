@@ -178,7 +178,7 @@ class Workspace:
         with self._casting():
             return self._outputs.of(client, where, samples, x)
 
-    def go_on(self, x: Tensor, outputs: Tensor) -> None:
+    def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
         self._ahead = (x, outputs)
 

@@ -122,7 +122,7 @@ def calls(*outputs: Tensor) -> tuple[Callable[[See], str], list[int]]:
 
 def told(kept: ActivationCache, make: Callable[[See], str], key: str = "a", path: str = "fc") -> list[Tensor]:
     seen: list[Tensor] = []
-    assert kept.told(key, [path], make, lambda path, call, output: seen.append(output)) == "end"
+    assert kept.replay(key, [path], make, lambda path, call, output: seen.append(output)) == "end"
     return seen
 
 
@@ -195,7 +195,7 @@ def test_a_pass_that_watched_more_serves_and_one_that_watched_less_does_not() ->
 
     kept, made, seen = ActivationCache(), list[int](), list[str]()
     for paths, number in ((["conv", "fc"], 1), (["fc"], 1), (["fc", "out"], 2)):
-        kept.told("a", paths, make, lambda path, call, output: seen.append(path))
+        kept.replay("a", paths, make, lambda path, call, output: seen.append(path))
         assert len(made) == number
     assert seen == ["conv", "fc", "fc", "conv", "fc"]
 

@@ -195,7 +195,7 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     reached = []
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts.held_back():
+        with pytest.raises(KeyboardInterrupt), interrupts.delay_signals():
             reached.extend(os.kill(os.getpid(), signal.SIGINT) or [1])
         assert reached
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedlayers.backends.base import Event, Job, Result, Results, Watch, WorkerPool, nobody
+from fedlayers.backends.base import Event, Job, Result, Results, Watch, WorkerPool, no_progress
 from fedlayers.remote import federation
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.policy import Policy
@@ -365,7 +365,7 @@ def test_workers_and_sites_get_pretrained_weights_as_tensors(
 class Elsewhere(WorkerPool[Any]):
     """Processes that take works, and do nothing."""
 
-    def results(self, works: Iterable[Job], watch: Watch = nobody) -> Results:
+    def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:
             assert isinstance(work, TrainingJob)
             yield Result(work, work.start)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.backends.base import Backend, Result, Results, Watch, answered, nobody
+from fedlayers.backends.base import Backend, Result, Results, Watch, answer_job, no_progress
 from figures import items, learning, recipe
 from figures.__main__ import main
 from figures.making import Making
@@ -32,13 +32,13 @@ class Elsewhere(Backend):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def results(self, works, watch: Watch = nobody) -> Results:  # type: ignore[no-untyped-def]
+    def results(self, works, watch: Watch = no_progress) -> Results:  # type: ignore[no-untyped-def]
         for work in works:
             sent: dict[str, str] = {}
             there = pickle.loads(pickle.dumps(work.sent_to(None))).sent_to(self.folder)
             for parcel in work.outgoing(sent):
                 there.accept(parcel)
-            answer = answered(there)
+            answer = answer_job(there)
             for parcel in there.incoming(sent, over=True):
                 work.accept(parcel)
             yield Result(work, answer.value, answer.error)

@@ -67,6 +67,6 @@ def test_what_cannot_be_loaded_is_refused(stored, expected, read):
 
 def test_trees_are_parted_by_their_names():
     trees = {"model": {"fc|w": 1, "fc.b": 2}, "head": {}}
-    assert blobs.parted(blobs.joined(trees), trees) == trees
+    assert blobs.split_trees(blobs.merge_trees(trees), trees) == trees
     with pytest.raises(ValueError, match=r"'model\|fc\|w'"):
-        blobs.parted(blobs.joined(trees), ["head"])
+        blobs.split_trees(blobs.merge_trees(trees), ["head"])

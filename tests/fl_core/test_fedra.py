@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
-from fl_core.algorithms.allocation import covering, drawn, fixed_depths, random_depth
+from fl_core.algorithms.allocation import covering, draw_depths, fixed_depths, random_depth
 from fl_core.algorithms.base import Message, TaskInfo, Update
 from fl_core.algorithms.fedra import Limited
 from fl_core.errors import UsageError
-from fl_core.models.blocks import hold, inside, paths_of_blocks, with_optional_blocks
+from fl_core.models.blocks import hold, paths_of_blocks, tensors_below, with_optional_blocks
 from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
@@ -48,7 +48,7 @@ def made(name: str, **options: Any) -> Any:
 
 def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
     """Positions of the blocks of which a tensor is named."""
-    return [k for k, path in enumerate(found.task_info.blocks) if inside(names, path)]
+    return [k for k, path in enumerate(found.task_info.blocks) if tensors_below(names, path)]
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -58,7 +58,7 @@ def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tup
     shallow.blocks = nn.Sequential(*(shallow.get_submodule(f"blocks.{k}") for k in kept))
     names = set(tree.named_tensors(whole))
     gone = [f"blocks.{k}" for k in range(3) if k not in kept]
-    hold(whole, names.difference(*(inside(names, path) for path in gone)))
+    hold(whole, names.difference(*(tensors_below(names, path) for path in gone)))
     for path in gone:
         for parameter in whole.get_submodule(path).parameters():
             nn.init.constant_(parameter, math.nan)
@@ -75,7 +75,7 @@ def test_what_cannot_be_left_out_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"blocks\.1\.attn\.proj\.bias"):
         hold(model, names - {"blocks.1.attn.proj.bias"})
     workspace = Workspace(model)
-    part = frozenset(names - inside(names, "blocks.1"))
+    part = frozenset(names - tensors_below(names, "blocks.1"))
     with pytest.raises(UsageError, match=r"tree: blocks\.1"):
         workspace.load(tree.state_dict(model), part)
     workspace.load(tree.select(tree.state_dict(model), part), part)
@@ -165,7 +165,7 @@ def test_every_block_is_drawn_as_often_as_the_depth_says() -> None:
     for depth in (1, 4, 6):
         counts = torch.zeros(6)
         for index in range(1500):
-            found = drawn(depth, 6, 0, index, 1)
+            found = draw_depths(depth, 6, 0, index, 1)
             assert list(found) == sorted(set(found))
             assert len(found) == depth
             counts[list(found)] += 1
@@ -222,7 +222,7 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
     alone.aggregate(server, updates, rnd)
     held = {k for client in rnd.sampled for k in alone.allocated(rnd, client)}
     for k, path in enumerate(alone.task_info.blocks):
-        for name in inside(before, path):
+        for name in tensors_below(before, path):
             moved = not torch.equal(server.trees["model"][name], before[name])
             assert moved == (k in held and name not in alone.task_info.frozen), name
 
@@ -322,7 +322,7 @@ def test_the_allocation_is_recorded() -> None:
         for name in took_part:
             local = played.checkpoints[done - 1].models["local"][name]
             told = [row["value"] for row in here if row["client"] == name]
-            assert told == [float(bool(inside(local, path))) for path in ("blocks.0", "blocks.1", "blocks.2")]
+            assert told == [float(bool(tensors_below(local, path))) for path in ("blocks.0", "blocks.1", "blocks.2")]
 
 
 def test_work_is_counted_on_the_blocks_that_are_held() -> None:
@@ -388,7 +388,7 @@ def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
         for d in groups:
             deeper = min((r for r in last if r > d), default=None)
             if deeper is not None:
-                for n in inside(change[d], f"blocks.{d - 1}"):
+                for n in tensors_below(change[d], f"blocks.{d - 1}"):
                     rest = n.removeprefix(f"blocks.{d - 1}.")
                     mean = sum(last[deeper][f"blocks.{k}.{rest}"] for k in range(d - 1, deeper)) / (deeper - d + 1)
                     moved[d][n] = (1 - beta) * change[d][n] + beta * mean

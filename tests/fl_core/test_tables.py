@@ -116,11 +116,11 @@ def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     path.write_text("\n".join(lines))
     began = time.perf_counter()
-    assert data.files.glance(path) == ((40_000,), False)
+    assert data.files.peek_shape(path) == ((40_000,), False)
     assert time.perf_counter() - began < 2  # each name against all others takes a minute
     path.write_text(lines[0].replace("g39999", "g7") + "\n")
     with pytest.raises(UsageError, match="'g7'"):
-        data.files.glance(path)
+        data.files.peek_shape(path)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_core.errors import UsageError
-from fl_core.untouched import set_mode, untouched
+from fl_core.untouched import preserve_state, set_mode
 from tests.networks import Wired, snapshot, wired
 
 X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
@@ -40,7 +40,7 @@ def test_untouched_restores_everything(net: Wired, raises: bool, with_grads: boo
         net(X).sum().backward()
     before = snapshot(net)
     try:
-        with untouched(net):
+        with preserve_state(net):
             disturb(net)
             assert snapshot(net) != before
             if raises:
