@@ -254,8 +254,8 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(tmp_p
     said = plans[0].why.detail["stability"]
     assert said["of"] == "clients and batches"
     assert "the clients and batches:" in explain(plans[0], full=True)
-    assert "(the batches " not in explain(plans[0], full=True)
-    assert "(the batches " in explain(select(plain), full=True)
+    assert "--resamples" not in explain(plans[0], full=True)
+    assert "--resamples" in explain(select(plain), full=True)
     one = select(diagnose(models["a"], data["a"], metrics, resamples=5, **how), "change_point")
     assert one.why.detail["stability"]["of"] == "batches"
 

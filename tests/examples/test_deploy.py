@@ -69,7 +69,7 @@ def test_the_services_of_compose_have_stages_and_commands_that_there_are() -> No
         for volume in service["volumes"]:  # what a command reads and writes lies in a volume
             assert volume.split(":")[1].startswith(workdir)
         if isinstance(command, Federate):
-            assert command.federation.superlink == SiteFile.read(DEPLOY / "site.toml").connection["superlink"]
+            assert command.network.superlink == SiteFile.read(DEPLOY / "site.toml").connection["superlink"]
     assert not kinds
 
 

@@ -314,7 +314,9 @@ def test_command_line(trained, tmp_path, monkeypatch, capsys):
     assert "by each metric:\n  cka " in said
     assert "resamples" in said
     cli.main(["select", measured, "--rule", "budget_bytes", "--budget", "6500"])
-    assert "budget 6,500, of which 6,280 " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "6,500" in said
+    assert "6,280" in said
     with pytest.raises(SystemExit, match="2"):
         cli.main(["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"])
     assert "no plan" in capsys.readouterr().err
