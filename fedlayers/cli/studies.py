@@ -227,7 +227,7 @@ class Choose(OneAlgorithm):
 
     Examples:
         fedlayers choose --dataset heart --seeds 3
-        fedlayers choose --dataset digits --arms nothing half all_but_last
+        fedlayers choose --dataset digits --arms nothing half all --out out/digits
         fedlayers choose --dataset heart --with-finetuning --out out/finetuning
     """
 
