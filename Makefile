@@ -44,7 +44,7 @@ demo: $(READY)   ## a decision with a clear answer, then a study of four hospita
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
 
 federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html; ROUNDS=1: short
-	$(BIN)/python -m fedlayers.demo out/federation $(ROUNDS)
+	$(BIN)/python -m examples.four_hospitals out/federation $(ROUNDS)
 
 figures: $(READY) ## the figures and tables that have rows, drawn again: figures/pictures, some minutes
 	$(BIN)/python -m figures all
@@ -53,7 +53,7 @@ notebooks: $(READY) ## the notebooks executed again and stored, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
 
 lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorecard, written again
-	$(BIN)/python -m fedlayers.lists
+	$(BIN)/python -m docs.lists
 	$(BIN)/python -m tests.faults.table
 	$(BIN)/python -m figures scorecard
 

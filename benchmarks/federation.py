@@ -23,8 +23,8 @@ from fl_core.data import FederatedData
 from fl_core.records import timing
 
 if TYPE_CHECKING:
+    from examples.local_federation import Local
     from fedlayers.remote.link import RequestHandler, SiteLink
-    from fedlayers.remote.local import Local
 
 SAMPLES = 64
 ROUNDS = 6
@@ -80,8 +80,8 @@ class Run(NamedTuple):
 
 def flower(job: str, pairs: int = 3) -> list[Measured]:
     """A round of FedAvg over superlink and supernodes on 127.0.0.1: time and where it goes, bytes, memory."""
+    from examples.local_federation import Local
     from fedlayers.remote.flower.server import FlowerLink
-    from fedlayers.remote.local import Local
 
     warnings.simplefilter("ignore")  # Flower's own deprecations
     case = CASES[job]

@@ -1,6 +1,6 @@
 """Write the page of the leaderboard and its picture from the stored rows: ``python -m figures.leaderboard``.
 
-A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``, as on the pages of :mod:`fedlayers.lists`.
+A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``, as on the pages of :mod:`docs.lists`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from diagnostics.plots.drawing import COLOURS, style
+from docs.lists import BLOCK
 from fedlayers.leaderboard import analysis, defaults
 from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import BOUNDS, METHODS, REFERENCES
 from fedlayers.leaderboard.runs import STORED, read
-from fedlayers.lists import BLOCK
 from figures.page import markdown
 from figures.ranking import Ranking, diagram
 from fl_core.errors import check_known, listing

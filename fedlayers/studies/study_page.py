@@ -192,7 +192,7 @@ def _add_worth(
         page.text("\n".join(f"- {gain}" for gain in lead.gains))
         page.text(lead.how)
     for name, figure in of_comparison(result).items():
-        _add(page, out, name, figure, _COMPARISON_CAPTIONS[name])
+        _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
     page.table(display_name(result.table), result.legend)
     page.text(verdict(result, chosen, without=set(summary.AGAINST)))
 
@@ -249,7 +249,7 @@ def _epochs(config: RunConfig) -> str:
     return "one local epoch" if config.epochs == 1 else f"{config.epochs} local epochs"
 
 
-_COMPARISON_CAPTIONS = {
+COMPARISON_CAPTIONS = {
     "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
     "interval over seeds.",
     "clients": "The same score client by client.",

@@ -95,9 +95,8 @@ ROOMS = {
         "remote",
         "studies",
         "run_result runs",
-        "leaderboard catalogue demo",
+        "leaderboard catalogue",
         "cli",
-        "lists",
     ),
 }
 """Rooms of each package from the bottom up: a room imports rooms of its own floor and below, never from above."""

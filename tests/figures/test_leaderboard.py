@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from docs.lists import BLOCK
 from fedlayers.leaderboard import analysis
 from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import METHODS
 from fedlayers.leaderboard.runs import STORED, complete, read
-from fedlayers.lists import BLOCK
 from figures import leaderboard
 from fl_core.errors import UsageError
 from tests.fedlayers.leaderboard import planted

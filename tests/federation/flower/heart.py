@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from examples.local_federation import FEDLAYERS, Local
 from fedlayers import runs
-from fedlayers.remote.local import FEDLAYERS, Local
 from fl_core.config import RunConfig
 from fl_core.data import load
 from fl_core.records.store import Run

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.local_federation import Local
 from fedlayers.cli.main import main
 from fedlayers.remote import flower, keys
 from fedlayers.remote.flower.site_process import Connection, checked_address
-from fedlayers.remote.local import Local
 from fedlayers.remote.site_config import SiteFile
 from fl_core.errors import UsageError
 from tests.fedlayers.test_imports import MODULES, imported

@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 
 from diagnostics.report import Report
+from examples.local_federation import Local
 from fedlayers.cli.main import main
 from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
 from fedlayers.remote.flower.server import FlowerLink
-from fedlayers.remote.local import Local
 from fedlayers.remote.rpc import left
 from fl_core.config import RunConfig
 from fl_core.errors import RunError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.remote.local import FEDLAYERS, Local
+from examples.local_federation import FEDLAYERS, Local
 from tests.federation.own_tables import SITES, same_as_in_one_process, section, write_tables
 
 pytestmark = pytest.mark.federation

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.local_federation import FEDLAYERS, Local
 from fedlayers.remote import keys
 from fedlayers.remote.flower import QUIET
 from fedlayers.remote.flower.server import FlowerLink
-from fedlayers.remote.local import FEDLAYERS, Local
 from fl_core.errors import RunError, UsageError
 from tests.federation.flower.proxy import proxy_to
 

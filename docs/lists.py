@@ -1,4 +1,4 @@
-"""``python -m fedlayers.lists``: writes the pages' lists of algorithms, metrics, rules, datasets and models.
+"""``python -m docs.lists``: writes the pages' lists of algorithms, metrics, rules, datasets and models.
 
 A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``. The rest of a page stays as it is.
 """

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers import catalogue, lists
+from docs import lists
+from fedlayers import catalogue
 from fl_core.errors import UsageError
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (Path(__file__).parents[2] / "docs").glob("*.md")}

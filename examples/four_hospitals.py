@@ -16,10 +16,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.page import Page
-from fedlayers.remote.local import FEDLAYERS, Local
+from examples.local_federation import FEDLAYERS, Local
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.federation_report import NEVER, add_left
-from fedlayers.studies.study_page import _COMPARISON_CAPTIONS as CAPTIONS
+from fedlayers.studies.study_page import COMPARISON_CAPTIONS
 from fedlayers.studies.study_plots import of_comparison
 from fl_core import __version__, interrupts
 from fl_core.errors import RunError, UsageError, listing
@@ -117,7 +117,7 @@ class Demo:
         self._add_traffic(page)
         page.text("## What it comes to\n\nTest samples, the last round.")
         for name, figure in of_comparison(result).items():
-            write_atomically(self.out / f"{name}.png", page.figure(figure, CAPTIONS[name]))
+            write_atomically(self.out / f"{name}.png", page.figure(figure, COMPARISON_CAPTIONS[name]))
             plt.close(figure)
         page.table(display_name(result.table), result.legend)
         page.text("## How it was made")
@@ -144,7 +144,7 @@ def write(file: Path, text: str) -> Path:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run ``python -m fedlayers.demo [OUT [ROUNDS]]``."""
+    """Run ``python -m examples.four_hospitals [OUT [ROUNDS]]``."""
     demo = Demo(Path(words[0] if words else "out/federation"), *map(int, words[1:]))
     with interrupts.ending(lambda: "all processes are stopped"):
         try:
