@@ -23,7 +23,7 @@ PARTS = {
     "drawing": ("matplotlib/", "seaborn/", "diagnostics/plots/", "studies/study_plots.py", "studies/study_page.py"),
     "training": (
         "fl_core/training/",
-        "fl_core/execution/stacked.py",
+        "fl_core/execution/batched_clients.py",
         "fl_core/execution/local_training.py",
         "torch/optim/",
     ),

@@ -332,7 +332,7 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
 S3_PARTS = {
     "backward passes": ("torch/autograd/", "torch/_tensor.py"),
     "optimiser steps": ("torch/optim/",),
-    "forward passes, losses and batches": ("fl_core/execution/stacked.py", "fl_core/training/losses.py"),
+    "forward passes, losses and batches": ("fl_core/execution/batched_clients.py", "fl_core/training/losses.py"),
     "messages, averages and rows": ("fl_core/", "benchmarks/"),
 }
 """The parts of a round of S3."""

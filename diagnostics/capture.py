@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, listing
+from fl_core.model_contexts import Hook, first_tensor, with_hooks
 from fl_core.tree import is_finite
-from fl_core.untouched import Hook, first_tensor, with_hooks
 
 Batch = tuple[Tensor, Tensor]
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs

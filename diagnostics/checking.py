@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fl_core.errors import UsageError
+from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.untouched import first_tensor, set_mode
 
 from .capture import batches
 from .client_model import ClientModel, to_device

@@ -20,6 +20,7 @@ from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
+from fl_core.model_contexts import preserve_state
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row
@@ -27,7 +28,6 @@ from fl_core.scores import CLASSIFICATION, SURVIVAL
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
-from fl_core.untouched import preserve_state
 
 from .activation_cache import ActivationCache
 from .capture import Data, batches

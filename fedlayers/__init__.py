@@ -58,10 +58,11 @@ if TYPE_CHECKING:
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError
-    from fl_core.exported import Exported as Exported, export as export, predict as predict
-    from fl_core.joining import join as join
+    from fl_core.exported_model import Exported as Exported, export as export, predict as predict
+    from fl_core.join import join as join
     from fl_core.layers import Layer as Layer, layers_of as layers_of
     from fl_core.loggers.base import LoggedRun as LoggedRun, Logger as Logger, logger as logger
+    from fl_core.model_contexts import set_mode as set_mode
     from fl_core.models.registry import model as model
     from fl_core.newcomer import Newcomer as Newcomer
     from fl_core.plan import LayerPlan as LayerPlan
@@ -73,6 +74,5 @@ if TYPE_CHECKING:
     from fl_core.task import assemble as assemble
     from fl_core.training.context import Context as Context
     from fl_core.training.phases import Phase as Phase
-    from fl_core.untouched import set_mode as set_mode
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

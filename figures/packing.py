@@ -22,7 +22,7 @@ from pyarrow import parquet
 from fl_core import limits, rows
 from fl_core.data.parquet import table as stored_table
 from fl_core.errors import CorruptError, UsageError
-from fl_core.former import current
+from fl_core.legacy_names import current
 from fl_core.storage.files import check_version, write_atomically
 from fl_core.storage.schema import COUNT, validate
 
@@ -51,7 +51,7 @@ def write(path: Path, parts: Iterable[Part]) -> None:
 
 
 def headers(path: Path) -> list[Header]:
-    """Return the header of each run as it was written, maybe under former names (:mod:`fl_core.former`).
+    """Return the header of each run as it was written, maybe under former names (:mod:`fl_core.legacy_names`).
 
     Raises:
         UsageError: the file does not exist, or has a newer schema.

@@ -29,7 +29,7 @@ from fl_core import __version__, rows, runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
-from fl_core.former import current
+from fl_core.legacy_names import current
 
 FAILED = "finished"
 """The metric of the row, without a value, that stands for a run whose training diverged."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fl_core.data.own import OwnData
+    from fl_core.data.python_data import OwnData
     from fl_core.training.phases import Training
 
 AUTO = "auto"
@@ -263,7 +263,7 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
     """Return the configuration with data and a model from Python, if any are given.
 
     Args:
-        data: as of :func:`fl_core.data.own.as_data`, read by the configuration's keys.
+        data: as of :func:`fl_core.data.python_data.as_data`, read by the configuration's keys.
         model: a module, a callable that builds one, or a name.
 
     Raises:
@@ -274,7 +274,7 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
     if data is None and model is None:
         return config
     if data is not None:
-        from fl_core.data.own import as_data
+        from fl_core.data.python_data import as_data
 
         data = as_data(data, config.reading)
     if model is not None and not callable(model):

@@ -14,7 +14,7 @@ from fl_core.algorithms.base import Algorithm, State
 from fl_core.errors import DivergedError, NonFiniteError
 from fl_core.scores import MULTILABEL
 from fl_core.training.losses import Loss
-from fl_core.training.watching import layer_of
+from fl_core.training.nonfinite_search import layer_of
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing
-from fl_core.models import packaged, weights
+from fl_core.models import packaged_weights, weights
 from fl_core.models.heads import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -31,7 +31,7 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
             file of weights (see :func:`fl_core.models.weights.read`), or ``package:NAME``
-            (see :func:`fl_core.models.packaged.start`).
+            (see :func:`fl_core.models.packaged_weights.start`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts.
 
@@ -43,8 +43,8 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
             shape. The message names the first of them.
         CorruptError: the run's bytes are damaged.
     """
-    if str(path).startswith(packaged.PREFIX):
-        return [packaged.start(model, str(path), words)]
+    if str(path).startswith(packaged_weights.PREFIX):
+        return [packaged_weights.start(model, str(path), words)]
     path = Path(path)
     stored, known, kept, local = _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
     own = {name: tensor.detach() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}

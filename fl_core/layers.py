@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from fl_core import tree
 from fl_core.choices import WAYS
 from fl_core.errors import UsageError, check_known
+from fl_core.model_contexts import set_mode
 from fl_core.seeds import torch_seeded
-from fl_core.untouched import set_mode
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)

@@ -70,7 +70,7 @@ def built_from(
 
     Args:
         path: of the file of weights, for messages.
-        model, allow_code: as of :meth:`fl_core.exported.Exported.model`.
+        model, allow_code: as of :meth:`fl_core.exported_model.Exported.model`.
 
     Raises:
         UsageError: code or a model is missing.

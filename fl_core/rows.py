@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError
-from fl_core.former import current
+from fl_core.legacy_names import current
 from fl_core.scores import TABLE
 from fl_core.storage import packing
 from fl_core.storage.files import check_version, write_atomically

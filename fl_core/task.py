@@ -21,9 +21,9 @@ from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, listing
+from fl_core.execution.batched_clients import stacks
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import check_sendable
-from fl_core.execution.stacked import stacks
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora, weights

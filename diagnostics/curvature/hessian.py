@@ -29,8 +29,8 @@ from torch import nn
 
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
+from fl_core.model_contexts import set_mode
 from fl_core.training.losses import Loss
-from fl_core.untouched import set_mode
 
 from ..capture import Data, batches
 from . import backends
@@ -38,7 +38,7 @@ from .backends import BACKENDS
 from .exact import Verdict, decide, exact_traces
 from .model import Differentiable, LossNotFinite, twice_differentiable
 from .products import wrong_products
-from .sampled import Estimates, output_traces, sign_traces, weight_traces
+from .trace_estimates import Estimates, output_traces, sign_traces, weight_traces
 
 ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
 PROBES = {"fast": 1, "activation": 8, "hutchinson": 32}

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
+from fl_core.model_contexts import set_mode
 from fl_core.seeds import numpy_generator
 from fl_core.training.losses import Loss
-from fl_core.untouched import set_mode
 
 from ..capture import Data, batches
 from .linear import verdicts
@@ -30,7 +30,7 @@ from .model import (
     twice_differentiable,
 )
 from .products import wrong_products
-from .sampled import CUT
+from .trace_estimates import CUT
 
 DENSE = 40
 """Parameters up to which a block is written out whole."""

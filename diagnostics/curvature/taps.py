@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_core.errors import UsageError
-from fl_core.untouched import Hook, with_hooks
+from fl_core.model_contexts import Hook, with_hooks
 
 from .norms import Norms, norms_of
 

@@ -11,7 +11,7 @@ from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import known
-from .against import in_words
+from .null_comparison import in_words
 
 
 def explain(plan: LayerPlan, *, full: bool = False) -> str:

@@ -23,10 +23,10 @@ from fl_core.rows import frame
 from ..gradients.sensitivity import recorded_rows
 from ..metrics.base import DEFAULT, known
 from ..resampling import parted
-from .against import against_nulls
 from .budget import Costs, bytes_of, flops_of
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
 from .explain import explain  # noqa: F401
+from .null_comparison import against_nulls
 from .rules.base import RULES, THRESHOLD, Rule, deciding
 from .rules.jumps import largest_jump, sensitivity_ratio
 from .stability import Opinion, agreement, stability

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
+from fl_core.model_contexts import Hook, with_hooks
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
-from fl_core.untouched import Hook, with_hooks
 
 from ..client_model import logits
 from ..curvature.norms import norms_of, supported

@@ -13,10 +13,10 @@ from torch.autograd.graph import GradientEdge
 
 from fl_core.errors import check_known
 from fl_core.layers import Layer
+from fl_core.model_contexts import set_mode
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
-from fl_core.untouched import set_mode
 
 from ..capture import batches
 from ..client_model import ClientModel, Measurement, logits, tensors_of, to_device

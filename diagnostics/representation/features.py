@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import check_known
+from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
-from fl_core.untouched import first_tensor, set_mode
 
 from ..activation_cache import ActivationCache, See
 from ..capture import Data, batches, full_batch

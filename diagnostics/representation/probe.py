@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError
+from fl_core.model_contexts import Hook, first_tensor, set_mode, with_hooks
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
-from fl_core.untouched import Hook, first_tensor, set_mode, with_hooks
 
 from ..activation_cache import ActivationCache, See
 from ..capture import Batch, Data, batches

@@ -62,7 +62,7 @@ class Export(Command):
         if self.model is not None:
             check_known("model", self.model, MODELS)
 
-        from fl_core.exported import ExportedMixture, export
+        from fl_core.exported_model import ExportedMixture, export
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
         made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
@@ -96,7 +96,7 @@ class Join(Command):
     allow_code: ModelCode = ()
 
     def main(self, line: str) -> None:
-        from fl_core.joining import join
+        from fl_core.join import join
 
         asked = {"client": self.client, "epochs": self.own_epochs, "out": self.out, "allow_code": self.allow_code}
         made = join(self.dir, self.data, **asked)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ class Predict(Command):
     def main(self, line: str) -> None:
         _check_replaceable(self.out)
 
-        from fl_core.exported import predict
+        from fl_core.exported_model import predict
         from fl_core.names import csv_bytes
         from fl_core.predictions import SCORES
         from fl_core.storage.files import write_atomically

@@ -156,7 +156,7 @@ class Allow(Command):
     ] = ()
 
     def main(self, line: str) -> None:
-        from fedlayers.remote.sent import Approval
+        from fedlayers.remote.sent_log import Approval
         from fedlayers.remote.site_config import SiteFile
 
         approval = Approval(SiteFile.read(self.file).folder)
@@ -187,7 +187,7 @@ class Audit(Command):
     def main(self, line: str) -> None:
         import pandas as pd
 
-        from fedlayers.remote.sent import CONTENTS, LEGEND, SentLog
+        from fedlayers.remote.sent_log import CONTENTS, LEGEND, SentLog
         from fedlayers.remote.site_config import SiteFile
 
         lines, last = SentLog(SiteFile.read(self.file).folder).check(self.noted)

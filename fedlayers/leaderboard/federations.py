@@ -15,8 +15,8 @@ from fl_core.config import RunConfig, in_memory
 from fl_core.data import FederatedData, Source, Split, files
 from fl_core.data.columns import LABEL_COLUMN, Reading
 from fl_core.data.federated import ClientData
-from fl_core.data.own import as_data
 from fl_core.data.partitions import SPLITS
+from fl_core.data.python_data import as_data
 from fl_core.data.registry import Location
 from fl_core.data.root import find_root
 from fl_core.errors import UsageError, check_known

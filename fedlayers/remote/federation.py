@@ -15,7 +15,7 @@ from fedlayers.instruments import default_instruments
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.compression import check_compressed
-from fedlayers.remote.joined import HERE
+from fedlayers.remote.joined_run import HERE
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.policy import check_needs_sum
 from fedlayers.remote.remote_clients import RemoteClients

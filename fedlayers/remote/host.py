@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.remote.audit import Audit
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Account, Privacy
-from fedlayers.remote.sent import Approval, SentLog
+from fedlayers.remote.sent_log import Approval, SentLog
 from fedlayers.remote.site_data import SiteData
 from fl_core.algorithms.base import find
 from fl_core.algorithms.options import configurations

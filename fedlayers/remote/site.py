@@ -10,10 +10,10 @@ from typing import Any
 from fedlayers.remote import metrics, protocol, state_store
 from fedlayers.remote.codec import Packet, PacketError, decode, encode, encoded, fields
 from fedlayers.remote.host import Host
-from fedlayers.remote.joined import JoinedRun
+from fedlayers.remote.joined_run import JoinedRun
 from fedlayers.remote.log import LOG
 from fedlayers.remote.policy import MEGABYTE
-from fedlayers.remote.sent import TO_APPROVE, NotAllowedError, name_of, refusal
+from fedlayers.remote.sent_log import TO_APPROVE, NotAllowedError, name_of, refusal
 from fedlayers.remote.state_store import Turns
 from fl_core import tree
 from fl_core.errors import RunError, UsageError, check_known

@@ -13,8 +13,8 @@ from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.above_chance import guessing
+from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.early_stop import judged_at, run_judged

@@ -13,8 +13,8 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
+from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.baselines import baseline_rows
-from fedlayers.studies.called import checked_call
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.training_job import TrainingJob, train
 from fedlayers.studies.tuned import Tuned

@@ -18,7 +18,7 @@ from diagnostics.decide.rules.base import RULES, deciding
 from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.called import checked_call
+from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.compare import check_folder, compare, jobs_of
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.held_out import held_out, score_of

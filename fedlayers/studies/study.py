@@ -11,13 +11,13 @@ import pandas as pd
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.decide.against import in_words
+from diagnostics.decide.null_comparison import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel
 from fedlayers.studies import arms as candidates, summary
+from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.called import checked_call
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import check_folder, compare, jobs_of

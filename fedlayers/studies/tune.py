@@ -12,8 +12,8 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
+from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.called import checked_call
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
 from fedlayers.studies.runtime_estimate import estimate_seconds

@@ -13,7 +13,7 @@ from fl_core import limits
 from fl_core.config import RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.former import current_keys
+from fl_core.legacy_names import current_keys
 from fl_core.registry import is_outside
 from fl_core.storage.files import check_version, write_json
 from fl_core.storage.schema import COUNT, NUMBER, Each, validate

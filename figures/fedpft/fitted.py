@@ -25,7 +25,7 @@ from figures.recipe import Recipe, by_method, final_models, labels, trained
 from figures.verdicts import LEVEL, MARGIN, NO_LOWER, judged, little_learned
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing
-from fl_core.models.prompted import PROMPTS, Prompted
+from fl_core.models.prompted_model import PROMPTS, Prompted
 from fl_core.statistics import mean_interval
 
 NAME = "fedpft.fitted"

@@ -22,7 +22,7 @@ from diagnostics.client_model import ClientModel, Measurement
 from diagnostics.curvature.exact import Verdict
 from diagnostics.curvature.hessian import UNUSED, TraceResult, Way, check_probes, measured
 from diagnostics.curvature.model import Differentiable, curvature
-from diagnostics.curvature.sampled import Estimates, by_batch
+from diagnostics.curvature.trace_estimates import Estimates, by_batch
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
@@ -34,10 +34,10 @@ from diagnostics.representation.passes import unseen
 from diagnostics.representation.probe import NoValue, Place, along_one, arranged, by_position
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
+from fl_core.model_contexts import Hook, with_hooks
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.training.losses import Loss
-from fl_core.untouched import Hook, with_hooks
 
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""

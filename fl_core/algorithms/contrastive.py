@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from fl_core import seeds, tree
 from fl_core.algorithms import Algorithm, Batch, Context, Message, Round, State, Steps, Tree
 from fl_core.data.augment import MoCoViews
-from fl_core.models.prompted import CONTRAST_WIDTH
+from fl_core.models.prompted_model import CONTRAST_WIDTH
 
 QUEUE, KEY = "queue", "key"
 

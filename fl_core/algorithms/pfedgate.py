@@ -10,7 +10,7 @@ from torch import nn
 
 from fl_core.algorithms import Algorithm, Context, Group, Phase, Round, Shape, register
 from fl_core.errors import UsageError
-from fl_core.models.gated import Gated
+from fl_core.models.gated_model import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
 from fl_core.training.steps import Batch, Steps, clipped
@@ -20,7 +20,7 @@ from fl_core.training.steps import Batch, Steps, clipped
 class PFedGate(Algorithm):
     """A personal gate that scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
 
-    See :class:`fl_core.models.gated.Gated` for how the gate uses ``target`` and ``split``. Model and gate learn from
+    See :class:`~.gated_model.Gated` for how the gate uses ``target`` and ``split``. Model and gate learn from
     the loss of the adapted model. They learn together, or batch by batch in turn with ``bi_level``, the gate first. The
     gradients of each are clipped at this algorithm's ``clip`` instead of the run's. The gate learns at ``gate_lr``, by
     default the run's rate.

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_core import models
+from fl_core.model_contexts import preserve_state
 from fl_core.training.workspace import Workspace
-from fl_core.untouched import preserve_state
 
 
 class FlopCounter(TorchDispatchMode):

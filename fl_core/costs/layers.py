@@ -17,8 +17,8 @@ from fl_core.autograd import nodes
 from fl_core.costs.flops import FlopCounter
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
+from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.untouched import first_tensor, set_mode
 
 SIZES = ("parameters", "bytes")
 WORK = ("forward_flops", "backward_flops", "activation_bytes")

@@ -16,8 +16,8 @@ from fl_core.data import arrays, files, image_folders, roles, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
-from fl_core.data.own import cells_of
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.python_data import cells_of
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.storage.schema import COUNT, NUMBER

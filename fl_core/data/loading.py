@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fl_core.calling import parameters_of
 from fl_core.choices import SCALES
 from fl_core.data import client_tables, files, tables
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
-from fl_core.data.partitions.making import options_of
+from fl_core.data.partitions.assignment import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.registry import DATASETS, Location, path_of
@@ -21,6 +20,7 @@ from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside
 from fl_core.scores import CLASSIFICATION
+from fl_core.signatures import parameters_of
 
 
 def load(

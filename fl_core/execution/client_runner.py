@@ -27,14 +27,14 @@ from fl_core.execution.requests import (
     TrainRequest,
 )
 from fl_core.layers import Layer
+from fl_core.model_contexts import in_mode
 from fl_core.training import evaluate
 from fl_core.training.context import Context
 from fl_core.training.losses import Loss
+from fl_core.training.nonfinite_search import Watch
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
-from fl_core.training.watching import Watch
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, one_thread
-from fl_core.untouched import in_mode
 
 OPTIMIZER_TREE = "optimizer"
 SCORE_BATCH = 1024

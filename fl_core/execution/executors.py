@@ -21,10 +21,10 @@ from torch import nn
 from fl_core.algorithms.base import Algorithm
 from fl_core.data import ClientData, Split
 from fl_core.errors import RunError, UsageError, WorkerError
+from fl_core.execution.batched_clients import BatchedClients
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.requests import ClientReply, ClientRequest
-from fl_core.execution.shared import Shared, seen, shared_copy
-from fl_core.execution.stacked import BatchedClients
+from fl_core.execution.shared_memory import Shared, seen, shared_copy
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import delay_signals, end_with_parent
 

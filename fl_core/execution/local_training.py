@@ -13,9 +13,9 @@ from fl_core.algorithms.base import Algorithm
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.training import optimizer_state
 from fl_core.training.context import Context
+from fl_core.training.nonfinite_search import Watch, layer_of
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.steps import Steps
-from fl_core.training.watching import Watch, layer_of
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_core.algorithms.base import Message, State
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.execution.requests import ClientReply, ClientRequest
-from fl_core.execution.shared import Shared
+from fl_core.execution.shared_memory import Shared
 from fl_core.tree import Tree
 
 _Entry = tuple[str, torch.dtype, torch.Size, int]  # a tensor's name, type, shape and first byte

@@ -11,7 +11,7 @@ from fl_core.lazy import attach
 
 if TYPE_CHECKING:
     from fl_core.models.building import build as build, check_fit as check_fit, copied as copied, example as example
-    from fl_core.models.layered import Layered as Layered
+    from fl_core.models.layered_model import Layered as Layered
     from fl_core.models.registry import (
         MODELS as MODELS,
         describe as describe,

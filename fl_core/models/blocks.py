@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, listing
-from fl_core.untouched import Hook, in_mode, with_hooks
+from fl_core.model_contexts import Hook, in_mode, with_hooks
 
 
 class Optional(nn.Module):

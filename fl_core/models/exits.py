@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
+from fl_core.model_contexts import Hook, with_hooks
 from fl_core.models.blocks import Optional, paths_of_blocks
 from fl_core.models.heads import head_path
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.untouched import Hook, with_hooks
 
 
 class Exits(nn.Module):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_core.calling import check_options, parameters_of
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.options import PRETRAINED, check_library
 from fl_core.models.registry import Builder
+from fl_core.signatures import check_options, parameters_of
 
 Options = dict[str, Any]
 

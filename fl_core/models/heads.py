@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.untouched import Hook, in_mode, with_hooks
+from fl_core.model_contexts import Hook, in_mode, with_hooks
 
 
 def head_path(model: nn.Module, example: Tensor) -> str:

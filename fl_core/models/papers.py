@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.models.layered import Layered, Shape, chain, image_shape
+from fl_core.models.layered_model import Layered, Shape, chain, image_shape
 from fl_core.models.registry import model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fl_core.errors import UsageError
-from fl_core.models.layered import Shape
+from fl_core.models.layered_model import Shape
 from fl_core.models.registry import model
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fl_core.models.layered import Layered, Shape, chain, image_shape
+from fl_core.models.layered_model import Layered, Shape, chain, image_shape
 from fl_core.models.registry import model
 
 

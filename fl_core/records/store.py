@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import limits, rows
 from fl_core.errors import CorruptError, ForeignError, UsageError, listing
-from fl_core.former import current_keys
+from fl_core.legacy_names import current_keys
 from fl_core.records import checking
 from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema

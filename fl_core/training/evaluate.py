@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core.errors import NonFiniteError, UsageError
+from fl_core.model_contexts import in_mode
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
 from fl_core.training.losses import Loss
-from fl_core.untouched import in_mode
 
 Array = NDArray[Any]
 

@@ -16,7 +16,7 @@ from fl_core.training.context import Context
 from fl_core.training.phases import Observer, Phase, Training
 
 if TYPE_CHECKING:
-    from fl_core.training.watching import Watch
+    from fl_core.training.nonfinite_search import Watch
     from fl_core.training.workspace import Workspace
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.choices import FORMATS
 from fl_core.errors import check_known
+from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
 from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, has_hooks
 from fl_core.tree import Tree
-from fl_core.untouched import in_mode
 
 _NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm

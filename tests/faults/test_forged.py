@@ -21,7 +21,7 @@ from fedlayers.studies.tuned import FORMAT
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
-from fl_core.exported import export, predict
+from fl_core.exported_model import export, predict
 from fl_core.models import counting
 from fl_core.records.store import Run
 from fl_core.storage import files

@@ -25,7 +25,7 @@ from fedlayers.remote.policy import Policy
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fedlayers.studies.training_job import TrainingJob, train
-from fl_core import exported, models, runner, tree
+from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.models.options import LIBRARIES, check_stored
@@ -145,14 +145,14 @@ def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.
 def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
     path = tmp_path / "run"
     runner.run(replace(SHORT, dataset="digits", clients=2, max_samples=60, rounds=1), path, progress=False)
-    made = exported.export(path, tmp_path / "model", which="global")
+    made = exported_model.export(path, tmp_path / "model", which="global")
     about = json.loads((tmp_path / "model.json").read_text())
     about.pop("sha256")
     for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache"):
         changed = {**about, "model": {**about["model"], "options": {**SIZES, **options}}}
         Folder(tmp_path).write("model.json", signed(changed))
         with pytest.raises(UsageError, match="|".join(options)):
-            exported.read(made.path).model()
+            exported_model.read(made.path).model()
 
 
 WATCHED = """
@@ -322,7 +322,7 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
     loaded, _ = load_models(tmp_path / "half", which="global")
     assert tree.digest(tree.state_dict(next(iter(loaded.values())))) == tree.digest(whole.server.trees["model"])
-    made = exported.export(tmp_path / "half", tmp_path / "model", which="global")
+    made = exported_model.export(tmp_path / "half", tmp_path / "model", which="global")
     assert "pretrained" not in made.about["model"]["options"]
 
 

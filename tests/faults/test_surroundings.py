@@ -25,8 +25,8 @@ from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import RunError
-from fl_core.execution import shared
-from fl_core.execution.shared import Shared
+from fl_core.execution import shared_memory
+from fl_core.execution.shared_memory import Shared
 from fl_core.records.store import Run
 from fl_core.storage import files
 from tests.faults.conftest import SMALL
@@ -146,7 +146,7 @@ def small(tmp_path, monkeypatch):
         reserve(handle, offset, n_bytes)
 
     monkeypatch.setattr(os, "posix_fallocate", reserving)
-    monkeypatch.setattr(shared, "MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(shared_memory, "MEMORY", tmp_path / "shm")
     return full
 
 
@@ -159,7 +159,7 @@ def test_a_too_small_shared_memory_is_named_and_files_take_its_place(tmp_path, s
 
 
 def test_no_room_anywhere_says_what_to_do(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(shared.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shared_memory.tempfile, "tempdir", str(tmp_path))
     small.add(str(tmp_path))
     message = rf"{tmp_path}/shm.*{tmp_path}.*--workers 0"
     with pytest.warns(UserWarning, match="no room"), pytest.raises(RunError, match=message):

@@ -71,7 +71,7 @@ def test_resume_compresses_as_before_and_gives_the_same_bits(tmp_path: Path) -> 
 
 
 def test_a_site_that_does_not_compress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlayers.remote.joined.compressed", lambda message, *_: message)
+    monkeypatch.setattr("fedlayers.remote.joined_run.compressed", lambda message, *_: message)
     with pytest.raises(PacketError, match=r"site 'a'.*bfloat16"):
         federation.federate(WHOLE, link(tmp_path), progress=False, compress="bf16")
 

@@ -22,7 +22,7 @@ from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import MEGABYTE, Policy
 from fedlayers.remote.rpc import RefusedError, TimeoutPolicy, left
-from fedlayers.remote.sent import SENT, SentLog
+from fedlayers.remote.sent_log import SENT, SentLog
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core import models, runner, tree
@@ -454,7 +454,7 @@ def test_what_failed_after_training_is_trained_from_the_same_state_when_asked_ag
     for site in sites:
         site.answer(line.asked["join"])
     with monkeypatch.context() as patch:
-        patch.setattr("fedlayers.remote.joined.check_trees", lambda *_: raise_from("cannot send"))
+        patch.setattr("fedlayers.remote.joined_run.check_trees", lambda *_: raise_from("cannot send"))
         assert "cannot send" in told(sites[1], line.asked["train"])
     wanted, found = (decode(site.answer(line.asked["train"])) for site in sites)
     assert found.trees.keys() == wanted.trees.keys()

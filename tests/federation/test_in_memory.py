@@ -76,7 +76,7 @@ def test_a_site_whose_torch_draws_other_weights_starts_from_the_server_s_model(
 
     config = config_for("fedrod", participation=1.0, adapt=adapt)
     wanted = here(config)
-    monkeypatch.setattr("fedlayers.remote.joined.assemble", assembled)
+    monkeypatch.setattr("fedlayers.remote.joined_run.assemble", assembled)
     found = federation.federate(config, link(tmp_path), progress=False)
     assert len(drawn) == len(NAMES)
     assert tree.digest(wanted.initial) not in drawn

@@ -22,7 +22,7 @@ import torch
 from fedlayers.remote import federation, protocol, site_diagnosis
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
-from fedlayers.remote.joined import HERE, JoinedRun
+from fedlayers.remote.joined_run import HERE, JoinedRun
 from fedlayers.remote.policy import Policy, memory_for
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData

@@ -18,7 +18,7 @@ from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.rpc import RpcClient, TimeoutPolicy, check_granted
-from fedlayers.remote.sent import CONTENTS, MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
+from fedlayers.remote.sent_log import CONTENTS, MOST_ASKED, MOST_BYTES, SENT, Approval, SentLog, name_of
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core.config import RunConfig

@@ -18,7 +18,7 @@ from fedlayers.studies.choose import choose
 from fedlayers.studies.race import Entry
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.exported import export
+from fl_core.exported_model import export
 from fl_core.mixture import FILE, Mixture, load
 from fl_core.records.store import Run
 from fl_core.storage.files import signed

@@ -13,7 +13,7 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.exported import export
+from fl_core.exported_model import export
 from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
 from fl_core.stored_models import load_models

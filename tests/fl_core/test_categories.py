@@ -15,7 +15,7 @@ from fedlayers.remote import federation
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_config import SiteFile
-from fl_core import data, exported, runner
+from fl_core import data, exported_model, runner
 from fl_core.config import RunConfig
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
@@ -89,8 +89,8 @@ def test_a_run_stores_its_categories_and_its_model_predicts(tmp_path: Path) -> N
     stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
     assert stored.categories == (("", "f", "m"), (), ("blue", "green", "red"))
     assert fl.resume(tmp_path / "run", progress=False).done == 2
-    exported.export(tmp_path / "run", tmp_path / "m.safetensors", which="global")
-    made = exported.predict(tmp_path / "m.safetensors", path)
+    exported_model.export(tmp_path / "run", tmp_path / "m.safetensors", which="global")
+    made = exported_model.predict(tmp_path / "m.safetensors", path)
     models, task = load_models(tmp_path / "run", which="global")
     whole = samples(task.data, *SPLITS)
     model = next(iter(models.values())).eval()

@@ -19,8 +19,8 @@ from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution.local_training import train
 from fl_core.training.context import Context
 from fl_core.training.losses import build
+from fl_core.training.nonfinite_search import Watch
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
-from fl_core.training.watching import Watch
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, network

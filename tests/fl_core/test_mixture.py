@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from fl_core import exported, tree
+from fl_core import exported_model, tree
 from fl_core.errors import CorruptError, UsageError
 from fl_core.mixture import FILE, MODELS, Member, Mixture, MixtureModel, load
 from fl_core.storage.files import signed
@@ -171,8 +171,8 @@ def test_a_folder_that_was_changed_is_refused(choice: Path, made: Path, tmp_path
 
 
 def test_what_is_read_says_what_it_is_made_of(made: Path) -> None:
-    found = exported.read(made)
-    assert isinstance(found, exported.ExportedMixture)
+    found = exported_model.read(made)
+    assert isinstance(found, exported_model.ExportedMixture)
     assert found.about["kind"] == MODELS
     assert [member["weight"] for member in found.about["members"]] == list(WEIGHTS.values())
     assert (found.classes, found.task, len(found.members)) == (tuple("01234"), "classification", 2)

@@ -18,7 +18,7 @@ from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
 from fl_core.errors import UsageError
-from fl_core.execution import offloading, stacked
+from fl_core.execution import batched_clients, offloading
 from fl_core.execution.offloading import OBJECT, ClientStates, OffloadedTrees
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
@@ -210,7 +210,10 @@ def alive() -> int:
 
 @pytest.mark.parametrize(
     ("stack", "counts"),
-    [("off", (10, 25)), pytest.param("on", (stacked.TOGETHER, 3 * stacked.TOGETHER), marks=pytest.mark.slow)],
+    [
+        ("off", (10, 25)),
+        pytest.param("on", (batched_clients.TOGETHER, 3 * batched_clients.TOGETHER), marks=pytest.mark.slow),
+    ],
 )
 def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     stack: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedlayers.cli.main import main
-from fl_core import exported, runner
+from fl_core import exported_model, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from tests.fl_core.test_tables import frame, written
@@ -29,10 +29,10 @@ def run(table: Path) -> Path:
 
 
 def test_fedavg_exports_its_global_model_by_default(run: Path, tmp_path: Path) -> None:
-    made = exported.export(run, tmp_path / "a.safetensors")
+    made = exported_model.export(run, tmp_path / "a.safetensors")
     assert made.about["run"]["model"] == "global"
     main(["export", str(run), "--out", str(tmp_path / "b.safetensors")])
-    again = exported.read(tmp_path / "b.safetensors")
+    again = exported_model.read(tmp_path / "b.safetensors")
     assert again.about["weights"] == made.about["weights"]
     assert again.about["run"]["model"] == "global"
 
@@ -42,14 +42,14 @@ def test_fedper_exports_a_personal_model_by_default(table: Path, tmp_path: Path)
         dataset=str(table), algorithm="fedper", rounds=1, batch_size=8, exclude_columns=["record_id", "case"]
     )
     runner.run(config, tmp_path / "run", progress=False)
-    made = exported.export(tmp_path / "run", tmp_path / "a.safetensors", client="ward_1")
+    made = exported_model.export(tmp_path / "run", tmp_path / "a.safetensors", client="ward_1")
     assert made.about["run"]["model"] == "personal"
     with pytest.raises(UsageError, match="--client"):
-        exported.export(tmp_path / "run", tmp_path / "b.safetensors")
+        exported_model.export(tmp_path / "run", tmp_path / "b.safetensors")
 
 
 def test_predictions_carry_the_records_names(run: Path, table: Path, tmp_path: Path) -> None:
-    exported.export(run, tmp_path / "a.safetensors")
+    exported_model.export(run, tmp_path / "a.safetensors")
     out = tmp_path / "predictions.csv"
     for words, names in (([], ["record_id"]), (["--id-columns", "case", "age"], ["case", "age"])):
         main(["predict", str(tmp_path / "a.safetensors"), "--data", str(table), "--out", str(out), *words])
@@ -57,9 +57,9 @@ def test_predictions_carry_the_records_names(run: Path, table: Path, tmp_path: P
         assert list(found.columns)[: 2 + len(names)] == ["sample", *names, "predicted"]
         for name in names:
             assert found[name].astype(str).tolist() == pd.read_csv(table)[name].astype(str).tolist()
-    made = exported.predict(tmp_path / "a.safetensors", pd.read_csv(table))
+    made = exported_model.predict(tmp_path / "a.safetensors", pd.read_csv(table))
     assert made.frame()["record_id"].tolist() == pd.read_csv(table)["record_id"].tolist()
     with pytest.raises(UsageError, match="'case'"):
-        exported.predict(tmp_path / "a.safetensors", table, ids=["cases"])
+        exported_model.predict(tmp_path / "a.safetensors", table, ids=["cases"])
     with pytest.raises(UsageError, match="table"):
-        exported.predict(tmp_path / "a.safetensors", frame()[["age", "dose", "one"]].to_numpy(), ids=["case"])
+        exported_model.predict(tmp_path / "a.safetensors", frame()[["age", "dose", "one"]].to_numpy(), ids=["case"])

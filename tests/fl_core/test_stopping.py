@@ -16,7 +16,7 @@ from hypothesis import example, given, strategies as st
 from diagnostics.measure import instruments
 from fedlayers.remote import federation
 from fedlayers.studies.comparison import best_rounds
-from fl_core import exported, runner, tree
+from fl_core import exported_model, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.engine import Engine
@@ -158,7 +158,7 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(tm
     best = engine.stopping.best["global"]
     assert best < engine.done < 30
     for asked, done in ((None, best), ("best", best), ("last", engine.done)):
-        made = exported.export(tmp_path / "run", tmp_path / f"{asked}.safetensors", which="global", round=asked)
+        made = exported_model.export(tmp_path / "run", tmp_path / f"{asked}.safetensors", which="global", round=asked)
         assert made.about["run"]["round"] == done
     task = runner.assemble(replace(config, init=str(tmp_path / "run")))
     trained = store.Run(tmp_path / "run").checkpoint(best).server.trees["model"]

@@ -13,7 +13,7 @@ import fl_core.data as datasets
 from fl_core.algorithms.base import registry
 from fl_core.config import RunConfig
 from fl_core.data.columns import Reading
-from fl_core.data.own import as_data
+from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError
 from fl_core.runner import assemble, run
 from fl_core.training import losses

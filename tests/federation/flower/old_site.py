@@ -4,14 +4,14 @@ import sys
 from dataclasses import replace
 
 from fedlayers.cli.main import main
-from fedlayers.remote import joined, protocol
+from fedlayers.remote import joined_run, protocol
 
 file, what = sys.argv[1:]
 if what == "version":
     protocol.PROTOCOL = protocol.OLDEST = 1
 else:
-    assemble = joined.assemble
-    joined.assemble = lambda config, **rest: assemble(
+    assemble = joined_run.assemble
+    joined_run.assemble = lambda config, **rest: assemble(
         replace(config, model="mlp", model_options={"sizes": (3,)}), **rest
     )
 main(["federation", "site", file])

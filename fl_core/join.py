@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fl_core import exported, stored_models, tree
+from fl_core import exported_model, stored_models, tree
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.data import Source, arrays, partitions, tables, targets
 from fl_core.data.columns import TABLES
@@ -69,9 +69,9 @@ def join(
         CorruptError: stored files are damaged.
     """
     target = None if out is None else Path(out)
-    format = "" if target is None else exported.format_of(target, None)
+    format = "" if target is None else exported_model.format_of(target, None)
     if target is not None:
-        exported.check_free(target)
+        exported_model.check_free(target)
     found = store.Run(path)
     round = "last" if found.stopping() is None else found.best_round(None)
     task, checkpoint, algorithm = stored_models.restored(found, round, data=data, model=model, allow_code=allow_code)
@@ -91,7 +91,7 @@ def join(
     )
     if target is not None:
         about = described(found, task, made.model, made.best[0], client, checkpoint.round)
-        exported.write(target, format, about, made.model, task, model=model, allow_code=allow_code)
+        exported_model.write(target, format, about, made.model, task, model=model, allow_code=allow_code)
     return made
 
 

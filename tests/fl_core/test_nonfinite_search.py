@@ -17,9 +17,9 @@ from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import LocalAdaptation
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError
+from fl_core.execution.batched_clients import BatchedClients
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.requests import TUNED, FinetuneRequest, ScoreRequest, TrainRequest
-from fl_core.execution.stacked import BatchedClients
 from fl_core.training.context import Context
 from fl_core.training.phases import Phase
 from fl_core.training.prefix import has_hooks

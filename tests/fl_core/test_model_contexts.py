@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_core.errors import UsageError
-from fl_core.untouched import preserve_state, set_mode
+from fl_core.model_contexts import preserve_state, set_mode
 from tests.networks import Wired, snapshot, wired
 
 X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))

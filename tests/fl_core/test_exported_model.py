@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import fedlayers as fl
-from fl_core import exported, restore
+from fl_core import exported_model, restore
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data.inputs import Inputs
 from fl_core.data.named.heart import COLUMNS, PREPARED
@@ -206,7 +206,7 @@ X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 def test_raw_patients_are_prepared_as_those_of_training_were(run: Path, model: Path, tmp_path: Path) -> None:
     from fl_core.data.named import heart
 
-    assert exported.read(model).inputs.preprocessing == PREPARED
+    assert exported_model.read(model).inputs.preprocessing == PREPARED
     patients = pd.read_csv(Path(heart.__file__).with_name("heart.csv")).dropna(subset=list(COLUMNS))
     trained, task = fl.load_models(run, which="personal")
     rows = task.data.partition.indices["va"]["test"]
@@ -218,7 +218,7 @@ def test_raw_patients_are_prepared_as_those_of_training_were(run: Path, model: P
 
 
 def test_files_say_where_they_are_from_and_hold_no_pickle(run: Path, model: Path) -> None:
-    about = exported.read(model).about
+    about = exported_model.read(model).about
     stored = fl.Run(run)
     assert about["run"] | {"model": "", "name": "", "source": ""} == {
         "id": stored.id, "name": "", "algorithm": "fedper", "model": "", "client": "va", "round": 2, "dataset": "heart",
@@ -281,7 +281,7 @@ def test_onnx_without_its_packages_is_refused(run, tmp_path, monkeypatch) -> Non
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("format", exported.OTHERS)
+@pytest.mark.parametrize("format", exported_model.OTHERS)
 def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format, monkeypatch) -> None:
     monkeypatch.setattr("fl_core.models.programs.find_spec", lambda name: True)
 
@@ -290,7 +290,7 @@ def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format
             return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
 
     with pytest.raises(UsageError, match=r"Branching.*safetensors"):
-        exported.OTHERS[format](Branching(3, 2), torch.ones(2, 3))
+        exported_model.OTHERS[format](Branching(3, 2), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fl_core import models, tree
 from fl_core.algorithms import find
 from fl_core.algorithms.options import configured
 from fl_core.errors import UsageError
-from fl_core.models.prompted import Prompted, Transform
+from fl_core.models.prompted_model import Prompted, Transform
 
 D = 6
 

@@ -17,11 +17,11 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.execution import stacked
+from fl_core.execution import batched_clients
+from fl_core.execution.batched_clients import BatchedClients, stacks
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, Workers, executor
 from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
-from fl_core.execution.stacked import BatchedClients, stacks
 from fl_core.records.store import Checkpoint
 from fl_core.training.context import Context
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
@@ -200,7 +200,7 @@ def test_phases_and_losses(loss: str, algorithm: str, alone: list[int]) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_stacks_of_any_size_give_results_in_order(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "TOGETHER", limit)
+    monkeypatch.setattr(batched_clients, "TOGETHER", limit)
     serial, together, task = sites()
     order = (3, 1, 2, 0, 1)
     found = list(together.run(jobs(task, order)))

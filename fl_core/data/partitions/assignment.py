@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_core.data.partitions.base import SPLITS, Partitioning, Pool, check_shares
 from fl_core.data.partitions.registry import PARTITIONS
-from fl_core.data.partitions.stored import Partition
+from fl_core.data.partitions.stored_partition import Partition
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL

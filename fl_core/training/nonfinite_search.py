@@ -15,7 +15,7 @@ from fl_core.errors import NonFiniteError
 if TYPE_CHECKING:
     from fl_core.layers import Layer
     from fl_core.training.workspace import Workspace
-from fl_core.untouched import tensors_in
+from fl_core.model_contexts import tensors_in
 
 SMALLER = ". Use a smaller lr."
 
