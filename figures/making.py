@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,8 +11,11 @@ from typing import Any, Protocol
 
 from fedlayers.backends.remote_errors import remote_errors
 from fl_core.records import sync
+from fl_core.storage.files import Folder
 
 ROWS = ".jsonl"
+FILES = re.compile(r"\w[\w.-]*")
+"""The names of files in an item's folder."""
 
 
 class Makes(Protocol):
@@ -58,10 +62,12 @@ class Making:
         return nullcontext()  # runs of an item share their folder
 
     def outgoing(self, sent: sync.Sent) -> Iterator[sync.FileBatch]:
-        return sync.files_of_folder(self.path, sent, ROWS)
+        folder = Folder(self.path)
+        names = [name for name in folder.names() if not name.endswith((ROWS, ".part")) and folder.is_own(name)]
+        return sync.batches(folder, names, sent)
 
     def incoming(self, sent: sync.Sent, over: bool) -> Iterator[sync.FileBatch]:
-        return sync.files_of_folder(self.path, sent, ROWS) if over else iter(())
+        return self.outgoing(sent) if over else iter(())
 
     def accept(self, parcel: sync.FileBatch) -> None:
-        sync.write_files(self.path, parcel, run=False)
+        sync.write_files(self.path, parcel, FILES)

@@ -9,7 +9,16 @@ from typing import Any
 
 from figures import names
 from figures.drawing import VERDICTS, Drawing, Finding, opening
-from fl_core.names import in_markdown
+from fl_core.names import printable
+
+
+def in_markdown(text: str) -> str:
+    r"""Return text for a cell of a Markdown table. Its links and code stay.
+
+    >>> in_markdown("a|b <script>")
+    'a\\|b &lt;script>'
+    """
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"(?<!\\)\|", r"\|", printable(text)))
 
 
 def percent(mean: float, low: float, high: float, sign: str = "") -> str:

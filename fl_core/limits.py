@@ -136,12 +136,16 @@ def read_line(file: IO[bytes]) -> bytes:
 
 
 def sized(n_bytes: float) -> str:
-    """A number of bytes in words, such as ``9 TiB``."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if n_bytes < 1024:
+    """Format a number of bytes.
+
+    >>> sized(5_440_000)
+    '5.44 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
             return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.3g} TiB"
+        n_bytes /= 1000
+    return f"{n_bytes:.3g} TB"
 
 
 def data_bytes() -> int:

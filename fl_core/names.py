@@ -58,15 +58,6 @@ def in_html(text: str) -> str:
     return html.escape(printable(text))
 
 
-def in_markdown(text: str) -> str:
-    r"""Return text for a cell of a Markdown table. Its links and code stay.
-
-    >>> in_markdown("a|b <script>")
-    'a\\|b &lt;script>'
-    """
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"(?<!\\)\|", r"\|", printable(text)))
-
-
 def in_csv(value: Any) -> Any:
     """Return a cell of a CSV table. A text that a spreadsheet would compute begins with an apostrophe.
 

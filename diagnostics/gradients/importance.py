@@ -218,19 +218,3 @@ def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
         known = not any(value is None for value in column)
         values.append(math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights) if known else None)
     return {"layers": result["layers"], "importance": values, "steps": sum(c * part["steps"] for c, part in parts)}
-
-
-def importance(
-    params: Mapping[str, Tensor],
-    grads: Mapping[str, Tensor],
-    layers: Sequence[Layer],
-    tensors: str = "weights",
-    reduce: str = "pooled",
-) -> Tensor:
-    """Return I_l = (1 / n_l) sum (w g)^2 of each layer, [L] in float64, at least 0; NaN without a gradient.
-
-    This is one step of :class:`SensitivityAccumulator`, which explains the arguments.
-    """
-    accumulator = SensitivityAccumulator(layers, tensors, reduce)
-    accumulator.update(params, grads)
-    return accumulator.importance()

@@ -94,59 +94,42 @@ def aggregation_weights(
     return panel_axes
 
 
-def aggregation_history(
-    frame: pd.DataFrame,
-    pairs: Sequence[tuple[str, str]] = (),
-    axes: Figure | Sequence[Axes] | None = None,
-) -> list[Axes]:
-    """Draw clients' weights on themselves and chosen others over rounds, a line per layer (pFedLA, Figs. 5, 7).
+def aggregation_history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draw the clients' mean weight on themselves over the rounds, a line per layer (pFedLA, Figs. 5, 7).
 
-    The first panel shows the mean self-weight over the clients. With up to three layers, a band reaches from the lowest
-    client to the highest. Then comes a panel for each pair. A dashed line marks equal weights.
+    With up to three layers, a band reaches from the lowest client to the highest. A dashed line marks equal weights.
 
     Args:
         frame: rows with the metric ``aggregation_weight`` of one run.
-        pairs: (receiver, sender) of each further panel.
-        axes: a figure to fill, or at least one Axes a panel.
 
     Raises:
-        UsageError: there are no such rows or client, a weight is outside [0, 1], a place has two weights, or there are
-            too few Axes.
+        UsageError: there are no such rows, a weight is outside [0, 1], or a place has two weights.
     """
     rows = _of(frame, "aggregation_weight")
     check_single(rows, ["client", "client_b", "layer", "round"])
     names, layers = _names(rows), list(rows["layer"].unique())
-    for receiver, sender in pairs:
-        check_known("receiver", receiver, rows["client"].unique())
-        check_known("sender", sender, rows["client_b"].unique())
     selves = rows[rows["client"] == rows["client_b"]]
     if selves.empty:
         raise UsageError("rows of aggregation_weight must have clients' weights for themselves; got none. Add them.")
-    parts = {"self-weight, mean of clients": selves}
-    for receiver, sender in pairs:
-        parts[f"{receiver} ← {sender}"] = rows[(rows["client"] == receiver) & (rows["client_b"] == sender)]
-    with panels(axes, len(parts), 3.0, 2.2, columns=3, room=(1.6, 0.7)) as drawn:
-        for panel, (title, part) in zip(drawn, parts.items(), strict=True):
-            ax, groups = panel.ax, part.groupby(["round", "layer"])["value"]
-            mean, low, high = (
-                table.unstack("layer").reindex(columns=layers)
-                for table in (groups.mean(skipna=False), groups.min(), groups.max())
-            )
-            x = mean.index.to_numpy(dtype=np.float64)
-            for k, layer in enumerate(layers):
-                look = _layer_look(k, layers, len(x))
-                ax.plot(x, mean[layer], label=layer or "whole model", **look)
-                if part is selves and len(layers) <= 3:
-                    ax.fill_between(x, low[layer], high[layer], color=look["color"], alpha=0.15, linewidth=0)
-            ax.axhline(1 / len(names), color=FAINT, linestyle="--", linewidth=0.9, label="equal weights", zorder=1)
-            ax.set_title(title)
-            ax.set(ylim=(-0.02, 1.02), ylabel="weight" if panel.beside else "")
-            ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
-            notes = missing(part, "layer")
-            ax.set_xlabel(with_notes("round", notes))
-        panel_axes = [panel.ax for panel in drawn]
-        legend(panel_axes[min(2, len(panel_axes) - 1)], title="layer")
-    return panel_axes
+    groups = selves.groupby(["round", "layer"])["value"]
+    mean, low, high = (
+        table.unstack("layer").reindex(columns=layers)
+        for table in (groups.mean(skipna=False), groups.min(), groups.max())
+    )
+    x = mean.index.to_numpy(dtype=np.float64)
+    with canvas(ax, 4.6, 2.9) as axes:
+        for k, layer in enumerate(layers):
+            look = _layer_look(k, layers, len(x))
+            axes.plot(x, mean[layer], label=layer or "whole model", **look)
+            if len(layers) <= 3:
+                axes.fill_between(x, low[layer], high[layer], color=look["color"], alpha=0.15, linewidth=0)
+        axes.axhline(1 / len(names), color=FAINT, linestyle="--", linewidth=0.9, label="equal weights", zorder=1)
+        axes.set_title("self-weight, mean of clients")
+        axes.set(ylim=(-0.02, 1.02), ylabel="weight")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
+        axes.set_xlabel(with_notes("round", missing(selves, "layer")))
+        legend(axes, title="layer")
+    return axes
 
 
 def _layer_look(k: int, layers: Sequence[str], points: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pandas as pd
 from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import METHODS, RATES, TRAIN, TUNING, Setting, best_setting, next_setting
 from fedlayers.leaderboard.runs import STORED, Row, number, read
-from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.defaults import resolved
 from fl_core.errors import UsageError, check_known
@@ -22,9 +21,6 @@ OPTIMIZER = "adamw"
 TUNED = {method.algorithm: name for name, method in METHODS.items() if method.kind == TRAIN}
 """Names of the methods that have tuned defaults, by algorithm."""
 DEFAULT = "default"
-WAYS = ("tuned default", "one rate for all methods", "a random one of the rates", "tuned default minus one rate")
-"""Ways to take a rate for a new data family, and the difference of the first two."""
-INTERVAL = ["mean", "low", "high"]
 Trials = dict[str, list[tuple[Setting, float]]]
 
 
@@ -66,8 +62,8 @@ def tuned_default(name: str, rows: Sequence[Row], without: str = "") -> Setting:
         best = best_setting(before)
         own[federation] = {s.get(method.key, DEFAULT): score for s, score in before if s["lr"] == best["lr"]}
         state[federation] = {False: next(score for setting, score in before if setting is best), True: kept}
-    chosen = {"lr": float(_first(rates(tried))), "keep_optimizer": bool(_first(_frame(state)))}
-    value = _first(_frame(own))
+    chosen = {"lr": float(first_ranked(rates(tried))), "keep_optimizer": bool(first_ranked(_frame(state)))}
+    value = first_ranked(_frame(own))
     return chosen if value == DEFAULT or method.key == "threshold" else {**chosen, method.key: value}
 
 
@@ -99,40 +95,13 @@ def in_words(setting: Setting, nothing: str = "none") -> str:
     return " ".join(f"{key}={value}" for key, value in setting.items()) or nothing
 
 
-def judged(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the macro-F1 on validation that ways to take a rate lose against the best of the four.
-
-    Each data family is left out once, and the rate comes from the others. The rows are ways, the columns ``mean``,
-    ``low`` and ``high``: means over federations and methods, then a 95 % t interval over families. The table is empty
-    with fewer than two families.
-    """
-    tables = {name: rates(trials(rows, name)) for name in TUNED.values()}
-    shared = [key for key in FEDERATIONS if all(key in table.index for table in tables.values())]
-    tables = {name: table.loc[shared] for name, table in tables.items()}
-    lost: dict[str, list[float]] = {way: [] for way in WAYS}
-    for family in dict.fromkeys(FEDERATIONS[key].family for key in shared):
-        here = [key for key in shared if FEDERATIONS[key].family == family]
-        others = {name: table.drop(index=here) for name, table in tables.items()}
-        if len(here) == len(shared):
-            return pd.DataFrame(columns=INTERVAL)
-        one, gaps = _first(pd.concat(others.values())), []
-        for name, table in tables.items():
-            below = table.loc[here].rsub(table.loc[here].max(axis=1), axis=0).mean()
-            own, same = below[_first(others[name])], below[one]
-            gaps.append((own, same, below.mean(), own - same))
-        for values, value in zip(lost.values(), np.mean(gaps, axis=0), strict=True):
-            values.append(float(value))
-    found = {way: tuple(statistics.mean_interval(values)) for way, values in lost.items() if values}
-    return pd.DataFrame.from_dict(found, orient="index", columns=INTERVAL)
-
-
 def _frame(scores: Mapping[str, Mapping[Any, float]]) -> pd.DataFrame:
     """Return scores by federation (rows) and value (columns). A failed run has the lowest score of its federation."""
     frame = pd.DataFrame(list(scores.values()), index=list(scores))
     return frame.T.fillna(frame.min(axis=1)).T
 
 
-def _first(scores: pd.DataFrame) -> Any:
+def first_ranked(scores: pd.DataFrame) -> Any:
     """Return the value with the best mean rank over data families, of equal ones the first."""
     ranks = scores.rank(axis=1, ascending=False)
     ranks = ranks.groupby([FEDERATIONS[name].family for name in ranks.index]).mean().mean()

@@ -15,9 +15,10 @@ from fedlayers.studies.mixture import described
 from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import Cost, sized, timed
+from fedlayers.studies.runtime_estimate import Cost, timed
 from fl_core import __version__
 from fl_core.errors import UsageError
+from fl_core.limits import sized
 from fl_core.mixture import Mixture
 from fl_core.plan import LayerPlan
 from fl_core.records import store

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlayers.studies.race import Entry
-from fedlayers.studies.runtime_estimate import sized
 from fl_core import __version__, tree
 from fl_core.errors import UsageError, listing
+from fl_core.limits import sized
 from fl_core.mixture import Member, Mixture
 from fl_core.models import lora
 from fl_core.records import store

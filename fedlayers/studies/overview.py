@@ -9,10 +9,11 @@ import pandas as pd
 from fedlayers.studies import inference, summary
 from fedlayers.studies.answers import NO
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.runtime_estimate import sized, timed
+from fedlayers.studies.runtime_estimate import timed
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.errors import listing
+from fl_core.limits import sized
 from fl_core.names import printable
 from fl_core.ordering import in_order
 from fl_core.plan import LayerPlan

@@ -16,6 +16,7 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.data.placeholder import placeholder_client
 from fl_core.execution.requests import TrainRequest
+from fl_core.limits import sized
 from fl_core.records import store, timing
 from fl_core.task import Task
 from fl_core.training.phases import Phase
@@ -184,19 +185,6 @@ def _seconds_a_step(task: Task) -> float:
             steps = client_runner.run(TrainRequest(client, rnd, message, state=state)).work["train/steps"]
             seconds = time.perf_counter() - began
     return seconds / max(1.0, steps)
-
-
-def sized(n_bytes: float) -> str:
-    """Format a number of bytes.
-
-    >>> sized(5_440_000)
-    '5.44 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.3g} TB"
 
 
 def timed(seconds: float) -> str:

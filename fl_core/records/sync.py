@@ -20,11 +20,9 @@ Sent = MutableMapping[str, str]
 """Files sent already: digests by relative name."""
 BYTES = 64 * 2**20
 """Bytes from which a batch is complete. Memory then holds at most this and one file."""
-_OF_RUN = re.compile(
+RUN_FILES = re.compile(
     r"[a-z]+\.(json|jsonl|safetensors)|rows\.jsonl\.gz|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors"
 )
-
-_OF_FOLDER = re.compile(r"\w[\w.-]*")
 
 
 def files_to_resume(path: Path, sent: Sent) -> Iterator[FileBatch]:
@@ -36,7 +34,7 @@ def files_to_resume(path: Path, sent: Sent) -> Iterator[FileBatch]:
     if Folder(path).has("config.json"):
         run = Run(path)
         last = run.rounds[-1:]
-        yield from _parcels(run.folder, [*_root(run), *_blobs(run, last), *map(checkpoint_name, run.rounds)], sent)
+        yield from batches(run.folder, [*_root(run), *_blobs(run, last), *map(checkpoint_name, run.rounds)], sent)
 
 
 def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
@@ -55,7 +53,7 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
     new = [which for which in run.rounds if checkpoint_name(which) not in sent]
     if new or over:
         names = [name for which in new for name in (*_blobs(run, [which]), checkpoint_name(which))]
-        yield from _parcels(run.folder, [*_root(run), *names], sent)
+        yield from batches(run.folder, [*_root(run), *names], sent)
 
 
 def _root(run: Run) -> list[str]:
@@ -68,22 +66,11 @@ def _blobs(run: Run, rounds: list[int]) -> list[str]:
     return [blob_name(blob) for blob in dict.fromkeys(entry["blob"] for entry in entries) if blob]
 
 
-def files_of_folder(path: Path, sent: Sent, but: str) -> Iterator[FileBatch]:
-    """Yield the files directly in a folder that have not been sent, or have changed since.
-
-    Args:
-        but: suffix of the names of files that are left out.
-    """
-    folder = Folder(path)
-    names = [name for name in folder.names() if not name.endswith((but, ".part")) and folder.is_own(name)]
-    yield from _parcels(folder, names, sent)
-
-
-def write_files(path: Path, parcel: FileBatch, run: bool = True) -> None:
+def write_files(path: Path, parcel: FileBatch, allowed: re.Pattern[str] = RUN_FILES) -> None:
     """Write a batch of files below a folder in their order, each atomically.
 
     Args:
-        run: whether the folder is a run directory.
+        allowed: matches each name as a whole. The default matches the files of a run directory.
 
     Raises:
         CorruptError: a name is not allowed in such a folder.
@@ -91,14 +78,13 @@ def write_files(path: Path, parcel: FileBatch, run: bool = True) -> None:
     path.mkdir(parents=True, exist_ok=True)
     folder = Folder(path)
     for name, data in parcel.items():
-        if not (_OF_RUN if run else _OF_FOLDER).fullmatch(name):
-            raise CorruptError(
-                f"name of a file in {path} must be that of {'a run' if run else 'its folder'}; got {name!r}."
-            )
+        if not allowed.fullmatch(name):
+            raise CorruptError(f"name of a file in {path} must be that of a stored file; got {name!r}.")
         folder.write(name, data)
 
 
-def _parcels(folder: Folder, names: list[str], sent: Sent) -> Iterator[FileBatch]:
+def batches(folder: Folder, names: list[str], sent: Sent) -> Iterator[FileBatch]:
+    """Yield those of the named files that have not been sent, or have changed since."""
     parcel: FileBatch = {}
     for name in names:
         if name in sent and "/" in name:  # such files never change

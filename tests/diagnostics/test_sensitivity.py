@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.client_model import ClientModel
-from diagnostics.gradients.importance import SensitivityAccumulator, importance
+from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import combine, cumulative, recorded_rows
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -83,6 +83,12 @@ def test_a_two_layer_net_by_hand() -> None:
     assert second / first == pytest.approx(0.25)  # (2q)^2 against (4q)^2
 
 
+def accumulated(seen: SensitivityAccumulator, params: Any, grads: Any) -> torch.Tensor:
+    """The importance of each layer after one step."""
+    seen.update(params, grads)
+    return seen.importance()
+
+
 @pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
 def test_importance_against_brute_force(reduce: str) -> None:
     model = net().eval()
@@ -91,10 +97,10 @@ def test_importance_against_brute_force(reduce: str) -> None:
     x, y = pair()
     params = dict(model.named_parameters())
     grads = dict(zip(params, torch.autograd.grad(CE(model(x), y), list(params.values())), strict=True))
-    found = importance(params, grads, layers, reduce=reduce)
+    found = accumulated(SensitivityAccumulator(layers, reduce=reduce), params, grads)
+    everything = accumulated(SensitivityAccumulator(layers, "all"), params, grads)
     assert found.dtype == torch.float64
     assert found.tolist() == pytest.approx(brute(model, x, y, layers, reduce), rel=1e-12)
-    everything = importance(params, grads, layers, tensors="all")
     last = torch.cat([(params[n] * grads[n]).flatten() for n in layers[-1].parameters]).square().mean()
     assert float(everything[-1]) == pytest.approx(last.item(), rel=1e-12)
 

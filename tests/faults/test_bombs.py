@@ -338,4 +338,4 @@ def test_a_number_of_layers_is_written_in_plain_digits():
 
 
 def test_sizes_are_told_in_words():
-    assert [limits.sized(n) for n in (12, 1536, VAST)] == ["12 bytes", "1.5 KiB", "9 TiB"]
+    assert [limits.sized(n) for n in (12, 1536, VAST)] == ["12 B", "1.54 kB", "9.9 TB"]

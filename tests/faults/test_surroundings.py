@@ -151,7 +151,7 @@ def small(tmp_path, monkeypatch):
 
 
 def test_a_too_small_shared_memory_is_named_and_files_take_its_place(tmp_path, small):
-    with pytest.warns(UserWarning, match=r"shm.*3 MiB"):
+    with pytest.warns(UserWarning, match=r"shm.*3.15 MB"):
         found = Shared(3 << 20)
     found.tensor[-1] = 7
     assert (found.tensor.shape, found.tensor.dtype) == (torch.Size([3 << 20]), torch.uint8)

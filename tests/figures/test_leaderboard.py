@@ -7,7 +7,7 @@ import math
 import pytest
 
 from docs.lists import BLOCK
-from fedlayers.leaderboard import analysis
+from fedlayers.leaderboard import analysis, defaults
 from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import METHODS
 from fedlayers.leaderboard.runs import STORED, complete, read
@@ -60,3 +60,21 @@ def test_the_picture_has_the_critical_difference(tmp_path):
     assert math.isfinite(ranking.critical)
     assert ranking.ranks.idxmin() == "advice"  # the last of METHODS before the bounds
     assert ranking.values.shape == (len(METHODS) - 2, 8)
+
+
+def test_what_a_rate_loses_is_measured_where_it_was_not_chosen() -> None:
+    """One family differs: it alone loses by the rate of the others, and they lose nothing by theirs."""
+    best = dict.fromkeys(planted.FOUR, 0.01) | {"heart": 0.03}
+    rows = [
+        each
+        for key in planted.FOUR
+        for name in defaults.TUNED.values()
+        for each in planted.tuning(key, name, best[key])
+    ]
+    found = leaderboard.lost_by_rate(rows)
+    assert list(found.index) == list(leaderboard.WAYS)
+    assert found.loc["tuned default", "mean"] == pytest.approx(0.02 / 4)
+    assert found.loc["tuned default minus one rate", "mean"] == 0
+    lost = {0.01: (0.009 + 0.007 + 0.02) / 4, 0.03: (0.029 + 0.027 + 0.02) / 4}
+    assert found.loc["a random one of the rates", "mean"] == pytest.approx((3 * lost[0.01] + lost[0.03]) / 4)
+    assert leaderboard.lost_by_rate([each for each in rows if each["federation"] == "heart"]).empty

@@ -134,7 +134,7 @@ def test_parcels_are_closed_when_they_are_large(tmp_path: Path, monkeypatch: pyt
     "name", ["../config.json", "/etc/passwd", "blobs/x", "lock", "checkpoints/../../a.json", "a.py"]
 )
 def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError, match="a run"):
+    with pytest.raises(RunError, match="name of a file"):
         sync.write_files(tmp_path / "run", {name: b""})
     assert not list((tmp_path / "run").iterdir())
 

@@ -11,26 +11,10 @@ import pytest
 from fedlayers.cli.main import main
 from fedlayers.leaderboard import defaults
 from fedlayers.leaderboard.federations import FEDERATIONS
-from fedlayers.leaderboard.methods import METHODS, TUNING, Setting, next_setting
 from fedlayers.leaderboard.runs import STORED, read
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from tests.fedlayers.leaderboard.planted import row
-
-FOUR = ("values", "stops", "smoking", "heart")
-
-
-def tuning(federation: str, name: str, best: float, value: Any = None, keep: bool = False) -> list[dict[str, Any]]:
-    """Return the trials of a method whose best rate, own key's value and state are planted."""
-    method, tried = METHODS[name], []
-
-    def score(setting: Setting) -> float:
-        found = -abs(setting["lr"] - best) - 0.1 * (setting["keep_optimizer"] != keep)
-        return found - 0.01 * (setting.get(method.key) != value)
-
-    while (setting := next_setting(method, tried)) is not None:
-        tried.append((setting, score(setting)))
-    return [row(federation, name, TUNING, None, setting=each, validation=found) for each, found in tried]
+from tests.fedlayers.leaderboard.planted import FOUR, row, tuning
 
 
 @pytest.mark.parametrize(("value", "keep"), [(None, False), (1.0, True), (0.01, False)])
@@ -59,19 +43,6 @@ def test_unfinished_tuning_and_scored_runs_do_not_count() -> None:
     assert defaults.tuned_default("ditto", [*whole, *part, scored])["lr"] == 0.01
     with pytest.raises(UsageError, match="Ditto must have finished tuning"):
         defaults.tuned_default("ditto", part)
-
-
-def test_what_a_rate_loses_is_measured_where_it_was_not_chosen() -> None:
-    """One family differs: it alone loses by the rate of the others, and they lose nothing by theirs."""
-    best = dict.fromkeys(FOUR, 0.01) | {"heart": 0.03}
-    rows = [each for key in FOUR for name in defaults.TUNED.values() for each in tuning(key, name, best[key])]
-    found = defaults.judged(rows)
-    assert list(found.index) == list(defaults.WAYS)
-    assert found.loc["tuned default", "mean"] == pytest.approx(0.02 / 4)
-    assert found.loc["tuned default minus one rate", "mean"] == 0
-    lost = {0.01: (0.009 + 0.007 + 0.02) / 4, 0.03: (0.029 + 0.027 + 0.02) / 4}
-    assert found.loc["a random one of the rates", "mean"] == pytest.approx((3 * lost[0.01] + lost[0.03]) / 4)
-    assert defaults.judged([each for each in rows if each["federation"] == "heart"]).empty
 
 
 def test_every_tuned_default_of_the_stored_rows_is_a_value_that_was_tried() -> None:
