@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -33,7 +32,9 @@ WORDS = {"global_pool": ("", "avg", "max", "avgmax", "catavgmax", "token", "map"
 """Options of these libraries with a fixed set of words as values."""
 _FETCHING = {"pretrained", "weights", "download", "fetch", "cache", "hub", "load", "url"}
 """Words within the names of options by which the user's own code may load something."""
-_DEEP, _MANY = 4, 10_000
+_DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
+"""Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
+_PLAIN = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
 
 
 def check_library(model: str, options: Mapping[str, Any]) -> None:
@@ -48,8 +49,8 @@ def check_library(model: str, options: Mapping[str, Any]) -> None:
             check_known(f"value of {key}", value, WORDS[key])
         elif not _is_plain(value):
             raise UsageError(
-                f"option {key} of model {model!r} must be a number, true, false, or a list of numbers; "
-                f"got {str(value)[:80]!r}. Leave it out for the model's default."
+                f"option {key} of model {model!r} {_PLAIN}; got {str(value)[:80]!r}. "
+                "Leave it out for the model's default."
             )
 
 
@@ -75,7 +76,7 @@ def check_stored(
             check_library(model, {key: value})
             continue
         elif not _is_plain(value):
-            rule = f"option {key!r} of model {model!r} must be a number, true, false, or a list of numbers"
+            rule = f"option {key!r} of model {model!r} {_PLAIN}"
         elif value and _FETCHING & set(key.split("_")):
             rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
         else:
@@ -103,7 +104,7 @@ def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(value: Any, deep: int = 0) -> bool:
-    """Return whether a value is None, a finite number, a truth value, or a short list of these."""
+    """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
     if isinstance(value, list | tuple):
         return deep < _DEEP and len(value) <= _MANY and all(_is_plain(each, deep + 1) for each in value)
-    return value is None or (isinstance(value, int | float) and math.isfinite(value))
+    return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)

@@ -431,10 +431,16 @@ def test_a_description_of_a_model_with_vast_depth(model, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "LAYERS", 500)
     path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
 
-    def deep(found):
-        found["model"].update(callable="vit", options={"depth": 10**7, "width": 1, "heads": 1, "patch": 1})
-        found["inputs"]["shape"] = [3, 8, 8]
+    def deep(depth):
+        def change(found):
+            found["model"].update(callable="vit", options={"depth": depth, "width": 1, "heads": 1, "patch": 1})
+            found["inputs"]["shape"] = [3, 8, 8]
 
-    forge(path.with_name(f"{path.name}.json"), deep)
+        forge(path.with_name(f"{path.name}.json"), change)
+
+    deep(10**5)
     with pytest.raises(UsageError, match="at most 500 layers"):
+        predict(path, np.zeros((2, 10)))
+    deep(10**9)  # the library makes a list of this length before its first layer
+    with pytest.raises(UsageError, match=r"depth.* at most 1,000,000"):
         predict(path, np.zeros((2, 10)))

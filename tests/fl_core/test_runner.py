@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import re
 import shutil
@@ -460,17 +461,17 @@ def test_own_data_take_the_general_recipe() -> None:
     assert (config.dataset, config.loss, config.loss_options) == (TOY.name, "cross_entropy", {})
 
 
-@pytest.mark.parametrize("stack", ["on", "off"])
-@pytest.mark.parametrize("name", ["fedavg", "fedbabu", "ditto", "pfedla"])
-def test_a_run_that_is_dropped_leaves_memory_at_once(name: str, stack: str) -> None:
+def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:
     """Tensors in a cycle of objects would wait for the collector, which does not see how large they are."""
-    gc.collect()
+    gc.collect()  # once for all runs: it looks at everything that other tests left
     gc.disable()
     try:
-        data = federation()
-        engine = runner.run(replace(CONFIG, algorithm=name, rounds=1, stack=stack), data=data, model=network("plain"))
-        held = [weakref.ref(data), weakref.ref(engine), weakref.ref(engine.clients)]
-        del data, engine
-        assert [each() for each in held] == [None] * 3
+        for name, stack in itertools.product(("fedavg", "fedbabu", "ditto", "pfedla"), ("on", "off")):
+            data = federation()
+            config = replace(CONFIG, algorithm=name, rounds=1, stack=stack)
+            engine = runner.run(config, data=data, model=network("plain"))
+            held = [weakref.ref(data), weakref.ref(engine), weakref.ref(engine.clients)]
+            del data, engine
+            assert [each() for each in held] == [None] * 3, (name, stack)
     finally:
         gc.enable()
