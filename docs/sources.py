@@ -168,9 +168,9 @@ def scorecard() -> str:
     )
     return (
         "---\nhide-toc: true\n---\n\n# The scorecard\n\n"
-        "What each paper claims, whether it came out here, and our number with its interval (± is half a 95 % "
-        "interval). A claim is *reproduced* or *contradicted* where our measurements decide it, *undecided* where they "
-        "do not, and *not comparable* where they are too far from the paper's setting.\n\n"
+        "Each row is a claim of a paper, with our verdict and our number. ± is half a 95 % interval. Our measurements "
+        "decide the *reproduced* and the *contradicted* claims, and leave the *undecided* ones open. Where a claim is "
+        "*not comparable*, our setting is too far from the paper's.\n\n"
         f'```{{raw}} html\n<div class="filters">{_choice("paper", papers)}{_choice("verdict", verdicts)}'
         f'<output aria-live="polite"></output></div>\n<div class="scorecard"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>\n```\n"

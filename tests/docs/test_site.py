@@ -51,7 +51,7 @@ def test_every_link_of_every_page_leads_to_a_page_and_a_place_on_it(site: Path) 
 
 def test_every_page_is_in_the_table_of_contents(site: Path) -> None:
     listed = {
-        line.removeprefix("/")
+        re.sub(r"^.*<(.*)>$", r"\1", line).removeprefix("/")
         for page in ("index.md", "catalogue.md", "commands/index.md")
         for tree in TREE.findall((site / page).read_text(encoding="utf-8"))
         for line in tree.splitlines()
