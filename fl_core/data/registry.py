@@ -109,11 +109,11 @@ def path_of(dataset: Location) -> Path:
         UsageError: it is not there.
     """
     path = Path(dataset)
-    if path.exists():
+    if os.path.exists(path):  # False for a name that is too long, where Path.exists raises
         return path
     if BETWEEN in str(dataset):
         for part in str(dataset).split(BETWEEN):
-            if Path(part).suffix.lower() not in TABLES or not Path(part).is_file():
+            if Path(part).suffix.lower() not in TABLES or not os.path.isfile(part):
                 raise UsageError(
                     f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. Correct its path."
                 )

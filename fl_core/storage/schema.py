@@ -47,6 +47,7 @@ CONFIG = {
     "dataset": str,
     "algorithm": str,
     "options": dict,
+    "model_options": dict,
     "batchnorm": str,
     "own": [str],
     "partitioned?": bool,

@@ -107,6 +107,7 @@ PLACES = {  # and what may stand there
         "lr": ("a number", "null"),
         "workers": "a number",
         "loss_options": "null",
+        "model_options": "an object",
     },
 }
 FORGED = [
@@ -412,6 +413,13 @@ def test_adapters_are_not_exported_through_a_link(run, tmp_path):
     with pytest.raises(UsageError, match="must be a new file"):
         export(run, tmp_path / "adapters", which="global", format="peft")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_dataset_with_a_name_that_no_file_has(run):
+    forge(run / "config.json", lambda found: found.update(dataset="x" * 300))
+    covered(run, "config.json")
+    with pytest.raises(UsageError, match="dataset"):
+        resume(run)
 
 
 @pytest.mark.parametrize("key", ["rounds", "epochs", "eval_every", "checkpoint_every"])
