@@ -121,9 +121,8 @@ def check_rows(run: RunFiles, *ends: Mapping[str, Any]) -> None:
             while at < end["bytes"] and (some := file.read(min(end["bytes"] - at, _CHUNK))):
                 digest.update(some)
                 at += len(some)
-            at = end["bytes"]
-            if digest.hexdigest() != end["sha256"]:
-                raise CorruptError(f"{run.rows_path} is damaged within its first {at:,} bytes")
+            if at != end["bytes"] or digest.hexdigest() != end["sha256"]:
+                raise CorruptError(f"{run.rows_path} is damaged within its first {end['bytes']:,} bytes")
 
 
 def _bytes_of_rows(run: RunFiles) -> int:
