@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fl_core.bounds import at_least, check_value
 from fl_core.errors import UsageError, listing
 from fl_core.model_contexts import Hook, first_tensor, with_hooks
 from fl_core.tree import is_finite
@@ -67,8 +68,8 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
         UsageError: there are no samples, lengths differ, values are not finite, or the data are an iterator that can be
             read only once.
     """
-    if batch is not None and batch < 1:
-        raise UsageError(f"batch must be at least 1; got {batch}.")
+    if batch is not None:
+        check_value("batch", batch, at_least(1))
     pair = full_batch(data)
     if pair is not None:
         x, y = pair

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from torch import Tensor, nn
 
+from fl_core.bounds import OneOf
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.scores import CLASSIFICATION
@@ -19,6 +21,8 @@ from .capture import Batch, Data, batches, full_batch
 
 TENSORS = ("weights", "all")
 """A layer's tensors that a metric reads: parameters without biases, or all parameters."""
+Tensors = Annotated[str, OneOf("choice of tensors", TENSORS)]
+"""The type of an option that is one of :data:`TENSORS`."""
 
 Tick = Callable[[str], None]
 """Called with a client's name when that client is done."""

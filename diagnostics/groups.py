@@ -13,6 +13,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import silhouette_score
 
 from fl_core import runner, tree
+from fl_core.bounds import at_least, check_value
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.runner import Task
@@ -114,8 +115,7 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
     names = [client.name for client in task.data.clients]
     if len(names) < LEAST:
         raise UsageError(f"clients must be at least {LEAST} to be grouped; got {len(names)}.")
-    if draws < 1:
-        raise UsageError(f"draws must be at least 1; got {draws}.")
+    check_value("draws", draws, at_least(1))
     layers = {each.name: each for each in task.layers if each.weights}
     chosen = layers[check_known("layer", layer, layers) if layer else next(iter(layers))]
     start = vector_of(tree.named_tensors(task.model), chosen, "weights")

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, check_known
@@ -217,8 +218,7 @@ def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
     Raises:
         UsageError: a null is unknown, or there is less than one draw.
     """
-    if draws < 1:
-        raise UsageError(f"null_draws must be at least 1; got {draws}.")
+    check_value("null_draws", draws, at_least(1))
     names = (nulls,) if isinstance(nulls, str) else nulls
     return tuple(dict.fromkeys(check_known("null", name, NULLS) for name in names))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from fl_core.errors import UsageError
+from fl_core.bounds import at_least, check_value
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator
 
@@ -30,8 +30,7 @@ def check_resamples(resamples: int) -> int:
     Raises:
         UsageError: the number is negative.
     """
-    if resamples < 0:
-        raise UsageError(f"resamples must be at least 0; got {resamples}.")
+    check_value("resamples", resamples, at_least(0))
     return resamples
 
 

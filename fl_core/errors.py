@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class UsageError(ValueError):
@@ -83,3 +85,34 @@ def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
     twice = [value for place, value in enumerate(values) if value in values[:place]]
     if twice:
         raise UsageError(f"each {what} must be named once; got {twice[0]} twice. Leave one out.")
+
+
+@contextmanager
+def about(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
+    """Begin the message of an error with what it is about.
+
+    >>> with about("heart.csv"):
+    ...     raise UsageError("a row is missing")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: heart.csv: a row is missing
+    """
+    try:
+        yield
+    except kind as error:
+        raise kind(f"{what}: {error}") from error
+
+
+@contextmanager
+def damaged(path: Path | str, *kinds: type[Exception]) -> Iterator[None]:
+    """Report an error as damage of a stored file.
+
+    Args:
+        kinds: of errors; by default ValueError, which says that a value makes no sense.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, kinds or ValueError):
+            raise CorruptError(f"{path} is damaged: {error}") from error
+        raise

@@ -5,8 +5,7 @@ Digests show damage, not forgery.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fl_core.config import AUTO, DEALING, READING, RunConfig, check as check_con
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import FILES, absolute, is_file, located
-from fl_core.errors import CorruptError, UsageError, listing
+from fl_core.errors import CorruptError, UsageError, about, damaged, listing
 from fl_core.models import is_code
 from fl_core.models.counting import within_bytes
 from fl_core.models.options import check_stored, shown, without_weights
@@ -44,19 +43,6 @@ CODED = ("algorithm", "dataset", "partition", "rule")
 """Keys that may name code, as may the model and options; :func:`check_own` wants that named again."""
 FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan")
 """All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
-
-
-@contextmanager
-def as_corruption(path: Path) -> Iterator[None]:
-    """Report errors within the block as damage to a stored file.
-
-    Raises:
-        CorruptError: in place of a UsageError, which is about the user's request.
-    """
-    try:
-        yield
-    except UsageError as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
 
 
 _BESIDE = "shape classes words preprocessing given in_force command own partitioned lost_replies"
@@ -90,7 +76,7 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         UsageError: something that they name does not exist here or does not fit.
     """
     stored = run.task_config()
-    with as_corruption(run.path / "config.json"):
+    with damaged(run.path / "config.json", UsageError):
         config, plan = stored_config(stored)
         check_config(config)
     config = RunConfig(**{key: getattr(config, key) for key in FROM_FILE})
@@ -106,11 +92,8 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
     if trained and start is None:
         config = replace(config, init=None)
     config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
-    try:
-        with within_bytes("its model", _room(run, config)):
-            task = assemble(config, **dealt, plan=plan, start=start)
-    except UsageError as error:
-        raise UsageError(f"{run.path}: {error}") from error
+    with about(str(run.path)), within_bytes("its model", _room(run, config)):
+        task = assemble(config, **dealt, plan=plan, start=start)
     names = {client.name for client in task.data.clients}
     task.lost_replies = [tuple(lost) for lost in stored.get("lost_replies", [])]
     for lost in task.lost_replies:
@@ -165,10 +148,10 @@ def _own_files(
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored partition and the fitted preprocessing, as :func:`assemble` takes them."""
-    with as_corruption(run.path / "partition.safetensors"):
+    with damaged(run.path / "partition.safetensors", UsageError):
         partition = Partition.from_tree(run.partition())
     fitted = stored.get("preprocessing")
-    with as_corruption(run.path / "config.json"):
+    with damaged(run.path / "config.json", UsageError):
         return {
             "partition": partition,
             "preprocessing": None if fitted is None else Preprocessing.from_json(fitted),
@@ -221,7 +204,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             raise CorruptError(f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})")
 
     run.stopping()  # which checks what is stored of it
-    with as_corruption(path):
+    with damaged(path, UsageError):
         algorithm = _under_its_plan(task, server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
         if stranger is not None:

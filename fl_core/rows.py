@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core import limits
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError, UsageError, damaged
 from fl_core.legacy_names import current
 from fl_core.scores import TABLE
 from fl_core.storage import packing
@@ -134,10 +134,8 @@ def parsed(path: Path, data: bytes) -> pd.DataFrame:
     Raises:
         CorruptError: a line is damaged.
     """
-    try:
+    with damaged(path):  # no JSON, no UTF-8, or beyond the limits
         lines = [limits.parsed_json(line.decode("utf-8")) for line in data.splitlines()]
-    except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
-        raise CorruptError(f"{path} is damaged: {error}") from error
     if not all(map(_is_row, lines)):
         raise CorruptError(f"{path} is damaged: a line is not a row")
     return _framed(path, lines)

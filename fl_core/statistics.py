@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_core.bounds import INSIDE, check_value
 from fl_core.errors import UsageError
 
 RANGE_BELOW = 6
@@ -86,7 +87,7 @@ def median_interval(values: Values, level: float = 0.95) -> Interval:
         UsageError: there are no values, or the level is not between 0 and 1.
     """
     (x,) = _aligned(values=values)
-    _check_level(level)
+    check_value("level", level, INSIDE)
     if not _whole(x):
         return Interval(math.nan, math.nan, math.nan)
     from scipy import stats
@@ -109,7 +110,7 @@ def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> 
         UsageError: there are no values, or the level is not between 0 and 1.
     """
     (x,) = _aligned(values=values)
-    _check_level(level)
+    check_value("level", level, INSIDE)
     mean = float(x.mean()) if _whole(x) else math.nan
     if len(x) < 2 or not _whole(x):
         return Interval(mean, math.nan, math.nan)
@@ -258,11 +259,6 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
 
     result = stats.friedmanchisquare(*values)
     return FriedmanTest(float(result.statistic), float(result.pvalue), n_algorithms, n_blocks)
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise UsageError(f"level must be between 0 and 1; got {level}.")
 
 
 def _aligned(**named: Values) -> list[NDArray[np.float64]]:

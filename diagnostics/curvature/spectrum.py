@@ -13,6 +13,7 @@ import torch
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 
+from fl_core.bounds import ABOVE_0, at_least, check_value
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
@@ -121,14 +122,6 @@ class BlockHessian:
         return (matrix + matrix.T) / 2
 
 
-def check_wanted(k: int, tol: float) -> None:
-    """Refuse a number of eigenvalues or a tolerance that is out of range (see :func:`hessian_spectrum`)."""
-    if k < 1:
-        raise UsageError(f"k must be at least 1; got {k}.")
-    if not tol > 0:
-        raise UsageError(f"tol must be above 0; got {tol}.")
-
-
 def hessian_spectrum(
     model: nn.Module,
     data: Data,
@@ -156,7 +149,8 @@ def hessian_spectrum(
     Raises:
         UsageError: k is below 1, the tolerance is not above 0, or as in :func:`~.hessian.hessian_trace`.
     """
-    check_wanted(k, tol)
+    check_value("k", k, at_least(1))
+    check_value("tol", tol, ABOVE_0)
     run = _run(model, layers, loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
@@ -234,9 +228,8 @@ def spectral_density(
             :func:`diagnostics.curvature.hessian.hessian_trace`.
         RunError: the loss is not finite, or the block has no Hessian-vector product.
     """
-    for name, number, least in (("steps", steps, 2), ("repeats", repeats, 1)):
-        if number < least:
-            raise UsageError(f"{name} must be at least {least}; got {number}.")
+    check_value("steps", steps, at_least(2))
+    check_value("repeats", repeats, at_least(1))
     run = _run(model, [layer], loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         try:

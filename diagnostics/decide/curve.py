@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -21,14 +21,19 @@ from ..gradients.sensitivity import combine
 from ..metrics.base import METRICS, known
 from ..resampling import parted, resamples_of
 
-if TYPE_CHECKING:
-    from ..report import Report
-
 SENSITIVITY = "federation_sensitivity"
 
 
-Rows: TypeAlias = "Path | str | Report | tuple[Mapping[str, Any], pd.DataFrame]"
-"""A diagnosis, its file, or its header and all its rows, resamples included."""
+class Measured(Protocol):
+    """A diagnosis as read: its header (layers, digests, seed, version) and all rows, resamples included."""
+
+    @property
+    def header(self) -> Mapping[str, Any]: ...
+    @property
+    def table(self) -> pd.DataFrame: ...
+
+
+Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
 
 
 @dataclass(frozen=True)

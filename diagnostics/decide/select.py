@@ -15,6 +15,7 @@ import pandas as pd
 from torch import nn
 
 from fl_core import __version__
+from fl_core.bounds import ABOVE_0, check_value
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan, frozen_in
@@ -140,8 +141,7 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
         UsageError: the message names the rule and the argument.
     """
     chosen = RULES[rule]
-    if not (math.isfinite(threshold) and threshold > 0):
-        raise UsageError(f"threshold must be above 0; got {threshold}.")
+    check_value("threshold", threshold, ABOVE_0)
     if chosen.reads == "names" and given["layers"] is None:
         raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none. Add --layers.")
     if chosen.reads != "names" and given["layers"] is not None:
@@ -154,8 +154,8 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
         raise UsageError(f"Rule {rule!r} has no budget. Use budget_bytes or budget_flops.")
     if chosen.budgeted and given["budget"] is None:
         raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none. Add --budget.")
-    if chosen.budgeted and not (math.isfinite(given["budget"]) and given["budget"] > 0):
-        raise UsageError(f"budget must be above 0; got {given['budget']}.")
+    if chosen.budgeted:
+        check_value("budget", given["budget"], ABOVE_0)
 
 
 # --- the kinds of rules ----------------------------------------------------------------------------------------

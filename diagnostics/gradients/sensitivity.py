@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_core.bounds import OneOf, check_fields
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..client_model import TENSORS, tensors_of
+from ..client_model import Tensors, tensors_of
 from ..resampling import draws, marked
 from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, resampled, trainable_names
 from .passes import Meter, Reading, why_unreadable
@@ -87,8 +88,8 @@ class Sensitivity:
     """
 
     when: str = "after"
-    tensors: str = "weights"
-    reduce: str = "pooled"
+    tensors: Tensors = "weights"
+    reduce: Annotated[str, OneOf("reduce", REDUCE)] = "pooled"
     embeddings: str = "touched"
     recorded: Mapping[str, Result] | None = None
 
@@ -97,9 +98,8 @@ class Sensitivity:
     """Ways to count embedding tables, with what the estimator says of them."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_known("when", self.when, self.moments)
-        check_known("choice of tensors", self.tensors, TENSORS)
-        check_known("reduce", self.reduce, REDUCE)
         check_known("embeddings", self.embeddings, self.treatments)
         if (self.when == "training") != (self.recorded is not None):
             raise UsageError(

@@ -6,16 +6,16 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fl_core.errors import check_known
+from fl_core.bounds import OneOf
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..client_model import TENSORS, tensors_of
+from ..client_model import Tensors, tensors_of
 from ..resampling import PARTS
 from .passes import EpochMeter, Meter, Reading, why_unreadable
 
@@ -70,15 +70,11 @@ class Statistic:
       p_b of B batches. For equal batches it is s / sqrt(B).
     """
 
-    reduction: str = "epoch"
-    tensors: str = "weights"
+    reduction: Annotated[str, OneOf("reduction", REDUCTIONS)] = "epoch"
+    tensors: Tensors = "weights"
 
     name: ClassVar[str]
     unit: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        check_known("reduction", self.reduction, REDUCTIONS)
-        check_known("choice of tensors", self.tensors, TENSORS)
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from fl_core.errors import UsageError, check_known
+from fl_core.bounds import check_fields
+from fl_core.errors import UsageError, about, check_known
 from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import Row
@@ -63,7 +64,8 @@ class Metric:
     Attributes:
         name: the function's name, which the rows contain.
         compute: (:class:`~diagnostics.client_model.Measurement`) -> rows, or (measurement, options) -> rows.
-        options_type: a frozen dataclass, the type of ``options``. Its ``__post_init__`` refuses values out of range.
+        options_type: a frozen dataclass, the type of ``options``. Types of fields may state bounds
+            (:mod:`fl_core.bounds`). Its ``__post_init__`` refuses other values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode. Its property
             ``written`` names what of the samples the rows hold, apart from their values.
         description, direction: one line each. The direction states the meaning of a higher value.
@@ -157,7 +159,10 @@ class Metric:
             if not _is_a(value, types[name]):
                 kinds = " or ".join(kind.__name__ for kind in _kinds(types[name]) if kind in _SIMPLE)
                 raise UsageError(f"{self.name}: {name} must be {kinds}; got {value!r}.")
-        return self._told(lambda: self.options_type(**options))
+        with about(self.name):
+            made = self.options_type(**options)
+            check_fields(made)
+        return made
 
     def check(self, measurement: Measurement, settings: Any) -> None:
         """Refuse options that do not fit the measurement's layers, batch or mode.
@@ -166,7 +171,8 @@ class Metric:
             UsageError: the message names the metric, the option, its value and the allowed values.
         """
         if hasattr(settings, "check"):
-            self._told(lambda: settings.check(measurement))
+            with about(self.name):
+                settings.check(measurement)
 
     def written(self, settings: Any) -> str:
         """Return in words what of the samples the rows hold, apart from their values; empty for nothing."""
@@ -203,13 +209,6 @@ class Metric:
         settings = self.settings(**options)
         self.check(measurement, settings)
         return self.measure(measurement, settings)
-
-    def _told(self, make: Callable[[], Any]) -> Any:
-        """Call ``make``, and begin any refusal with the metric's name."""
-        try:
-            return make()
-        except UsageError as error:
-            raise UsageError(f"{self.name}: {error}") from error
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

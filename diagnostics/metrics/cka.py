@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fl_core.errors import UsageError, check_known
+from fl_core.bounds import OneOf
+from fl_core.errors import UsageError
 from fl_core.rows import Row
 
 from ..representation import moments
@@ -29,12 +31,10 @@ class Cka(SimilarityOptions):
         UsageError: a name is unknown, or options do not go together.
     """
 
-    estimator: str | None = None
-    backend: str = "fedlayers"
+    estimator: Annotated[str | None, OneOf("estimator", ESTIMATORS)] = None
+    backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
 
     def __post_init__(self) -> None:
-        check_known("backend", self.backend, BACKENDS)
-        check_known("estimator", self.way, ESTIMATORS)
         super().__post_init__()
         if self.backend == "torch_cka":
             self._needs("estimator", self.way, "minibatch")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from fl_core.errors import check_known
+from fl_core.bounds import OneOf
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..client_model import TENSORS, tensors_of
+from ..client_model import Tensors, tensors_of
 from ..gradients.noise import ESTIMATORS, NoiseMeter
 from ..gradients.passes import Reading, one_pass, why_unreadable
 from .base import Measurement, metric
@@ -37,12 +38,8 @@ class GradNoise:
         UsageError: the estimator or the choice of tensors is unknown.
     """
 
-    tensors: str = "weights"
-    estimator: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_known("choice of tensors", self.tensors, TENSORS)
-        check_known("estimator", self.estimator, ESTIMATORS)
+    tensors: Tensors = "weights"
+    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "auto"
 
     def reader(self) -> GradNoise:
         """Return the reader of the shared pass: these options themselves."""

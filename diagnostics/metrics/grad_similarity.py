@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..client_model import TENSORS
+from ..client_model import Tensors
 from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
 from ..gradients.vectors import cosine, entries
 from .base import Measurement, metric
@@ -30,10 +29,7 @@ class GradSimilarity:
         UsageError: the choice of tensors is unknown.
     """
 
-    tensors: str = "weights"
-
-    def __post_init__(self) -> None:
-        check_known("choice of tensors", self.tensors, TENSORS)
+    tensors: Tensors = "weights"
 
     def reader(self) -> GradSimilarity:
         """Return the reader of the shared pass: these options themselves."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
+from fl_core.bounds import ABOVE_0, at_least
 from fl_core.errors import RunError, UsageError
 from fl_core.rows import Row, row
 
 from ..client_model import placed_data
 from ..curvature import spectrum
-from ..curvature.spectrum import AT, Vector, check_wanted, spectral_density
+from ..curvature.spectrum import AT, Vector, spectral_density
 from .base import Measurement, metric
 
 
@@ -29,15 +30,14 @@ class HessianSpectrum:
         UsageError: there is less than 1 eigenvalue, the tolerance is not above 0, or the density is 1 step or below 0.
     """
 
-    k: int = 3
-    tol: float = 1e-3
+    k: Annotated[int, at_least(1)] = 3
+    tol: Annotated[float, ABOVE_0] = 1e-3
     density: int = 0
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.density < 0 or self.density == 1:
             raise UsageError(f"density must be at least 2 steps, or 0 for none; got {self.density}.")
-        check_wanted(self.k, self.tol)
 
     @property
     def written(self) -> str:

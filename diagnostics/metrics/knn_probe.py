@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fl_core.errors import UsageError, check_known
+from fl_core.bounds import OneOf, at_least
 from fl_core.rows import Row
 
 from ..representation.classifiers import ProbeOptions, nearest, probed
@@ -28,14 +29,8 @@ class KnnProbe(ProbeOptions):
         UsageError: there are no neighbours, or the distance is unknown.
     """
 
-    neighbours: int = 5
-    distance: str = "cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("distance", self.distance, DISTANCES)
-        if self.neighbours < 1:
-            raise UsageError(f"neighbours must be at least 1; got {self.neighbours}.")
+    neighbours: Annotated[int, at_least(1)] = 5
+    distance: Annotated[str, OneOf("distance", DISTANCES)] = "cosine"
 
 
 @metric(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fl_core.errors import UsageError
+from fl_core.bounds import ABOVE_0
 from fl_core.rows import Row
 
 from ..representation.classifiers import ProbeOptions, logistic, probed
@@ -23,12 +24,7 @@ class LinearProbe(ProbeOptions):
         UsageError: C is not above 0.
     """
 
-    C: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.C > 0:
-            raise UsageError(f"C must be above 0; got {self.C}.")
+    C: Annotated[float, ABOVE_0] = 1.0
 
 
 @metric(

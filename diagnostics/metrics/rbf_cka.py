@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fl_core.errors import check_known
+from fl_core.bounds import ABOVE_0, OneOf
 from fl_core.rows import Row
 
 from ..representation.comparison import LayerComparison, SimilarityOptions
-from ..representation.gram import BANDWIDTH, ESTIMATORS, check_bandwidth
+from ..representation.gram import BANDWIDTH, ESTIMATORS
 from ..representation.passes import by_grams
 from .base import Measurement, metric
 
@@ -26,15 +26,10 @@ class RbfCka(SimilarityOptions):
         UsageError: a choice is unknown, or the bandwidth is not above 0.
     """
 
-    estimator: str = "full"
-    bandwidth: float = BANDWIDTH
+    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "full"
+    bandwidth: Annotated[float, ABOVE_0] = BANDWIDTH
 
     treatments: ClassVar[tuple[str, ...]] = ("flatten", "mean")
-
-    def __post_init__(self) -> None:
-        check_known("estimator", self.estimator, ESTIMATORS)
-        super().__post_init__()
-        check_bandwidth(self.bandwidth)
 
     @property
     def unbiased(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fl_core.errors import UsageError
+from fl_core.bounds import at_least
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
@@ -30,11 +30,7 @@ class Separability:
         UsageError: there are fewer than 2 samples.
     """
 
-    samples: int = SAMPLES
-
-    def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise UsageError(f"samples must be at least 2; got {self.samples}.")
+    samples: Annotated[int, at_least(2)] = SAMPLES
 
 
 @metric(

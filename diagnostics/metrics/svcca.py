@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fl_core.bounds import SHARE
 from fl_core.rows import Row
 
 from ..representation import moments
@@ -23,11 +25,7 @@ class Svcca(SimilarityOptions):
         UsageError: the variance is not between 0 and 1.
     """
 
-    variance: float = moments.VARIANCE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        moments.svcca_measure(self.variance)
+    variance: Annotated[float, SHARE] = moments.VARIANCE
 
 
 @metric(

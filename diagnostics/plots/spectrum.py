@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from fl_core.bounds import ABOVE_0, check_value
 from fl_core.errors import UsageError, check_known
 
 from ..curvature.spectrum import AT, smoothed
@@ -42,8 +43,7 @@ def spectral_density(
     rows = of_metric(frame, METRIC)
     if client is not None:
         rows = rows[rows["client"] == check_known("client", client, rows["client"].unique())]
-    if not width > 0:
-        raise UsageError(f"width must be above 0; got {width:g}.")
+    check_value("width", width, ABOVE_0)
     if not has_density(rows):
         raise UsageError(f"The rows hold no density of eigenvalues. Measure {METRIC} with the option density=50.")
     check_single(rows, ["client", "layer", "variant"])

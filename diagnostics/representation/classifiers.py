@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
+from fl_core.bounds import INSIDE, at_least
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
@@ -94,19 +95,13 @@ class ProbeOptions:
     """
 
     test: Mapping[str, Data] | None = None
-    holdout: float | None = None
-    folds: int = 5
-    samples: int = SAMPLES
+    holdout: Annotated[float | None, INSIDE] = None
+    folds: Annotated[int, at_least(2)] = 5
+    samples: Annotated[int, at_least(2)] = SAMPLES
 
     def __post_init__(self) -> None:
         if self.test is not None and self.holdout is not None:
             raise UsageError("test and holdout must not both be set; got both. Pass one of the two.")
-        if self.holdout is not None and not 0 < self.holdout < 1:
-            raise UsageError(f"holdout must be between 0 and 1; got {self.holdout}.")
-        if self.folds < 2:
-            raise UsageError(f"folds must be at least 2; got {self.folds}.")
-        if self.samples < 2:
-            raise UsageError(f"samples must be at least 2; got {self.samples}.")
 
     @property
     def judged_by(self) -> str:

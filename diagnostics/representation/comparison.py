@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
+from fl_core.bounds import at_least, check_value
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
@@ -44,7 +45,7 @@ class SimilarityOptions:
     """
 
     probe: Data | None = None
-    samples: int = PROBE
+    samples: Annotated[int, at_least(1)] = PROBE
     positions: str = "flatten"
     against: str | Sequence[str] = ()
 
@@ -52,8 +53,6 @@ class SimilarityOptions:
 
     def __post_init__(self) -> None:
         check_known("positions", self.positions, self.treatments)
-        if self.samples < 1:
-            raise UsageError(f"samples must be at least 1; got {self.samples}.")
         if self.reference_layers and self.positions not in ("flatten", "mean"):
             raise UsageError(
                 f"positions must be 'flatten' or 'mean' with against; got {self.positions!r}. Its rows differ by layer."
@@ -71,8 +70,8 @@ class SimilarityOptions:
 
     def check(self, measurement: Measurement) -> None:
         """Refuse reference layers that are not measured, and too small a batch."""
-        if measurement.batch is not None and measurement.batch < 1:
-            raise UsageError(f"batch must be at least 1; got {measurement.batch}.")
+        if measurement.batch is not None:
+            check_value("batch", measurement.batch, at_least(1))
         check_batch(measurement.batch or LEAST, self.unbiased)
         for name in self.reference_layers:
             check_known("layer to compare with", name, [layer.name for layer in measurement.layers])

@@ -18,14 +18,11 @@ finite, or too short. With the radial kernel there is none if more than half of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from fl_core.errors import UsageError
 
 from .probe import LEAST, NoValue, Place, checked
 
@@ -35,13 +32,6 @@ BANDWIDTH = 0.4
 _CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
 _PANEL = 64  # rows of a Gram matrix that are computed at a time
 _NARROW = 64  # features; so few are taken in float64, since their sums have little to average rounding over
-
-
-def check_bandwidth(bandwidth: float) -> float:
-    """Refuse a bandwidth that is not finite and above 0."""
-    if not 0 < bandwidth < math.inf:
-        raise UsageError(f"bandwidth must be above 0; got {bandwidth}.")
-    return bandwidth
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_core.errors import UsageError
-
 from .probe import NoValue, Place, checked
 
 VARIANCE = 0.99
@@ -113,12 +111,7 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
     """Return SVCCA: :data:`CCA` of the fewest principal directions of each side that hold this share of its variance.
 
     See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
-
-    Raises:
-        UsageError: the share is not between 0 and 1.
     """
-    if not 0 < variance <= 1:
-        raise UsageError(f"variance must be above 0 and at most 1; got {variance}.")
     return Measure(partial(_whitened, variance=variance), _mean_correlation)
 
 

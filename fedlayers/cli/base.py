@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from fedlayers.cli.arguments import option
+from fedlayers.cli.arguments import SetLoss, SetModel, option
 from fl_core.config import RunConfig
 
 RunDirectory = Annotated[Positional[Path], option("Run directory.", "DIR")]
@@ -54,6 +54,8 @@ class Command:
 class Configured(Command):
     """Base of the commands that take a run's configuration."""
 
+    model_option: SetModel = ()
+    loss_option: SetLoss = ()
     file: Annotated[
         Path | None,
         option(

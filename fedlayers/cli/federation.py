@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
+from fedlayers.cli.arguments import Set, configured, option
 from fedlayers.cli.base import Command, Configured
 from fedlayers.cli.runs import Log, finished
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, Reports
@@ -271,8 +271,6 @@ class Federate(Configured):
     network: OfSites = ON_THIS_MACHINE
     config: Annotated[RunConfig, arguments.flags(without=AT_SITES)]
     set: Set = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
     logger: Log = ()
 
     def asked_config(self) -> RunConfig:

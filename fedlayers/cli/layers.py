@@ -13,9 +13,10 @@ from tyro.conf import Positional
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import SetLoss, SetMetric, SetModel, configured, option
+from fedlayers.cli.arguments import SetMetric, configured, option
 from fedlayers.cli.base import Command, Configured, ModelCode
 from fedlayers.cli.superlinks import NOWHERE, OfSites, changed
+from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
@@ -97,8 +98,6 @@ class Diagnose(Configured):
         ),
     ]
     set: SetMetric = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
 
     def asked_config(self) -> RunConfig:
         config = configured(self.config, (), self.model_option, self.loss_option)
@@ -144,8 +143,7 @@ class Diagnose(Configured):
             name: {key: _option(chosen[name], key, value) for key, value in given.items()}
             for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
         }
-        if self.measure_batch < 1:
-            raise UsageError(f"--measure-batch must be at least 1; got {self.measure_batch}.")
+        check_value("--measure-batch", self.measure_batch, at_least(1))
         how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
         how["measure_batch"] = self.measure_batch
         notes: list[str] = []

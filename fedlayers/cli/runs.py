@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, SetLoss, SetModel, configured, option
+from fedlayers.cli.arguments import Set, configured, option
 from fedlayers.cli.base import Command, Configured, ModelCode, OwnEpochs, RunDirectory
 from fedlayers.runs import CHOOSE
 from fl_core.choices import JOIN_EPOCHS
@@ -42,8 +42,6 @@ class Run(Configured):
     out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = Path("runs/run")
     config: Annotated[RunConfig, arguments.flags()]
     set: Set = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
     logger: Log = ()
     own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, SetEach, SetLoss, SetModel, configured, option
+from fedlayers.cli.arguments import Set, SetEach, configured, option
 from fedlayers.cli.base import Configured
 from fedlayers.cli.superlinks import NOWHERE, OfSites
+from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 
@@ -45,16 +46,16 @@ Arms = Annotated[
         "ARM [ARM ...]",
     ),
 ]
+WithoutPlan = Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ManyRuns(Configured):
     """The base of commands that train many runs. They can be interrupted and started again."""
 
-    seeds: int
-    backend: str
+    seeds: Seeds
     config: RunConfig
-    model_option: tuple[str, ...]
-    loss_option: tuple[str, ...]
+    backend: On = ""
 
     def interrupted(self) -> str:
         return "the same command continues"
@@ -64,19 +65,20 @@ class ManyRuns(Configured):
 
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
         """Return the configuration and the seeds of the command line, after checks of names and numbers."""
-        if self.seeds < 1:
-            raise UsageError(f"--seeds must be at least 1; got {self.seeds}.")
+        check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
             check_backend(self.backend)
         config = configured(self.config, options, self.model_option, self.loss_option)
         return config, tuple(range(config.seed, config.seed + self.seeds))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OneAlgorithm(ManyRuns):
     """The base of commands whose runs all train one algorithm, which uses the plans under study."""
 
-    algorithm: str
-    set: tuple[str, ...]
+    config: WithoutPlan
+    algorithm: Annotated[str, option("Algorithm that trains all runs. It must use a plan.", "NAME")] = "fedper"
+    set: Set = ()
 
     def asked_config(self) -> RunConfig:
         return self.of_one()[0]
@@ -88,11 +90,13 @@ class OneAlgorithm(ManyRuns):
         return dataclasses.replace(config, algorithm=self.algorithm), seeds
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SeveralAlgorithms(ManyRuns):
     """The base of commands that run several algorithms, each with options of its own."""
 
-    algorithms: tuple[str, ...]
-    set: tuple[str, ...]
+    algorithms: Algorithms
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
+    set: SetEach = ()
 
     def of_several(self) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:
         """Return the common configuration, the seeds, and the algorithms' own options, after checks."""
@@ -127,11 +131,6 @@ class Compare(SeveralAlgorithms):
     score: Score = ""
     baselines: Annotated[bool, option("Also score the majority class, and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/compare")
-    backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
-    set: SetEach = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
@@ -191,11 +190,6 @@ class Tune(SeveralAlgorithms):
     seeds: Annotated[int, option("Number of seeds, counted from --seed + 1000, so that compare uses others.", "N")] = 1
     score: Score = ""
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
-    backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
-    set: SetEach = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
@@ -252,13 +246,7 @@ class Choose(OneAlgorithm):
     ] = False
     no_final_run: Annotated[bool, option("Stop after the race: do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
-    backend: On = ""
     network: OfSites = NOWHERE
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    algorithm: Annotated[str, option("Algorithm that trains the arms. It must use a plan.", "NAME")] = "fedper"
-    set: Set = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
@@ -325,12 +313,6 @@ class Regret(OneAlgorithm):
     seeds: Seeds = 3
     score: Score = ""
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/regret")
-    backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    algorithm: Annotated[str, option("Algorithm that trains the cuts. It must use a plan.", "NAME")] = "fedper"
-    set: Set = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
@@ -371,11 +353,7 @@ class Study(SeveralAlgorithms):
     seeds: Seeds = 5
     tune_rates: TuneRates = None
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/study")
-    backend: On = ""
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
-    set: SetEach = ()
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
+    config: WithoutPlan
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()

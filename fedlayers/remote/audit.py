@@ -13,10 +13,10 @@ from typing import Any
 
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.site_data import Moments, SiteData
-from fl_core.errors import CorruptError, UsageError, listing
+from fl_core.errors import UsageError, listing
 from fl_core.limits import parsed_json
 from fl_core.storage.files import Folder
-from fl_core.storage.schema import COUNT, validate
+from fl_core.storage.schema import COUNT, parsed
 
 AUDIT = "audit.jsonl"
 """The file in a site's folder with one line per distinct answer."""
@@ -56,14 +56,7 @@ class Audit:
         if not self.folder.path.is_dir() or not self.folder.has(AUDIT):
             return []
         path = self.folder.path / AUDIT
-        try:
-            found = [parsed_json(line) for line in self.folder.read(AUDIT).splitlines()]
-        except ValueError as error:
-            raise CorruptError(f"{path} is damaged: {error}") from error
-        for line in found:
-            if wrong := validate(line, LINE):
-                raise CorruptError(f"{path} is damaged: {wrong}")
-        return found
+        return [parsed(path, line, LINE) for line in self.folder.read(AUDIT).splitlines()]
 
     def check(self, number: int, seed: int) -> None:
         """Refuse a split beyond the policy's limit, and data with only a few changed rows.

@@ -30,7 +30,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS
 from fl_core.dropout import read_trace
 from fl_core.engine import Engine
-from fl_core.errors import UsageError, check_distinct, listing
+from fl_core.errors import UsageError, about, check_distinct, listing
 from fl_core.loggers.base import Logger, loggers_of
 from fl_core.models import lora
 from fl_core.models.options import without_weights
@@ -216,10 +216,8 @@ def greet(line: RpcClient) -> list[dict[str, Any]]:
     for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES, line.timeouts.start):
         reply = answered(site, packet)
         protocol.check_spoken(f"site {site!r}", reply.head)
-        try:
+        with about(f"site {site!r}", PacketError):
             found[site] = fields(reply.head, protocol.FACTS)
-        except PacketError as error:
-            raise PacketError(f"site {site!r}: {error}") from error
     facts = [found[site] for site in line.names]
     _check_alike(line.names, facts)
     return facts

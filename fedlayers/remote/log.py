@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.errors import CorruptError
-from fl_core.limits import parsed_json
 from fl_core.names import printable
 from fl_core.storage.files import Folder
-from fl_core.storage.schema import COUNT, validate
+from fl_core.storage.schema import COUNT, parsed
 
 LOG = logging.getLogger("fedlayers.federation")
 LOG.addHandler(logging.NullHandler())  # silent in a program of somebody else
@@ -72,10 +71,4 @@ def status(path: Path | str) -> dict[str, Any]:
     """
     if not Folder(path).has(STATUS):
         return dict(NOTHING)
-    try:
-        found = parsed_json(Folder(path).read(STATUS))
-    except ValueError as error:
-        raise CorruptError(f"{Path(path) / STATUS} is damaged: {error}") from error
-    if wrong := validate(found, FORM):
-        raise CorruptError(f"{Path(path) / STATUS} is damaged: {wrong}")
-    return dict(found)
+    return dict(parsed(Path(path) / STATUS, Folder(path).read(STATUS), FORM))

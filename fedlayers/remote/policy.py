@@ -6,10 +6,11 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.algorithms.fedper import PLayerFL
+from fl_core.bounds import ABOVE_0, OneOf, check_fields
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
@@ -101,6 +102,10 @@ def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mappi
         )
 
 
+Limit = Annotated[int, ABOVE_0]
+MEMORY = memory_for(PARAMETERS)
+
+
 @dataclass(frozen=True)
 class Policy:
     """A site's rules, which no server can change.
@@ -139,23 +144,18 @@ class Policy:
     code: tuple[str, ...] = ()
     never_send: tuple[str, ...] = ()
     least_samples: int = 0
-    secure_sum: str = "allow"
-    approve: str = "always"
-    splits: int = 5
-    parameters: int = PARAMETERS
-    layers: int = 1000
-    memory: int = memory_for(PARAMETERS)
-    disk: int = 50_000
-    epochs: int = 100
-    seconds: float = 3600.0
+    secure_sum: Annotated[str, OneOf("value of [policy] secure_sum", ("allow", "require"))] = "allow"
+    approve: Annotated[str, OneOf("value of [policy] approve", ("always", "ask"))] = "always"
+    splits: Limit = 5
+    parameters: Limit = PARAMETERS
+    layers: Limit = 1000
+    memory: Limit = MEMORY
+    disk: Limit = 50_000
+    epochs: Limit = 100
+    seconds: Annotated[float, ABOVE_0] = 3600.0
 
     def __post_init__(self) -> None:
-        check_known("value of [policy] approve", self.approve, ("always", "ask"))
-        check_known("value of [policy] secure_sum", self.secure_sum, ("allow", "require"))
-        for name in ("splits", "parameters", "layers", "memory", "disk", "epochs", "seconds"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise UsageError(f"policy: {name} must be above 0; got {value}. Leave it out for {_default(name)}.")
+        check_fields(self, "policy: ", "Leave it out for the default.")
 
     @contextmanager
     def limited(self, idle: int) -> Iterator[None]:
@@ -307,7 +307,3 @@ class Policy:
         if name not in allowed:
             known = listing(allowed) or "none"
             raise UsageError(f"the site's policy does not allow the {what} {name!r}. It allows: {known}.")
-
-
-def _default(name: str) -> object:
-    return Policy.__dataclass_fields__[name].default

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedlayers.remote.compression import start_of
 from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
+from fl_core.bounds import INSIDE, check_fields
 from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError
 from fl_core.limits import JSON_BYTES, parsed_json
 from fl_core.storage.files import Folder, json_bytes
@@ -60,7 +61,7 @@ class Privacy:
     clip: float = 0.0
     clip_numbers: float = 0.0
     noise: float = 0.0
-    delta: float = DELTA
+    delta: Annotated[float, INSIDE] = DELTA
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
@@ -70,8 +71,7 @@ class Privacy:
                 f"[privacy] clip, clip_numbers and noise must each be {LEAST:g} to {MOST:g}; got {given}. "
                 "Set all three, or none."
             )
-        if not 0 < self.delta < 1:
-            raise UsageError(f"[privacy] delta must be between 0 and 1; got {self.delta}. Use 1 / samples or less.")
+        check_fields(self, "[privacy] ", "Use 1 / samples or less.")
         if not 0 <= self.epsilon < math.inf or (self.epsilon and not self.noise):
             raise UsageError(f"[privacy] epsilon must be at least 0, with noise; got {self.epsilon}. Set noise, too.")
 

@@ -32,7 +32,7 @@ from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fedlayers.remote.compression import expanded
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, about
 from fl_core.execution.requests import SCORED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.plan import LayerPlan
 from fl_core.scores import TABLE
@@ -310,7 +310,7 @@ def reply_of(
     Raises:
         PacketError: names the site, and says what is wrong.
     """
-    try:
+    with about(f"the reply of site {site!r}", PacketError):
         values = fields(packet.head, REPLY)
         message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
         sent = message.bytes
@@ -328,8 +328,6 @@ def reply_of(
         strange = next((name for name in names if len(name) > 200), None)
         if strange is not None:
             raise PacketError(f"a tensor's name must have at most 200 characters; got {strange[:40]!r}….")
-    except PacketError as error:
-        raise PacketError(f"the reply of site {site!r}: {error}") from error
     scores = {
         name: {split: {key: _number(value) for key, value in each.items()} for split, each in splits.items()}
         for name, splits in values["scores"].items()

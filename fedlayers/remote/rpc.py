@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 from fedlayers.remote import metrics, protocol
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.log import LOG
-from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
+from fl_core.bounds import ABOVE_0, at_least, check_fields
+from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, about, listing
 from fl_core.records.writing import Writer
 from fl_core.rows import dumps, parsed, row
 from fl_core.storage.files import Folder
@@ -73,6 +74,9 @@ class TrafficCounter:
         self.replies.clear()
 
 
+Seconds = Annotated[float, ABOVE_0]
+
+
 @dataclass(frozen=True)
 class TimeoutPolicy:
     """A limit on how long to wait for clients.
@@ -80,7 +84,7 @@ class TimeoutPolicy:
     >>> TimeoutPolicy(min_replies=0, timeout=60.0)
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: min_replies must be at least 1; got 0.
+    fl_core.errors.UsageError: min_replies must be at least 1; got 0. Leave it out for the default.
 
     Attributes:
         min_replies: minimum number of replies to wait for, whatever the time.
@@ -89,18 +93,13 @@ class TimeoutPolicy:
         start: seconds until every site must have answered the questions before the first exchange; None = for ever.
     """
 
-    min_replies: int = 1
-    timeout: float | None = None
-    grace: float | None = None
-    start: float | None = None
+    min_replies: Annotated[int, at_least(1)] = 1
+    timeout: Seconds | None = None
+    grace: Seconds | None = None
+    start: Seconds | None = None
 
     def __post_init__(self) -> None:
-        if self.min_replies < 1:
-            raise UsageError(f"min_replies must be at least 1; got {self.min_replies}.")
-        for name in ("timeout", "grace", "start"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} must be above 0 s; got {value}. Leave it out to wait without a limit.")
+        check_fields(self, way="Leave it out for the default.")
 
 
 class RpcClient:
@@ -191,14 +190,12 @@ class RpcClient:
             raise RunError(f"the link ended without a reply of {listing(sorted(stamps))}. Resume the run.")
 
     def _read(self, site: str, data: bytes, most: int | None) -> Packet:
-        try:
+        with about(f"the reply of site {site!r}", PacketError):
             packet = decode(data, most)
             if packet.head["kind"] not in (*GRANTED, "refused", "failed", "waiting"):
                 raise PacketError(f"its kind must be one of {', '.join(GRANTED)}; got {packet.head['kind'][:40]!r}.")
             if packet.head["kind"] in GRANTED:
                 protocol.stamp_of(Packet(dict(packet.head)))
-        except PacketError as error:
-            raise PacketError(f"the reply of site {site!r}: {error}") from error
         return packet
 
 

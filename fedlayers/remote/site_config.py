@@ -15,7 +15,7 @@ from fl_core import limits
 from fl_core.data.columns import READING
 from fl_core.data.registry import DATASETS
 from fl_core.data.text import HASHED
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, about, check_known
 from fl_core.names import in_file_name
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ class SiteFile:
         if not path.is_file():
             raise UsageError(f"SITE.toml must be a file; got {path}, which is missing. Correct the path.")
         found = limits.read_toml(path, FILE_BYTES)
-        try:
+        with about(str(path)):
             return cls._of(path, found)
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from error
 
     @classmethod
     def _of(cls, path: Path, found: Mapping[str, Any]) -> SiteFile:
@@ -112,12 +110,10 @@ class SiteFile:
         Raises:
             UsageError: its data cannot be read, or its policy requires more samples.
         """
-        try:
+        with about(str(self.path)):
             held = SiteDataset(self.name, **self.data)
             made = Site(held, self.folder, self.policy, self.device, self.privacy, identity)
             made.check_samples()
-        except UsageError as error:
-            raise UsageError(f"{self.path}: {error}") from error
         return made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedlayers.remote.codec import Packet, PacketError, decode, encoded
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError
+from fl_core.errors import damaged
 from fl_core.storage.files import Folder, signed
 from fl_core.storage.schema import COUNT
 from fl_core.tree import Tree
@@ -96,10 +96,8 @@ class StateStore:
     def _packet(self, version: str) -> Packet:
         if not _VERSION.fullmatch(version) or version not in self.names:
             raise PacketError(f"version must be one of {', '.join(self.names)}; got {version[:80]!r}.")
-        try:
+        with damaged(f"{self.path / version}.state", PacketError):
             return decode(self.folder.read(f"{version}.state"))
-        except PacketError as error:
-            raise CorruptError(f"{self.path / version}.state is damaged: {error}") from error
 
 
 class Turns:

@@ -21,6 +21,7 @@ from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, poi
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
 from fl_core.algorithms.base import find
+from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolved
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
@@ -159,8 +160,7 @@ def tune(
     ({'fedavg': 2, 'fedprox': 2}, ['mu'], ['lr'])
     """
     out, config = Path(out), in_memory(config, data, model)
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise UsageError(f"trials must be at least 1; got {trials!r}.")
+    check_value("trials", trials, at_least(1))
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
     kind = LOSSES[str(resolved(config).loss)].task

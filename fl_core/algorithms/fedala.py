@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from statistics import pstdev
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fl_core.algorithms import Batch, Context, Message, Round, State, register
 from fl_core.algorithms.averaging import OwnModel
-from fl_core.errors import UsageError
+from fl_core.bounds import SHARE, at_least
 from fl_core.tree import Tree, select
 
 WEIGHTS = "weights"
@@ -47,20 +48,12 @@ class FedALA(OwnModel):
     @dataclass(frozen=True)
     class Config:
         layers: int = 1
-        share: float = 0.8
+        share: Annotated[float, SHARE] = 0.8
         rate: float = 1.0
         first: int = 30
         later: int = 1
-        window: int = 10
+        window: Annotated[int, at_least(2)] = 10
         threshold: float = 0.1
-
-        def __post_init__(self) -> None:
-            if not 0 < self.share <= 1:
-                raise UsageError(
-                    f"fedala: share must be above 0 and at most 1; got {self.share}. Choose one such as 0.8."
-                )
-            if self.window < 2:
-                raise UsageError(f"fedala: window must be at least 2; got {self.window}. Choose more passes.")
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
         """Names of the parameters whose entries have weights: those of the last layers, as far as they travel."""

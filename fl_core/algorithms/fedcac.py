@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from fl_core import tree
 from fl_core.algorithms import Algorithm, Context, Message, Round, State, Tree, Update, register
 from fl_core.algorithms.options import Count
-from fl_core.errors import UsageError
+from fl_core.bounds import INSIDE
 
 NEGLIGIBLE = 1e-10
 COLLABORATORS = "collaborators"
@@ -46,12 +47,8 @@ class FedCAC(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        critical: float = 0.5
+        critical: Annotated[float, INSIDE] = 0.5
         until: Count = 100
-
-        def __post_init__(self) -> None:
-            if not 0 < self.critical < 1:
-                raise UsageError(f"fedcac: critical must be between 0 and 1; got {self.critical}.")
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)

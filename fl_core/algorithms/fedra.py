@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, Shape, State, Update, register
+from fl_core.algorithms.options import Count
+from fl_core.bounds import BELOW_1
 from fl_core.errors import UsageError
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import tensors_below, with_optional_blocks
@@ -44,9 +46,9 @@ class Blockwise(Algorithm):
     @dataclass(frozen=True)
     class Config:
         lora_targets: tuple[str, ...] | None = (LAST,)
-        rank: int = 8
+        rank: Count = 8
         lora_alpha: int = 8
-        lora_dropout: float = 0.1
+        lora_dropout: Annotated[float, BELOW_1] = 0.1
         weighted: bool = True
 
     @classmethod

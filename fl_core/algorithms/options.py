@@ -6,27 +6,21 @@ A field's type can narrow its values: ``Literal["own", "cloud"]``, :data:`Positi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from fl_core.bounds import ABOVE_0, Bound, at_least, check_value
 from fl_core.errors import UsageError, check_known
 
 MOST = {int: 1e9, float: 1e30}
 """The largest number that an option may be: of a count, and of a strength or rate, which float32 must hold."""
 
 
-class Rule(NamedTuple):
-    """A rule for an option's value, as an annotation of its type."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
-Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
-Share = Annotated[float, Rule("at most 1", lambda value: value <= 1)]
+Positive = Annotated[float, ABOVE_0]
+Count = Annotated[int, at_least(1)]
+Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
 
 
 def configured(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
@@ -65,7 +59,7 @@ def _filled(name: str, config: type, values: Mapping[str, Any]) -> Any:
 def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     what = f"{name}: {key}"
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    target, *rules = _parts(next(k for k in kinds if k is not NoneType))
+    target, *bounds = _parts(next(k for k in kinds if k is not NoneType))
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         if NoneType in kinds:
             return None
@@ -91,12 +85,11 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
         raise UsageError(f"{what} must be at least 0 and finite; got {value}.")
     if target in MOST and number > MOST[target]:
         raise UsageError(f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number.")
-    for rule in rules:
-        if not rule.holds(number):
-            raise UsageError(f"{what} must be {rule.words}; got {value}.")
+    for bound in bounds:
+        check_value(what, number, bound)
     return number
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """Return a type and the rules that annotate it."""
+    """Return a type and the bounds that annotate it."""
     return get_args(kind) if get_origin(kind) is Annotated else (kind,)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import nn
 
 from fl_core.algorithms import Algorithm, Context, Group, Phase, Round, Shape, register
+from fl_core.algorithms.options import Count
+from fl_core.bounds import SHARE, at_least
 from fl_core.errors import UsageError
 from fl_core.models.gated_model import Gated
 from fl_core.seeds import seed_of, torch_seeded
@@ -42,12 +44,12 @@ class PFedGate(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        target: float = 0.5
-        split: int = 5
+        target: Annotated[float, SHARE] = 0.5
+        split: Annotated[int, at_least(2)] = 5
         bi_level: bool = False
         gate_lr: float | None = None
         clip: float = 10.0
-        eval_batch: int = 128
+        eval_batch: Count = 128
 
     @classmethod
     def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:

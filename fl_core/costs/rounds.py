@@ -12,6 +12,7 @@ import pandas as pd
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round
+from fl_core.bounds import at_least, check_value
 from fl_core.costs.flops import training_flops
 from fl_core.errors import UsageError
 from fl_core.task import Task
@@ -58,8 +59,8 @@ def round_costs(
         raise UsageError(
             f"the cost of {algorithm.name} is only known from a run. Use its rows 'flops', 'bytes_down' and 'bytes_up'."
         )
-    if problem.rounds < 1 or batch < 1:
-        raise UsageError(f"rounds and batch must be at least 1; got {problem.rounds} and {batch}.")
+    check_value("rounds", problem.rounds, at_least(1))
+    check_value("batch", batch, at_least(1))
     sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}
 
     @cache

@@ -37,10 +37,6 @@ def adapt(
     Raises:
         UsageError: peft is not installed, a target is unknown, or a number is out of range.
     """
-    if rank < 1:
-        raise UsageError(f"rank must be at least 1; got {rank}.")
-    if not 0 <= dropout < 1:
-        raise UsageError(f"lora_dropout must be at least 0 and below 1; got {dropout}.")
     head = model.get_submodule(head_path(model, example))
     paths = sorted({path for target in targets for path in _paths(model, target)})
     if not paths:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import limits
+from fl_core.bounds import check_values
 from fl_core.errors import UsageError
 from fl_core.models import external, weights as weight_files
 from fl_core.models.counting import within_bytes
@@ -69,6 +70,7 @@ def build(
         elif colon and source in external.LIBRARIES:
             model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
         elif label in MODELS.inside:
+            check_values(model_options, MODELS[label], f"{label}: ", "Leave it out for the default.")
             try:
                 model = external.called(label, MODELS[label], shape, n_classes, model_options)
             except Exception as error:  # of torch, on values that no check foresees

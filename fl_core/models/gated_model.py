@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_core.errors import UsageError
-
 
 class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
     """Normalisation of images by learnt mixtures of instance, layer and batch statistics (Luo et al. 2019).
@@ -94,10 +92,6 @@ class Gated(nn.Module):
 
     def __init__(self, inner: nn.Module, shape: tuple[int, ...], target: float, split: int, batch: int) -> None:
         super().__init__()
-        if not 0 < target <= 1:
-            raise UsageError(f"target must be above 0 and at most 1; got {target}.")
-        if split < 2 or batch < 1:
-            raise UsageError(f"split must be at least 2 and eval_batch at least 1; got {split} and {batch}.")
         self.target, self.batch = target, batch
         self.least = min(max(1 / split, 0.1), target)
         linear = {

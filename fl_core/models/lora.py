@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_core import tree
+from fl_core.bounds import ABOVE_0, BELOW_1, at_least, check_fields
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.models.heads import head_path
@@ -44,20 +45,13 @@ class Lora:
         dropout: share of an adapter's inputs that training drops, from 0 to below 1.
     """
 
-    r: int = 8
+    r: Annotated[int, at_least(1)] = 8
     targets: tuple[str, ...] = (ALL,)
-    alpha: float | None = None
-    dropout: float = 0.0
+    alpha: Annotated[float | None, ABOVE_0] = None
+    dropout: Annotated[float, BELOW_1] = 0.0
 
     def __post_init__(self) -> None:
-        if self.r < 1:
-            raise UsageError(f"r of adapt must be at least 1; got {self.r}. Write such as lora:r=8.")
-        if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise UsageError(f"alpha of adapt must be above 0; got {self.alpha}. Leave it out for r.")
-        if not 0 <= self.dropout < 1:
-            raise UsageError(
-                f"dropout of adapt must be at least 0 and below 1; got {self.dropout}. Leave it out for 0."
-            )
+        check_fields(self, "adapt: ", "Leave it out for the default.")
 
 
 def parse(text: str) -> Lora:

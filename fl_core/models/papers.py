@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Annotated
 
 from torch import Tensor, nn
 
+from fl_core.bounds import ABOVE_0, BELOW_1
 from fl_core.errors import UsageError
 from fl_core.models.layered_model import Layered, Shape, chain, image_shape
 from fl_core.models.registry import model
 
+Width = Annotated[float, ABOVE_0]
+Dropout = Annotated[float, BELOW_1]
+
 
 @model
-def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
+def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
 
     Three 5x5 convolutions have 64-128-256 channels. Each is halved in size. Global average pooling and 100 hidden units
@@ -26,7 +31,7 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
     10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
     channels, _, _ = image_shape("fmnist_cnn", shape, smallest=8)
-    a, b, c, hidden = _scaled("fmnist_cnn", width, 64, 128, 256, 100)
+    a, b, c, hidden = _scaled(width, 64, 128, 256, 100)
     return _kaiming(
         chain(
             conv1=_conv(channels, a, 5, padding=2, pool=True),
@@ -40,7 +45,7 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: float = 1.0) -> Layered:
 
 
 @model
-def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: float = 1.0) -> Layered:
+def cifar_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.3, width: Width = 1.0) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
     Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. The second and the fourth are halved in size.
@@ -49,8 +54,7 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: floa
     ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("cifar_cnn", shape, smallest=1)
-    a, b, c, d, hidden = _scaled("cifar_cnn", width, 64, 128, 256, 512, 100)
-    _check_dropout("cifar_cnn", dropout)
+    a, b, c, d, hidden = _scaled(width, 64, 128, 256, 512, 100)
     return _kaiming(
         chain(
             conv1=_conv(channels, a, 3, padding=2, dropout=dropout),
@@ -66,7 +70,7 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.3, width: floa
 
 
 @model
-def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float = 1.0) -> Layered:
+def isic_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.2, width: Width = 1.0) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
     Five 3x3 convolutions have 32-64-128-256-512 channels. The last three are halved in size and have dropout. Global
@@ -75,8 +79,7 @@ def isic_cnn(shape: Shape, n_classes: int, *, dropout: float = 0.2, width: float
     ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("isic_cnn", shape, smallest=8)
-    a, b, c, d, e, hidden = _scaled("isic_cnn", width, 32, 64, 128, 256, 512, 256)
-    _check_dropout("isic_cnn", dropout)
+    a, b, c, d, e, hidden = _scaled(width, 32, 64, 128, 256, 512, 256)
     return _kaiming(
         chain(
             conv1=_conv(channels, a, 3, padding=1),
@@ -208,16 +211,9 @@ def _kaiming(network: Layered) -> Layered:
     return network
 
 
-def _scaled(name: str, width: float, *sizes: int) -> list[int]:
+def _scaled(width: float, *sizes: int) -> list[int]:
     """Return the numbers of channels and hidden units times the width, rounded and at least 1."""
-    if isinstance(width, bool) or not isinstance(width, int | float) or not (width > 0 and math.isfinite(width)):
-        raise UsageError(f"{name}: width must be a finite number above 0; got {width!r}.")
     return [max(1, round(width * size)) for size in sizes]
-
-
-def _check_dropout(name: str, dropout: float) -> None:
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"{name}: dropout must be at least 0 and below 1; got {dropout!r}.")
 
 
 def _positive(size: object) -> bool:

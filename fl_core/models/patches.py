@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fl_core.bounds import Size
 from fl_core.errors import UsageError
 from fl_core.models.layered_model import Shape
 from fl_core.models.registry import model
@@ -14,7 +15,7 @@ from fl_core.models.registry import model
 
 @model
 def vit(
-    shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, heads: int = 3, patch: int | None = None
+    shape: Shape, n_classes: int, *, depth: Size = 12, width: Size = 192, heads: Size = 3, patch: Size | None = None
 ) -> nn.Module:
     """Vision transformer (Dosovitskiy et al. 2021) of ``depth`` blocks; images of any size.
 
@@ -23,14 +24,14 @@ def vit(
     """
     from timm.models.vision_transformer import VisionTransformer
 
-    channels, sides, side = _cut("vit", shape, patch, depth=depth, width=width, heads=heads)
+    channels, sides, side = _cut("vit", shape, patch)
     if width % heads:
         raise UsageError(f"vit: width must be a multiple of heads={heads}; got {width}.")
     return VisionTransformer(sides, side, channels, n_classes, embed_dim=width, depth=depth, num_heads=heads)
 
 
 @model
-def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, patch: int | None = None) -> nn.Module:
+def mixer(shape: Shape, n_classes: int, *, depth: Size = 12, width: Size = 192, patch: Size | None = None) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
 
     It is timm's. Layers that mix tokens are half as wide as a patch's vector. Layers that mix channels are four times
@@ -38,7 +39,7 @@ def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, pa
     """
     from timm.models.mlp_mixer import MlpMixer
 
-    channels, sides, side = _cut("mixer", shape, patch, depth=depth, width=width)
+    channels, sides, side = _cut("mixer", shape, patch)
     size: Any = sides  # timm also takes a pair, although its annotation is a number
     network = MlpMixer(n_classes, size, channels, patch_size=side, num_blocks=depth, embed_dim=width)
     assert isinstance(network.head, nn.Linear)
@@ -46,7 +47,7 @@ def mixer(shape: Shape, n_classes: int, *, depth: int = 12, width: int = 192, pa
     return network
 
 
-def _cut(name: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[int, tuple[int, int], int]:
+def _cut(name: str, shape: Shape, patch: int | None) -> tuple[int, tuple[int, int], int]:
     """Return channels, (height, width), and side of a patch, for images of this shape."""
     if len(shape) != 3:
         raise UsageError(f"model {name}: samples must be images (channels, height, width); got shape {shape}.")
@@ -54,9 +55,6 @@ def _cut(name: str, shape: Shape, patch: int | None, **numbers: Any) -> tuple[in
     both = math.gcd(height, width)
     if patch is None:
         patch = next(k for k in range(1, both + 1) if (both % k == 0 and 8 * k >= max(height, width)) or k == both)
-    for option, value in {"patch": patch, **numbers}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name}: {option} must be an integer above 0; got {value!r}.")
     if both % patch:
         raise UsageError(f"{name}: patch must divide the image's sides {height} x {width}; got {patch}.")
     return channels, (height, width), patch

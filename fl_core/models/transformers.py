@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fl_core.bounds import Size
 from fl_core.errors import UsageError
 from fl_core.models.registry import model
 from fl_core.tokens import PAD, TokenShape
@@ -74,7 +75,7 @@ class TextTransformer(nn.Module):
 
 @model
 def text_transformer(
-    shape: tuple[int, ...], n_classes: int, *, width: int = 768, hidden: int | None = None
+    shape: tuple[int, ...], n_classes: int, *, width: Size = 768, hidden: Size | None = None
 ) -> TextTransformer:
     """One transformer block for Sent-140 and MIMIC-III (PLayer-FL); texts.
 
@@ -89,9 +90,6 @@ def text_transformer(
     if not isinstance(shape, TokenShape) or len(shape) != 1:
         raise UsageError(f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}.")
     hidden = 4 * width if hidden is None else hidden
-    for name, value in (("width", width), ("hidden", hidden)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"text_transformer: {name} must be an integer above 0; got {value!r}.")
     return TextTransformer(shape.tokens, shape[0], n_classes, width, hidden)
 
 

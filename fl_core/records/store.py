@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fl_core import limits, rows
-from fl_core.errors import CorruptError, ForeignError, UsageError, listing
+from fl_core import rows
+from fl_core.errors import CorruptError, ForeignError, UsageError, damaged, listing
 from fl_core.legacy_names import current_keys
 from fl_core.records import checking
 from fl_core.stopping import STATE, StoppingRule
@@ -121,7 +121,7 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        return self._parsed("environment.json", self._checked("environment.json"), schema.ENVIRONMENT)
+        return schema.parsed(self.path / "environment.json", self._checked("environment.json"), schema.ENVIRONMENT)
 
     @property
     def begun(self) -> bool:
@@ -323,17 +323,8 @@ class Run:
                 raise ForeignError(f"{self.path / 'manifest.json'} is another run's") from None
             raise
 
-    def _parsed(self, name: str, data: bytes, form: Any) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = limits.parsed_json(data)
-        except ValueError as error:
-            raise CorruptError(f"{self.path / name} is damaged: {error}") from error
-        self._fits(name, found, form)
-        return found
-
     def _fits(self, name: str, found: Any, form: Any) -> None:
-        if wrong := schema.validate(found, form):
-            raise CorruptError(f"{self.path / name} is damaged: {wrong}")
+        schema.check_stored(self.path / name, found, form)
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, which the last checkpoint has, or else the configuration."""
@@ -347,10 +338,10 @@ class Run:
             CorruptError: What is stored is no stopping rule.
         """
         meta = self.manifest(self.rounds[-1])["states"]["server"]["meta"] if self.rounds else {}
-        try:
-            return StoppingRule.from_json(meta[STATE]) if STATE in meta else None
-        except UsageError as error:
-            raise CorruptError(f"{self.checkpoint_path(self.rounds[-1])} is damaged: {error}") from error
+        if STATE not in meta:
+            return None
+        with damaged(self.checkpoint_path(self.rounds[-1])):
+            return StoppingRule.from_json(meta[STATE])
 
     @property
     def finished(self) -> bool:

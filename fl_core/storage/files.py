@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fl_core import limits
-from fl_core.errors import BusyError, CorruptError, UsageError
-from fl_core.storage.schema import validate
+from fl_core.errors import BusyError, CorruptError, UsageError, damaged
+from fl_core.storage.schema import check_stored
 
 Parsed = TypeVar("Parsed")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -177,16 +177,13 @@ class Folder:
             CorruptError: the file is missing, any byte differs, or it has another form.
         """
         raw, path = self.read(name, most=limits.JSON_BYTES), self.path / name
-        try:
+        with damaged(path):  # no JSON, no UTF-8, nested too deeply, or a NaN
             data = limits.parsed_json(raw)
             sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == signed(data)
-        except ValueError as error:  # no JSON, no UTF-8, nested too deeply, or a NaN
-            raise CorruptError(f"{path} is damaged: {error}") from error
         if not sound:
             raise CorruptError(f"{path} is damaged: its contents do not match its digest")
         for form in shapes:
-            if wrong := validate(data, form):
-                raise CorruptError(f"{path} is damaged: {wrong}")
+            check_stored(path, data, form)
         return data
 
     def read_checked(self, name: str, digest: str, n_bytes: int | None = None) -> bytes:
@@ -211,10 +208,8 @@ class Folder:
             CorruptError: the file is missing, any byte differs, or ``parse`` raised a ValueError.
         """
         data = self.read_checked(name, digest)
-        try:
+        with damaged(self.path / name):
             return parse(data)
-        except ValueError as error:
-            raise CorruptError(f"{self.path / name} is damaged: {error}") from error
 
     # --- writing ---
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from fl_core import limits
-from fl_core.errors import CorruptError
+from fl_core.errors import CorruptError, damaged
 from fl_core.storage.files import Folder
 
 SUFFIX = ".gz"
@@ -76,10 +76,8 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        try:
+        with damaged(self._path, EOFError, gzip.BadGzipFile, zlib.error):
             data = self._file.read(len(buffer))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorruptError(f"{self._path} is damaged: {error}") from error
         self._left -= len(data)
         if self._left < 0:
             raise CorruptError(f"{self._path} is damaged: it unpacks to more than {limits.RATIO} times its size")

@@ -12,9 +12,11 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fl_core.errors import check_known
+from fl_core import limits
+from fl_core.errors import CorruptError, check_known, damaged
 
 COUNT = "a whole number from 0"
 DIGEST = "a digest, or nothing"
@@ -96,6 +98,28 @@ def validate(found: Any, form: Any, name: str = "") -> str:
         inner = next((each for each in told if not each.startswith(f"{name or 'it'} must")), "")
         return "" if "" in told else inner or _wrong(found, name, _named(form))
     return "" if _is(found, form) else _wrong(found, name, _named((form,)))
+
+
+def parsed(path: Path, data: bytes, form: Any) -> Any:
+    """Return the contents of a stored JSON file that has a form.
+
+    Raises:
+        CorruptError: names the file, and its first fault.
+    """
+    with damaged(path):
+        found = limits.parsed_json(data)
+    check_stored(path, found, form)
+    return found
+
+
+def check_stored(path: Path, found: Any, form: Any) -> None:
+    """Refuse the contents of a stored file that do not have a form.
+
+    Raises:
+        CorruptError: names the file, and its first fault.
+    """
+    if wrong := validate(found, form):
+        raise CorruptError(f"{path} is damaged: {wrong}")
 
 
 def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_core.bounds import at_least, check_value
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.model_contexts import in_mode
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
@@ -223,8 +224,7 @@ def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> 
     """
     if len(x) == 0:
         raise UsageError("there must be samples to predict; got none.")
-    if batch < 1:
-        raise UsageError(f"batch must be at least 1; got {batch}.")
+    check_value("batch", batch, at_least(1))
     with torch.no_grad(), in_mode(model, False) if isinstance(model, nn.Module) else nullcontext():
         return torch.cat([model(part) for part in x.split(batch)])
 

@@ -7,8 +7,6 @@ finite and exact when a probability rounds to 0 or to 1.
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -17,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_core.bounds import ABOVE_0, Bound, at_least, check_value
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
@@ -90,16 +89,16 @@ class _Weighted(Loss):
     gamma: float = 2.0
     alpha: float | tuple[float, ...] = 1.0
 
-    largest_alpha: ClassVar[float] = math.inf
+    alphas: ClassVar[Bound] = at_least(0)
 
     def __post_init__(self) -> None:
-        _number(f"{self.name}: gamma", self.gamma, math.inf)
+        check_value(f"{self.name}: gamma", self.gamma, at_least(0))
         if isinstance(self.alpha, Sequence) and not isinstance(self.alpha, str):
             object.__setattr__(self, "alpha", tuple(self.alpha))
             if not self.alpha:
                 raise UsageError(f"{self.name}: alpha must be one number, or one for each class; got an empty list.")
         for value in self._weights():
-            _number(f"{self.name}: alpha", value, self.largest_alpha)
+            check_value(f"{self.name}: alpha", value, self.alphas)
 
     def check(self, n_classes: int, task: str = "") -> None:
         super().check(n_classes, task)
@@ -147,7 +146,7 @@ class PlayerFocal(_Weighted):
     gamma: float = 3.0
 
     name = "player_focal"
-    largest_alpha = 1.0
+    alphas = Bound("between 0 and 1", lambda alpha: 0 <= alpha <= 1)
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         alpha = self._alpha(logits)
@@ -225,9 +224,7 @@ class Huber(_OfNumbers):
     name = "huber"
 
     def __post_init__(self) -> None:
-        _number(f"{self.name}: delta", self.delta, math.inf)
-        if not self.delta > 0:
-            raise UsageError(f"{self.name}: delta must be above 0; got {self.delta}.")
+        check_value(f"{self.name}: delta", self.delta, ABOVE_0)
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.huber_loss(logits.squeeze(-1), y.to(logits.dtype), reduction="none", delta=self.delta)
@@ -284,9 +281,7 @@ class ClassWeighted(Loss):
 
     def __post_init__(self) -> None:
         for weight in self.weights:
-            _number("class_weights", weight, math.inf)
-            if not weight > 0:
-                raise UsageError(f"class_weights must be above 0; got {weight}.")
+            check_value("class_weights", weight, ABOVE_0)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -375,14 +370,6 @@ def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
     if n_classes is not None:
         loss.check(n_classes)
     return loss
-
-
-def _number(what: str, value: Any, largest: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UsageError(f"{what} must be a number; got {value!r}.")
-    if not (math.isfinite(value) and 0 <= float(value) <= largest):
-        bounds = "at least 0 and finite" if math.isinf(largest) else f"between 0 and {largest:g}"
-        raise UsageError(f"{what} must be {bounds}; got {value}.")
 
 
 def _is_target(logits: Tensor, y: Tensor) -> Tensor:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fl_core.bounds import ABOVE_0, OneOf, at_least, check_fields
 from fl_core.choices import OPTIMIZERS, PRECISIONS
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
@@ -23,12 +23,6 @@ def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
 
 
 _SGD, _ADAM, _ADAMW = map(_eager, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
-
-
-def check_clip(most: float | None) -> None:
-    """Refuse a clipping norm that is not above 0; None means no clipping."""
-    if most is not None and not most > 0:
-        raise UsageError(f"max_grad_norm must be above 0; got {most}.")
 
 
 @dataclass(frozen=True)
@@ -54,31 +48,24 @@ class Training:
             with AVX512-BF16 or AMX, and slower on others; it is never chosen by timing.
     """
 
-    epochs: int = 1
-    batch_size: int = 32
-    lr: float = 0.01
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    epochs: Annotated[int, at_least(0)] = 1
+    batch_size: Annotated[int, at_least(1)] = 32
+    lr: Annotated[float, ABOVE_0] = 0.01
+    optimizer: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = "sgd"
+    momentum: Annotated[float, at_least(0)] = 0.0
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     amsgrad: bool = False
-    max_grad_norm: float | None = None
+    max_grad_norm: Annotated[float | None, ABOVE_0] = None
     keep_optimizer: bool = False
-    precision: str = "float32"
+    precision: Annotated[str, OneOf("precision", PRECISIONS)] = "float32"
 
     def __post_init__(self) -> None:
-        check_known("optimizer", self.optimizer, OPTIMIZERS)
-        check_known("precision", self.precision, PRECISIONS)
-        for name, least in (("epochs", 0), ("batch_size", 1), ("momentum", 0), ("weight_decay", 0)):
-            if not getattr(self, name) >= least:
-                raise UsageError(f"{name} must be at least {least}; got {getattr(self, name)}.")
+        check_fields(self)
         for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
             if getattr(self, name) and not used:
                 raise UsageError(
                     f"{name} must be left out with optimizer {self.optimizer!r}; got {getattr(self, name)}."
                 )
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise UsageError(f"lr must be a number above 0; got {self.lr}.")
-        check_clip(self.max_grad_norm)
 
     @property
     def description(self) -> str:
@@ -171,13 +158,13 @@ class Phase:
     momentum: float | None = None
     weight_decay: float | None = None
     optimizer: str | None = None
-    max_grad_norm: float | None = None
+    max_grad_norm: Annotated[float | None, ABOVE_0] = None
     groups: tuple[Group, ...] = ()
     steps: int | None = None
     step: str = ""
 
     def __post_init__(self) -> None:
-        check_clip(self.max_grad_norm)
+        check_fields(self)
 
     def length(self, batches: int) -> int:
         """Steps of the phase where a pass over the training data has so many batches."""

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from diagnostics.representation.gram import BANDWIDTH, Recorder, check_bandwidth
+from diagnostics.representation.gram import BANDWIDTH, Recorder
 from diagnostics.representation.moments import CCA, PROCRUSTES, VARIANCE, Kept, Measure, svcca_measure
 from diagnostics.representation.probe import LEAST, NoValue, places
 from figures.player_fl.shifts import least_angle, unit_maps
@@ -39,7 +39,7 @@ def rbf_cka(
     invariances and NaN are those of :func:`linear_cka`. The value is also NaN if more than half of the samples' pairs
     are identical.
     """
-    return _cka(x, y, estimator, batch, check_bandwidth(bandwidth))
+    return _cka(x, y, estimator, batch, bandwidth)
 
 
 def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None) -> float:

@@ -65,7 +65,7 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "autograd errors calling former choices lazy limits progress tree source_scan registry scores untouched",
+        "autograd bounds errors signatures legacy_names choices lazy limits progress tree source_scan registry scores model_contexts",
         "names seeds tokens layers interrupts",
         "storage rows ordering race_evidence plan statistics stopping",
         "models data layer_mapping",
@@ -77,7 +77,7 @@ ROOMS = {
         "plan_selection initial",
         "engine task costs",
         "restore stored_models",
-        "runner newcomer predictions mixture model_description exported joining",
+        "runner newcomer predictions mixture model_description exported_model join",
     ),
     "diagnostics": (
         "activation_cache capture client_model resampling null",

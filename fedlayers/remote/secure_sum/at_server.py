@@ -15,7 +15,7 @@ from fedlayers.remote.remote_clients import EXTRA_TREES, RemoteClients
 from fedlayers.remote.secure_sum.fixed_point import Words, decoded
 from fedlayers.remote.secure_sum.members import check_enough, context_of, remove_masks, threshold
 from fl_core.algorithms.base import Message
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, about, listing
 from fl_core.execution.requests import ClientReply, ClientRequest, TrainRequest
 from fl_core.tree import Tree
 
@@ -102,12 +102,10 @@ class SummingClients(RemoteClients):
         packets = {name: Packet({"kind": kind, **place, **each}) for name, each in asked.items()}
         parts = {}
         for name, packet in self._in_time(packets, len(place["group"])):
-            try:
+            with about(f"the reply of site {name!r}", PacketError):
                 if packet.trees:
                     raise PacketError(f"a step of a secure sum must be without tensors; got {listing(packet.trees)}.")
                 parts[name] = fields(packet.head, {"parts": protocol.PARTS[kind]})["parts"]
-            except PacketError as error:
-                raise PacketError(f"the reply of site {name!r}: {error}") from error
         self._check(parts, len(place["group"]), f"replies to {kind}")
         return parts
 
