@@ -65,7 +65,8 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "autograd bounds errors signatures legacy_names choices lazy limits progress tree source_scan registry scores model_contexts",
+        "autograd bounds choices errors lazy legacy_names limits model_contexts progress registry scores signatures "
+        "source_scan tree",
         "names seeds tokens layers interrupts",
         "storage rows ordering race_evidence plan statistics stopping",
         "models data layer_mapping",
