@@ -417,12 +417,14 @@ def test_adapters_are_not_exported_through_a_link(run, tmp_path):
 
 @pytest.mark.parametrize("more", [1, 10**18])
 def test_a_checkpoint_that_claims_more_rows_than_there_are(run, more):
+    """Neither resuming nor verifying takes it, and nothing of that length is read."""
     forge(run / LAST, lambda found: found["rows"].update(bytes=found["rows"]["bytes"] + more))
     for act in (resume, lambda path: Run(path).verify()):
         refused(act, run, "rows.jsonl", LAST)
 
 
 def test_a_dataset_with_a_name_that_no_file_has(run):
+    """It is refused in one line, as any other unknown dataset."""
     forge(run / "config.json", lambda found: found.update(dataset="x" * 300))
     covered(run, "config.json")
     with pytest.raises(UsageError, match="dataset"):
