@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import silhouette_score
+from sklearn.neighbors import NearestNeighbors
 
-from diagnostics.representation.embedding import Pool, embed, scores
+from diagnostics.representation.embedding import Pool, embed
 from fl_core import rows
+from fl_core.errors import UsageError
 
 X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
 CLUSTERED = {
@@ -23,6 +26,27 @@ MEANING = (
     "A silhouette lies between -1 and 1 and is higher if groups are further apart. A purity is the share of the 10 "
     "nearest features of the same class or client. Both are of the features themselves and not of the plane."
 )
+
+
+def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
+    """Measure how well the features separate classes and clients; NaN with a single class or client.
+
+    * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to 1
+      (Rousseeuw 1987). Higher means further apart. Good shared features are high in the first and low in the second.
+    * ``purity_class``, ``purity_client``: share of a sample's nearest neighbours that have its class (client).
+    """
+    x = pooled.x.astype(np.float64)
+    k = min(neighbours, len(x) - 1)
+    if k < 1:
+        raise UsageError(f"samples must be at least 2; got {len(x)}.")
+    near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(return_distance=False)
+    numbers = {}
+    for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
+        many = len(set(groups))
+        sound = 2 <= many < len(x)
+        numbers[f"silhouette_{name}"] = float(silhouette_score(x, groups)) if sound else float("nan")
+        numbers[f"purity_{name}"] = float((groups[near] == groups[:, None]).mean()) if many > 1 else float("nan")
+    return numbers
 
 
 def scored(pooled: Pool, named: Mapping[str, Any]) -> Iterator[rows.Row]:

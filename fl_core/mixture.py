@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fl_core.errors import CorruptError, UsageError
 from fl_core.predictions import class_logits
 from fl_core.storage.files import Folder, check_version, signed
-from fl_core.storage.schema import COUNT, DIGEST, NUMBER, validate
+from fl_core.storage.schema import COUNT, DIGEST, NUMBER, check_stored
 
 FILE = "mixture.json"
 FORMAT = "fedlayers.mixture/1"
@@ -93,8 +93,7 @@ def load(folder: Path) -> Mixture:
     data = own.read_signed(FILE)
     if not check_version(path, data.get("format"), FORMAT):
         raise UsageError(f"{path} must have the format {FORMAT}; got {data.get('format')!r}. Make the mixture again.")
-    if wrong := validate(data, FORM):
-        raise CorruptError(f"{path} is damaged: {wrong}")
+    check_stored(path, data, FORM)
     members = tuple(Member(**{name: each[name] for name in MEMBER}) for each in data["members"])
     weights = [member.weight for member in members]
     if not members or min(weights) <= 0 or not math.isclose(math.fsum(weights), 1, rel_tol=1e-9):

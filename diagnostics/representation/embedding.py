@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.manifold import TSNE
-from sklearn.metrics import silhouette_score
-from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
@@ -162,24 +160,3 @@ def centroids(frame: pd.DataFrame) -> pd.DataFrame:
     """
     groups = frame.groupby(["client", "class"], sort=False)
     return groups.agg(x=("x", "mean"), y=("y", "mean"), n=("x", "size")).reset_index()
-
-
-def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
-    """Measure how well the features separate classes and clients; NaN with a single class or client.
-
-    * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to 1
-      (Rousseeuw 1987). Higher means further apart. Good shared features are high in the first and low in the second.
-    * ``purity_class``, ``purity_client``: share of a sample's nearest neighbours that have its class (client).
-    """
-    x = pooled.x.astype(np.float64)
-    k = min(neighbours, len(x) - 1)
-    if k < 1:
-        raise UsageError(f"samples must be at least 2; got {len(x)}.")
-    near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(return_distance=False)
-    numbers = {}
-    for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
-        many = len(set(groups))
-        sound = 2 <= many < len(x)
-        numbers[f"silhouette_{name}"] = float(silhouette_score(x, groups)) if sound else float("nan")
-        numbers[f"purity_{name}"] = float((groups[near] == groups[:, None]).mean()) if many > 1 else float("nan")
-    return numbers

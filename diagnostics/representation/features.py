@@ -18,13 +18,10 @@ from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from ..activation_cache import ActivationCache, See
 from ..capture import Data, batches, full_batch
 from ..client_model import ClientModel, Measurement, logits, to_device
+from .probe import NoValue
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
-
-
-class NoValue(Exception):
-    """Raised if no value can be computed from features. The reason becomes a status."""
 
 
 @dataclass(frozen=True, eq=False)

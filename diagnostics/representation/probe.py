@@ -38,7 +38,7 @@ _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNo
 
 
 class NoValue(Exception):
-    """Raised if features cannot be compared. The reason becomes a status."""
+    """Raised if no value can be computed from features. The reason becomes a status."""
 
 
 # --- the samples -----------------------------------------------------------------------------------------------

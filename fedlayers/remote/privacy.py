@@ -14,11 +14,11 @@ from torch import Tensor
 from fedlayers.remote.compression import start_of
 from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
-from fl_core.bounds import INSIDE, check_fields
-from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError
-from fl_core.limits import JSON_BYTES, parsed_json
+from fl_core.bounds import ABOVE_0, INSIDE, check_fields, check_value
+from fl_core.errors import NonFiniteError, RunError, UsageError, damaged
+from fl_core.limits import JSON_BYTES
 from fl_core.storage.files import Folder, json_bytes
-from fl_core.storage.schema import COUNT, Each, validate
+from fl_core.storage.schema import COUNT, Each, parsed
 from fl_core.tree import Tree
 
 ACCOUNT = "privacy.json"
@@ -92,14 +92,11 @@ class Account:
         self.privacy, self.folder = privacy, folder
         self._releases: dict[float, int] = {}
         if folder.is_dir() and Folder(folder).has(ACCOUNT):
-            try:
-                found = parsed_json(Folder(folder).read(ACCOUNT, most=JSON_BYTES))
-                wrong = validate(found, {"releases": Each(COUNT)})
-                self._releases = {} if wrong else {float(noise): count for noise, count in found["releases"].items()}
-            except ValueError as error:
-                wrong = str(error)
-            if wrong or not all(0 < noise < math.inf for noise in self._releases):
-                raise CorruptError(f"{folder / ACCOUNT} is damaged: {wrong or 'noise must be above 0'}")
+            found = parsed(folder / ACCOUNT, Folder(folder).read(ACCOUNT, most=JSON_BYTES), {"releases": Each(COUNT)})
+            with damaged(folder / ACCOUNT):
+                self._releases = {float(noise): count for noise, count in found["releases"].items()}
+                for noise in self._releases:
+                    check_value("noise", noise, ABOVE_0)
 
     def spent(self, more: int = 0) -> float:
         """Return epsilon at the privacy's delta, of all releases and ``more`` further ones with the present noise."""

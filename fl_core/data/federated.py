@@ -38,10 +38,6 @@ class Split:
     def __repr__(self) -> str:
         return f"Split({len(self)} samples of shape {list(self.x.shape[1:])})"  # no values: a message may quote it
 
-    def to(self, device: torch.device | str) -> Split:
-        """Return the same samples on another device, without a copy if they are there already."""
-        return Split(self.x.to(device), self.y.to(device))
-
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
@@ -59,10 +55,6 @@ class ClientData:
             UsageError: another name.
         """
         return getattr(self, check_known("split", name, SPLITS))
-
-    def to(self, device: torch.device | str) -> ClientData:
-        """Return the same client with its tensors on another device."""
-        return ClientData(self.name, self.train.to(device), self.validation.to(device), self.test.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +171,6 @@ class FederatedData:
     def training_digest(self) -> str:
         """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
         return digest_of({each.name: tree.digest({"x": each.train.x, "y": each.train.y}) for each in self.clients})
-
-    def to(self, device: torch.device | str) -> FederatedData:
-        """Return the same data with every client's tensors on another device."""
-        return replace(self, clients=tuple(client.to(device) for client in self.clients))
 
 
 def digest_of(clients: Mapping[str, str]) -> str:

@@ -111,7 +111,7 @@ class Run:
     def task_config(self) -> dict[str, Any]:
         """The configuration, from which a task can be made again; errors as of :attr:`config`."""
         found = self.config
-        self._fits("config.json", found, schema.CONFIG)
+        schema.check_stored(self.path / "config.json", found, schema.CONFIG)
         return found
 
     @property
@@ -159,7 +159,7 @@ class Run:
         """The header of the rows; errors as of :meth:`rows`."""
         path = self.rows_path
         found = rows.read_header(path, self._open_rows)
-        self._fits(path.name, found, schema.HEADER)
+        schema.check_stored(path, found, schema.HEADER)
         return found
 
     @property
@@ -305,7 +305,7 @@ class Run:
         found = self.folder.read_signed("manifest.json")
         if not check_version(self.path, found.get("format"), FORMAT):
             raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it must be the manifest of a run")
-        self._fits("manifest.json", found, schema.MANIFEST)
+        schema.check_stored(self.path / "manifest.json", found, schema.MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
             raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}")
         return found
@@ -322,9 +322,6 @@ class Run:
             if checking.is_foreign(self):
                 raise ForeignError(f"{self.path / 'manifest.json'} is another run's") from None
             raise
-
-    def _fits(self, name: str, found: Any, form: Any) -> None:
-        schema.check_stored(self.path / name, found, form)
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, which the last checkpoint has, or else the configuration."""

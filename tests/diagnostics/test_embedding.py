@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diagnostics import plots
 from diagnostics.plots.drawing import COLOURS, MARKERS
-from diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, scores, tsne
+from diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, tsne
 from fl_core.errors import UsageError
 
 mpl.use("agg")
@@ -108,18 +108,6 @@ def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:
         embed(Pool(np.ones_like(flat.x), flat.classes, flat.clients, flat.sample))
     line = Pool(flat.x[:, :1], flat.classes, flat.clients, flat.sample)
     assert np.isfinite(embed(line, iterations=250)[["x", "y"]].to_numpy()).all()
-
-
-def test_the_scores_tell_what_stands_apart() -> None:
-    found = scores(parted())
-    assert found["silhouette_class"] > 0.7
-    assert found["purity_class"] == 1
-    assert abs(found["silhouette_client"]) < 0.1
-    assert 0.35 < found["purity_client"] < 0.65
-    alone = parted()
-    alone.clients[:] = "a"
-    assert np.isnan(scores(alone)["silhouette_client"])
-    assert np.isnan(scores(alone)["purity_client"])
 
 
 def drawn(ax: Any) -> dict[tuple[float, float], str]:

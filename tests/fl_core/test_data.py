@@ -236,8 +236,6 @@ def test_views_of_the_data():
     heart = data.load("heart")
     assert heart.weights == tuple(len(client.train) for client in heart.clients)
     assert heart.client("va") is heart.clients[3]
-    assert heart.to("meta").clients[0].train.x.is_meta
-    assert heart.to("cpu").clients[0].train.x.data_ptr() == heart.clients[0].train.x.data_ptr()
     with pytest.raises(UsageError, match="'switzerland'"):
         heart.client("switzerlnd")
     with pytest.raises(UsageError, match=r"split.*'val'"):
