@@ -146,7 +146,7 @@ def write(file: Path, text: str) -> Path:
 def main(words: Sequence[str]) -> None:
     """Run ``python -m examples.four_hospitals [OUT [ROUNDS]]``."""
     demo = Demo(Path(words[0] if words else "out/federation"), *map(int, words[1:]))
-    with interrupts.ending(lambda: "all processes are stopped"):
+    with interrupts.end_on_signals(lambda: "all processes are stopped"):
         try:
             demo.run()
         except (UsageError, RunError) as error:

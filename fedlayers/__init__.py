@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError
-    from fl_core.exported_model import Exported as Exported, export as export, predict as predict
+    from fl_core.exported_model import ExportedModel as ExportedModel, export as export, predict as predict
     from fl_core.join import join as join
     from fl_core.layers import Layer as Layer, layers_of as layers_of
     from fl_core.loggers.base import LoggedRun as LoggedRun, Logger as Logger, logger as logger

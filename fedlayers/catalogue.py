@@ -19,7 +19,7 @@ from fl_core.config import RunConfig
 from fl_core.data.registry import DATASETS, path_of
 from fl_core.errors import UsageError, check_known
 from fl_core.models.registry import describe
-from fl_core.registry import Registry, imported, is_outside
+from fl_core.registry import Registry, import_object, is_outside
 from fl_core.source_scan import Entry
 
 HOMES = {
@@ -91,7 +91,7 @@ def check_value(kind: str, name: str) -> str:
         UsageError: the name is unknown, and the message suggests the nearest, or a path is not there.
     """
     if name.endswith(".py"):
-        imported(kind, name)  # raises: a file is named as a module
+        import_object(kind, name)  # raises: a file is named as a module
     if kind == "rule":
         return check_deciding(name)
     if kind == "model":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.instruments import default_instruments
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def run(
         log=log,
         trained_by=trained_by,
     )
-    return _result(engine, resolved(config), None if out is None else Path(out), own_epochs)
+    return _result(engine, resolve(config), None if out is None else Path(out), own_epochs)
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:

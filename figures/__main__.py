@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
     try:
-        with interrupts.ending(lambda: "the same command goes on" if wanted.train else "nothing was trained"):
+        with interrupts.end_on_signals(lambda: "the same command goes on" if wanted.train else "nothing was trained"):
             wanted.main(_command(wanted))
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)

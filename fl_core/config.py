@@ -228,7 +228,7 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
         Raises:
             UsageError: a value is invalid. The message names the key and its possible values.
         """
-        return Reading.of({name: getattr(self, name) for name in tables.READING})
+        return Reading.with_keys({name: getattr(self, name) for name in tables.READING})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunConfig:

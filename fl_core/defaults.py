@@ -22,7 +22,7 @@ FILES = ("dataset", "data_root", "init", "dropout_trace")
 OF_RECIPE = ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "keep_optimizer", "loss", "patience")
 
 
-def resolved(config: RunConfig) -> RunConfig:
+def resolve(config: RunConfig) -> RunConfig:
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
     Data from Python give their name, and their recipe or the general one.
@@ -56,7 +56,7 @@ def resolved(config: RunConfig) -> RunConfig:
         config,
         model_options={**own_model, **config.model_options},
         loss_options={**own_loss, **(config.loss_options or {})},
-        **{**located(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
+        **{**locate_files(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
     )
     _ = filled.training  # checks its numbers
     return filled
@@ -98,7 +98,7 @@ def absolute(key: str, path: Path | str) -> str:
     return BETWEEN.join(str(Path(part).absolute()) for part in parts)
 
 
-def located(config: RunConfig) -> dict[str, Any]:
+def locate_files(config: RunConfig) -> dict[str, Any]:
     """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
     found = {key: getattr(config, key) for key in FILES}
     paths = {key for key, value in found.items() if value is not None and (key != "dataset" or is_file(value))}

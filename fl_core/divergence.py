@@ -25,7 +25,7 @@ TIMES = 20.0
 """A loss has diverged above 20 times the larger of the client's initial loss and the uniform predictor's."""
 
 
-def guessing(criterion: Loss, n_classes: int) -> float:
+def guessing_loss(criterion: Loss, n_classes: int) -> float:
     """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0."""
     if n_classes < 2:
         return 0.0
@@ -53,13 +53,13 @@ class Limit:
     """The bound of each client's loss: :data:`TIMES` times the larger of its initial and its guessing loss.
 
     >>> from fl_core.training.losses import build
-    >>> limit = Limit(guessing(build("cross_entropy"), n_classes=2))
+    >>> limit = Limit(guessing_loss(build("cross_entropy"), n_classes=2))
     >>> limit.begin("north", 1.5)
-    >>> limit.exceeded("north", 30.0)
+    >>> limit.reason_for("north", 30.0)
     ''
-    >>> limit.exceeded("north", 31.0)
+    >>> limit.reason_for("north", 31.0)
     'a loss of 31, over 20 times the 1.5 at the start'
-    >>> limit.exceeded("south", 31.0)  # of whom no start is known
+    >>> limit.reason_for("south", 31.0)  # of whom no start is known
     'a loss of 31, over 20 times the 0.693 of guessing'
 
     Args:
@@ -80,7 +80,7 @@ class Limit:
         """Record a loss before the first round. For several models the largest is kept."""
         self._starts[client] = max(loss, self._starts.get(client, -math.inf))
 
-    def exceeded(self, client: str, loss: float) -> str:
+    def reason_for(self, client: str, loss: float) -> str:
         """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
         if not math.isfinite(loss) or not loss > TIMES * self._guess:
             return ""
@@ -90,7 +90,7 @@ class Limit:
         bound, what = max((self._guess, "of guessing"), (start, "at the start"))
         return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}" if 0 < TIMES * bound < loss else ""
 
-    def tell(self, where: str, reason: str) -> None:
+    def report(self, where: str, reason: str) -> None:
         """Warn once that training diverges, or stop the run.
 
         Raises:

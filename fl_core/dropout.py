@@ -34,9 +34,9 @@ class Dropout:
     """The replies that are lost in each round.
 
     >>> dropout = Dropout(trace=frozenset({(2, 0)}))
-    >>> dropout.lost(seed=0, index=1, sampled=(0, 3))
+    >>> dropout.draw_lost(seed=0, index=1, sampled=(0, 3))
     {0: 'trace'}
-    >>> dropout.lost(seed=0, index=0, sampled=(0, 3))
+    >>> dropout.draw_lost(seed=0, index=0, sampled=(0, 3))
     {}
 
     Attributes:
@@ -47,7 +47,7 @@ class Dropout:
     rate: float = 0.0
     trace: frozenset[tuple[int, int]] = frozenset()
 
-    def lost(self, seed: int, index: int, sampled: Collection[int]) -> dict[int, str]:
+    def draw_lost(self, seed: int, index: int, sampled: Collection[int]) -> dict[int, str]:
         """Return the sampled clients whose replies are lost in a round, each with the cause: ``trace`` or ``chance``.
 
         The result for a client depends on the seed, the round and its position alone. A higher rate loses the replies

@@ -17,7 +17,7 @@ from fl_core.algorithms.base import Algorithm, Observation, Round, State, TaskIn
 from fl_core.algorithms.model_template import ModelTemplate, make_template
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
-from fl_core.divergence import Limit, check_finite, guessing, starts_of
+from fl_core.divergence import Limit, check_finite, guessing_loss, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
 from fl_core.errors import UsageError
 from fl_core.execution.client_backend import ClientBackend, LocalClients
@@ -78,7 +78,7 @@ class Engine:
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
         self.done = 0
-        self.limit = Limit(guessing(client_runner.criterion, data.n_classes), on_divergence)
+        self.limit = Limit(guessing_loss(client_runner.criterion, data.n_classes), on_divergence)
         columns = {"algorithm": algorithm.name, "seed": self.task_info.seed, **(columns or {})}
         flops = cache(partial(training_flops, client_runner.workspace, data.shape))
         self.ledger = Ledger(data, columns, flops, self.limit, writer, loggers)
@@ -165,7 +165,7 @@ class Engine:
         work = CostCounter(float)
         exchanges, due = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
         keeps = due or (self.stopping is not None and self.schedule.evaluates(index + 1))
-        lost = self.schedule.dropout.lost(self.task_info.seed, index, sampled)
+        lost = self.schedule.dropout.draw_lost(self.task_info.seed, index, sampled)
         work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
@@ -194,7 +194,7 @@ class Engine:
         self.ledger.flush()
         self.ledger.log()
         if self.writer and saves:
-            with self.clock.on("save"):
+            with self.clock.charge("save"):
                 self.clients.save(self.writer, self.done, self.server)
             self._saved = time.monotonic()
         self.ledger.note_time(self.done, postponed)
@@ -217,7 +217,7 @@ class Engine:
             keep_local: the clients whose locally trained models are kept.
             lost: the clients whose replies do not arrive. Their training costs what it costs, and leaves no trace.
         """
-        with self.clock.on("aggregate"):
+        with self.clock.charge("aggregate"):
             replies = self._replies(rnd, work, splits, frozenset(keep_local), frozenset(lost))
             if first := list(islice(replies, 1)):  # who answers in time is not known before
                 self.algorithm.aggregate(self.server, _joined(first, replies), rnd)
@@ -231,7 +231,7 @@ class Engine:
 
         def requests() -> Iterator[TrainRequest]:
             for client in rnd.sampled:
-                with self.clock.on("aggregate"):
+                with self.clock.charge("aggregate"):
                     message = self.algorithm.server_message(self.server, client, rnd).clone()
                     work[client, "bytes_down", ""] += message.bytes
                 yield TrainRequest(client, rnd, message, splits, client in keep_local, client in lost)
@@ -261,10 +261,10 @@ class Engine:
         """Yield the clients' replies, and charge the waiting time to a part of the run, moving data apart."""
         replies = self.clients.run(requests)
         while True:
-            before = self.clients.moved
-            with self.clock.on(part):
+            before = self.clients.transfer_seconds
+            with self.clock.charge(part):
                 reply = next(replies, None)
-            self.clock.shift(part, "move", self.clients.moved - before)
+            self.clock.shift(part, "move", self.clients.transfer_seconds - before)
             if reply is None:
                 return
             yield reply
@@ -349,7 +349,7 @@ class Engine:
         clients = [client for client in range(len(self.names)) if client not in untuned]
         sent: dict[int, int] = {}
         asked = (ScoreRequest(k, self.done, each) for k, each in self._offers(clients, Round(self.done), sent))
-        with self.clock.on("evaluate"):
+        with self.clock.charge("evaluate"):
             for client in sorted(untuned):
                 self.ledger.row(REPLY_LOST, 1.0, self.done, client, split="test", variant=TIMEOUT)
             for reply in self._run("evaluate", asked):
@@ -409,7 +409,7 @@ class Engine:
             models = [self.models(client)[self.stopping.main] for client in range(len(self.names))]
             self.best = self.server.clone(), [tree.clone(model) for model in models]
         for model, at in best.items() if self.finished else ():
-            columns = {"model": model, "split": "validation", "estimator": self.stopping.words}
+            columns = {"model": model, "split": "validation", "estimator": self.stopping.description}
             self.ledger.row(BEST_ROUND, at, self.done, None, **columns)
         return self.finished or self.done in best.values()
 

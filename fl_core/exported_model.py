@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from fl_core import limits, mixture, models, tree
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import CorruptError, NonFiniteError, UsageError, check_known, listing
-from fl_core.model_description import built_from, described
+from fl_core.model_description import built_from, describe_model
 from fl_core.models import counting, lora, programs
 from fl_core.predictions import Predictions
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.storage import blobs
-from fl_core.storage.files import Folder, check_version, sha, signed
+from fl_core.storage.files import Folder, check_version, sha, sign
 from fl_core.storage.schema import COUNT, DIGEST, validate
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
@@ -54,7 +54,7 @@ SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_expor
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """A trained model written by :func:`export`, with the description from its JSON file.
 
     Attributes:
@@ -108,7 +108,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class ExportedMixture(Exported):
+class ExportedMixture(ExportedModel):
     """A mixture written by :func:`export`: a folder with exported models, and their weights in ``mixture.json``.
 
     Attributes:
@@ -117,7 +117,7 @@ class ExportedMixture(Exported):
         members: the models.
     """
 
-    members: tuple[Exported, ...] = ()
+    members: tuple[ExportedModel, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -145,7 +145,7 @@ def export(
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
-) -> Exported:
+) -> ExportedModel:
     """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
 
     Neither file contains code or a pickle. The JSON file names the model's callable with its options, classes, layers
@@ -189,12 +189,12 @@ def export(
     check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
-        round = "last" if round is None and found.stopping() is None else found.best_round(which)
+        round = "last" if round is None and found.stopping_rule() is None else found.best_round(which)
     which, trained, task = load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
     chosen = trained[_client(trained, which, client)]
     if format == PEFT and task.config.adapt is None:
         raise UsageError(f"format peft must have a run with --adapt; got {path}, one without. Leave --format out.")
-    about = described(found, task, chosen, which, client, round)
+    about = describe_model(found, task, chosen, which, client, round)
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -207,7 +207,7 @@ def write(
     *,
     model: Any = None,
     allow_code: str | Collection[str] = (),
-) -> Exported:
+) -> ExportedModel:
     """Write a model's weights and its description, after a check that the description gives the same model."""
     rebuilt = built_from(out, about, model, allow_code)
     adapted, trained = trained, lora.merged(trained)
@@ -230,11 +230,11 @@ def write(
     about["file"] = {"format": format, "bytes": len(content), "sha256": sha(content)}
     folder = Folder(out.parent)
     folder.write(out.name, content)
-    folder.write(f"{out.name}.json", signed({"format": FORMAT, **about}))
-    return Exported(out, about)
+    folder.write(f"{out.name}.json", sign({"format": FORMAT, **about}))
+    return ExportedModel(out, about)
 
 
-def read(path: Path | str) -> Exported:
+def read(path: Path | str) -> ExportedModel:
     """Read an export of :func:`export`: from the JSON file next to the weights, or from a mixture's folder.
 
     Raises:
@@ -245,7 +245,7 @@ def read(path: Path | str) -> Exported:
     return _read_mixture(path) if Folder(path).has(mixture.FILE) else _read(path)
 
 
-def _read(path: Path) -> Exported:
+def _read(path: Path) -> ExportedModel:
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
         raise UsageError(f"{path} must be an exported model with {name} next to it; got none. Copy both files.")
@@ -254,7 +254,7 @@ def _read(path: Path) -> Exported:
     wrong = validate(about, _FORM) if known else "it has no known format"
     if wrong:
         raise UsageError(f"{path.parent / name} must describe an exported model: {wrong}. Export the model again.")
-    return Exported(path, about)
+    return ExportedModel(path, about)
 
 
 def predict(
@@ -303,7 +303,7 @@ def predict(
 # --- mixtures --------------------------------------------------------------------------------------------------
 
 
-def _export_mixture(path: Path, out: Path, asked: Mapping[str, Any], **keys: Any) -> Exported:
+def _export_mixture(path: Path, out: Path, asked: Mapping[str, Any], **keys: Any) -> ExportedModel:
     """Write the models of a choice's mixture into a new folder, which appears when it is complete.
 
     Raises:
@@ -332,7 +332,7 @@ def _export_mixture(path: Path, out: Path, asked: Mapping[str, Any], **keys: Any
     return _read_mixture(out)
 
 
-def _read_mixture(folder: Path) -> Exported:
+def _read_mixture(folder: Path) -> ExportedModel:
     found = mixture.load(folder)
     if found.kind != mixture.MODELS:
         raise UsageError(

@@ -50,7 +50,7 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
     own = {name: tensor.detach() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     notes = _match_words(model, stored, own, words, known, path)
     notes += _keep_classifier(model, stored, own, example, path)
-    weights.put(model, stored, str(path))
+    weights.copy_into(model, stored, str(path))
     if local:
         notes.append(f"{listing(local)} start as {path} began: its clients kept their own")
     if kept and _keeps_statistics(model):
@@ -65,7 +65,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     if config.get("adapt") is not None:
         raise UsageError(f"init must be a run without adapters; got {path}. Export its model, and name that file.")
     planned = find(config["algorithm"]).base_algorithm(config["options"]).uses_plan and plan is not None
-    which = "last" if run.stopping() is None else run.best_round("global" if whole else None)
+    which = "last" if run.stopping_rule() is None else run.best_round("global" if whole else None)
     server = run.checkpoint(which, lazy=True).server.trees
     if not (whole or planned) or "model" not in server:
         raise UsageError(

@@ -19,7 +19,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGHUP)
 """Signals that a terminal sends to all of its processes at once."""
 
 
-class Ended(KeyboardInterrupt):
+class TerminationSignal(KeyboardInterrupt):
     """A signal that ends the program, raised like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
@@ -37,7 +37,7 @@ def quiet_imports(program: str) -> None:
 
 
 @contextmanager
-def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
+def end_on_signals(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
     """Let signals within the block end this process, with the text of ``goes_on`` as its last line.
 
     Within an import the process ends at once, since an exception could be swallowed or changed there. Elsewhere
@@ -48,7 +48,7 @@ def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterat
     def interrupted(number: int, frame: FrameType | None) -> None:
         if _importing(frame):
             _end_at_once(number, goes_on())
-        raise Ended(number)
+        raise TerminationSignal(number)
 
     earlier = {number: signal.signal(number, interrupted) for number in _heard()}
     try:
@@ -57,7 +57,7 @@ def ending(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterat
         for number in earlier:
             signal.signal(number, signal.SIG_IGN)  # a second signal has no effect
         _say(goes_on())
-        sys.exit(error.code if isinstance(error, Ended) else 128 + signal.SIGINT)
+        sys.exit(error.code if isinstance(error, TerminationSignal) else 128 + signal.SIGINT)
     finally:
         for number, handler in earlier.items():
             if signal.getsignal(number) is interrupted:

@@ -19,7 +19,7 @@ from fl_core.data.inputs import Inputs
 from fl_core.data.partitions import SPLITS
 from fl_core.data.silos import check_lengths, pair_of
 from fl_core.errors import UsageError, listing
-from fl_core.model_description import described
+from fl_core.model_description import describe_model
 from fl_core.newcomer import Newcomer, train_newcomer
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
@@ -73,8 +73,8 @@ def join(
     if target is not None:
         exported_model.check_free(target)
     found = store.Run(path)
-    round = "last" if found.stopping() is None else found.best_round(None)
-    task, checkpoint, algorithm = stored_models.restored(found, round, data=data, model=model, allow_code=allow_code)
+    round = "last" if found.stopping_rule() is None else found.best_round(None)
+    task, checkpoint, algorithm = stored_models.restore_run(found, round, data=data, model=model, allow_code=allow_code)
     task.check_joinable()
     samples = _client(task, new, client)
     made = train_newcomer(
@@ -90,7 +90,7 @@ def join(
         run=found.path.name,
     )
     if target is not None:
-        about = described(found, task, made.model, made.best[0], client, checkpoint.round)
+        about = describe_model(found, task, made.model, made.best[0], client, checkpoint.round)
         exported_model.write(target, format, about, made.model, task, model=model, allow_code=allow_code)
     return made
 
@@ -121,7 +121,7 @@ def _own_rows(clients: Iterable[Any], name: str, where: str) -> slice | np.ndarr
 
 def _client(task: Task, new: Any, name: str) -> ClientData:
     """Return a client's samples, prepared as those of a task and split by its seed."""
-    inputs, reading, data = Inputs.of(task.data, task.config.reading), task.config.reading, task.data
+    inputs, reading, data = Inputs.from_federation(task.data, task.config.reading), task.config.reading, task.data
     if data.task not in (CLASSIFICATION, REGRESSION):
         raise UsageError(f"join must have classes or numbers to predict; got task {data.task}. Use --leave-out-client.")
     label, where = reading.label_column, f"samples of {name}"

@@ -73,11 +73,11 @@ class Ledger:
 
     def _check_loss(self, loss: float, done: int, client: int, **columns: Any) -> None:
         """Record a finite loss above the limit, and warn or stop."""
-        reason = self.limit.exceeded(self.names[client], loss)
+        reason = self.limit.reason_for(self.names[client], loss)
         if reason:
             self.row(DIVERGENCE, math.nan, done, client, status=f"diverged: {reason}", **columns)
             self.flush()
-            self.limit.tell(f"{self._columns['algorithm']}, round {done}, client {self.names[client]!r}", reason)
+            self.limit.report(f"{self._columns['algorithm']}, round {done}, client {self.names[client]!r}", reason)
 
     def count(
         self,
@@ -111,7 +111,7 @@ class Ledger:
     def flush(self) -> None:
         """Write the rows so far into the run directory, if there is one."""
         if self._writer:
-            with self.clock.on("save"):
+            with self.clock.charge("save"):
                 self._writer.add_rows(self.rows)
             self.rows = []
 

@@ -61,8 +61,12 @@ def check_size(
         fault: names the file, its size and the limit.
     """
     if n_bytes > (memory() if most is None else most):
-        limit = f"this machine's memory of {sized(memory())}" if most is None else f"the {sized(most)} of its kind"
-        raise fault(f"{path} must have at most {limit}; got {sized(n_bytes)}.")
+        limit = (
+            f"this machine's memory of {format_bytes(memory())}"
+            if most is None
+            else f"the {format_bytes(most)} of its kind"
+        )
+        raise fault(f"{path} must have at most {limit}; got {format_bytes(n_bytes)}.")
 
 
 def read_text(path: Path, most: int | None = None) -> str:
@@ -97,7 +101,7 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     if unpacked > max(UNPACKED, RATIO * packed):
         raise UsageError(
             f"{path} must unpack to at most {RATIO} times its size; "
-            f"got {sized(unpacked)} from {sized(packed)}. Store data that are meant without compression."
+            f"got {format_bytes(unpacked)} from {format_bytes(packed)}. Store data that are meant without compression."
         )
 
 
@@ -131,14 +135,14 @@ def read_line(file: IO[bytes]) -> bytes:
     """
     line = file.readline(LINE_BYTES + 1)
     if len(line) > LINE_BYTES:
-        raise ValueError(f"a line of more than {sized(LINE_BYTES)}")
+        raise ValueError(f"a line of more than {format_bytes(LINE_BYTES)}")
     return line
 
 
-def sized(n_bytes: float) -> str:
+def format_bytes(n_bytes: float) -> str:
     """Format a number of bytes.
 
-    >>> sized(5_440_000)
+    >>> format_bytes(5_440_000)
     '5.44 MB'
     """
     for unit in ("B", "kB", "MB", "GB"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_core.errors import CorruptError, UsageError
 from fl_core.predictions import class_logits
-from fl_core.storage.files import Folder, check_version, signed
+from fl_core.storage.files import Folder, check_version, sign
 from fl_core.storage.schema import COUNT, DIGEST, NUMBER, check_stored
 
 FILE = "mixture.json"
@@ -77,7 +77,7 @@ class Mixture:
 
     def save(self, folder: Path) -> None:
         """Write the mixture's file into its folder, with a digest of its contents."""
-        Folder(folder).write(FILE, signed(self.to_json()))
+        Folder(folder).write(FILE, sign(self.to_json()))
 
 
 def load(folder: Path) -> Mixture:

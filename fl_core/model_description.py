@@ -23,7 +23,7 @@ from fl_core.task import Task, drop_statistics
 from fl_core.training import evaluate
 
 
-def described(
+def describe_model(
     found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
 ) -> dict[str, Any]:
     """Return the description of a run's model, as in its JSON file."""
@@ -42,7 +42,7 @@ def described(
             "bn": config.batchnorm,
             "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
         },
-        "inputs": Inputs.of(data, config.reading).to_json(),
+        "inputs": Inputs.from_federation(data, config.reading).to_json(),
         "classes": list(data.classes),
         "task": data.task,
         "layers": [asdict(layer) for layer in task.layers],
@@ -70,7 +70,7 @@ def built_from(
 
     Args:
         path: of the file of weights, for messages.
-        model, allow_code: as of :meth:`fl_core.exported_model.Exported.model`.
+        model, allow_code: as of :meth:`fl_core.exported_model.ExportedModel.model`.
 
     Raises:
         UsageError: code or a model is missing.
@@ -84,7 +84,7 @@ def built_from(
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     if model is not None:
-        made = models.copied(model, shape, n_classes, seed=seed, options=said["options"])
+        made = models.copy_user_model(model, shape, n_classes, seed=seed, options=said["options"])
     elif not said["callable"]:
         raise UsageError(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."

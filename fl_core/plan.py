@@ -19,7 +19,7 @@ from fl_core.names import printable
 from fl_core.ordering import MANY
 from fl_core.race_evidence import RaceEvidence
 from fl_core.storage.files import check_version, sha, write_json
-from fl_core.storage.schema import NUMBER, Each, check_names, validate
+from fl_core.storage.schema import NUMBER, MapOf, check_names, validate
 
 FORMAT = "fedlayers.plan/2"
 UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
@@ -32,8 +32,8 @@ _WHY: dict[str, Any] = {
     f"{name}?": str for name in ("rule", "metric", "variant", "status", "data", "checkpoint", "version")
 }
 _CURVE = [(NUMBER, None)]
-_WHY |= {"threshold?": (NUMBER, None), "seed?": (NUMBER, None), "values?": _CURVE, "clients?": Each(_CURVE)}
-_WHY |= {"weights?": Each(NUMBER), "votes?": Each(str), "alternatives?": Each(str), "detail?": dict, "race?": dict}
+_WHY |= {"threshold?": (NUMBER, None), "seed?": (NUMBER, None), "values?": _CURVE, "clients?": MapOf(_CURVE)}
+_WHY |= {"weights?": MapOf(NUMBER), "votes?": MapOf(str), "alternatives?": MapOf(str), "detail?": dict, "race?": dict}
 _FORM = {"format": str, "layers": [dict], "shared": [str], "why": _WHY, "sha256?": str}
 
 
@@ -366,7 +366,7 @@ def _check(what: str, found: Any, form: Mapping[str, Any]) -> None:
         raise UsageError(f"{what} must be as fedlayers writes it; {fault}. Make it again.")
 
 
-def shifted(plan: LayerPlan, by: int) -> LayerPlan:
+def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:
     """Return a plan with ``by`` more first layers shared, clipped to 1..L-1. The evidence's status reports clipping.
 
     Raises:

@@ -78,7 +78,7 @@ class Registry(Generic[Member]):
         return dict(sorted(entries.items()))
 
     @cached_property
-    def announced(self) -> dict[str, Entry]:
+    def entry_points(self) -> dict[str, Entry]:
         """Return the members that installed packages announce as entry points, from their metadata."""
         entries = {}
         for point in entry_points(GROUP):
@@ -90,15 +90,15 @@ class Registry(Generic[Member]):
     def entries(self) -> dict[str, Entry]:
         """Return all named members without importing any, in sorted order with the package's own first."""
         here = {name: _entry(name, *origin, self._members[name]) for origin, name in self._made_from.items()}
-        others = {name: entry for name, entry in {**self.announced, **here}.items() if name not in self.inside}
+        others = {name: entry for name, entry in {**self.entry_points, **here}.items() if name not in self.inside}
         return {**self.inside, **others}
 
     def names(self) -> list[str]:
         """Return all names, the package's own first."""
-        return list(dict.fromkeys([*self.inside, *self.announced, *self._members]))
+        return list(dict.fromkeys([*self.inside, *self.entry_points, *self._members]))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.inside or name in self.announced or name in self._members
+        return name in self.inside or name in self.entry_points or name in self._members
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -111,13 +111,13 @@ class Registry(Generic[Member]):
                 member.
         """
         if is_outside(name):
-            return self._from_outside(name, imported(self.kind, name))
+            return self._from_outside(name, import_object(self.kind, name))
         if name not in self._members:
-            entry = {**self.announced, **self.inside}.get(name)
+            entry = {**self.entry_points, **self.inside}.get(name)
             if entry is None:
                 check_known(self.kind, name, self.names())
                 raise AssertionError(name)
-            made = imported(self.kind, f"{entry.module}:{entry.attribute}")
+            made = import_object(self.kind, f"{entry.module}:{entry.attribute}")
             if name not in self._members:  # an entry point whose object has no decorator
                 self._members[name] = self._from_outside(name, made)
         return self._members[name]
@@ -164,7 +164,7 @@ def _way(path: str) -> str:
     return f" Name the module without .py: {module}:{name or 'NAME'}." if file.endswith(".py") else ""
 
 
-def imported(kind: str, path: str) -> Any:
+def import_object(kind: str, path: str) -> Any:
     """Import ``package.module:attribute``. Modules in the working directory are found last.
 
     Raises:

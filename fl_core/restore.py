@@ -15,11 +15,11 @@ from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.config import AUTO, DEALING, READING, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.defaults import FILES, absolute, is_file, located
+from fl_core.defaults import FILES, absolute, is_file, locate_files
 from fl_core.errors import CorruptError, UsageError, about, damaged, listing
 from fl_core.models import is_code
 from fl_core.models.counting import within_bytes
-from fl_core.models.options import check_stored, shown, without_weights
+from fl_core.models.options import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.registry import is_outside
@@ -166,7 +166,9 @@ def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> N
     """
     data = config.own_data
     if isinstance(data, Source):
-        data = data.asked(config.scale or "none", config.impute).first(min(config.max_samples or len(data), len(data)))
+        data = data.with_methods(config.scale or "none", config.impute).first(
+            min(config.max_samples or len(data), len(data))
+        )
         same = data.digest == dealt["partition"].source_digest
     else:
         same = data is None or data.digest == run.header()["data"]
@@ -203,7 +205,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             where = run.path / blob_name(entries[name]["blob"]) if in_tensors else path
             raise CorruptError(f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})")
 
-    run.stopping()  # which checks what is stored of it
+    run.stopping_rule()  # which checks what is stored of it
     with damaged(path, UsageError):
         algorithm = _under_its_plan(task, server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
@@ -300,13 +302,16 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 def allowed_by(config: RunConfig) -> set[str]:
     """Return the code and the model options that a command's own configuration allows a stored run to use."""
-    return {*code_of(config.to_json()).values(), *(shown(key, value) for key, value in config.model_options.items())}
+    return {
+        *code_of(config.to_json()).values(),
+        *(format_option(key, value) for key, value in config.model_options.items()),
+    }
 
 
 def named_files(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
     own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
-    files = {key: located(config)[key] for key in ("dataset", "data_root", "init")}
+    files = {key: locate_files(config)[key] for key in ("dataset", "data_root", "init")}
     return {"allow_code": allowed_by(config), **files, **own}
 
 

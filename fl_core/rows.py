@@ -197,7 +197,7 @@ def _is_row(record: Any) -> bool:
 def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[dict[str, Any]]:
     end = 0
     with open(path, "rb", opener=opener) as stored:
-        file = packing.unpacked(stored, path)
+        file = packing.unpack(stored, path)
         for number in itertools.count(1):
             try:
                 line = limits.read_line(file)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_core.errors import UsageError, check_known
 from fl_core.scores import SCORES, label_of
-from fl_core.storage.schema import COUNT, Each, validate
+from fl_core.storage.schema import COUNT, MapOf, validate
 
 WINDOW = 3
 """Evaluations over which a score is smoothed: one and those before it."""
@@ -16,7 +16,7 @@ STATE = "stopping"
 """The key of the server's stored state that holds a stopping rule."""
 BEST_ROUND = "best_round"
 """The metric of the rows that name each model's best round."""
-FORM = {"patience": COUNT, "metric": str, "models": Each({"rounds": [COUNT], "scores": [(float, None)]})}
+FORM = {"patience": COUNT, "metric": str, "models": MapOf({"rounds": [COUNT], "scores": [(float, None)]})}
 """What :meth:`StoppingRule.to_json` writes."""
 
 
@@ -31,10 +31,10 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
     return math.fsum(value * weight for value, weight in pairs) / total if total else math.nan
 
 
-def smoothed(scores: Mapping[int, float]) -> dict[int, float]:
+def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
     """Return the mean of each three scores in a row, by the last one's round; of fewer scores, the mean of all.
 
-    >>> smoothed({5: 1.0, 10: 2.0, 15: 6.0, 20: 4.0})
+    >>> moving_mean({5: 1.0, 10: 2.0, 15: 6.0, 20: 4.0})
     {15: 3.0, 20: 4.0}
     """
     rounds, values = list(scores), list(scores.values())
@@ -53,7 +53,7 @@ def best_round(scores: Mapping[int, float], higher_is_better: bool = True) -> in
         scores: The score of each evaluated round, in the order of rounds.
     """
     sign = 1 if higher_is_better else -1
-    numbers = {done: sign * value for done, value in smoothed(scores).items() if not math.isnan(value)}
+    numbers = {done: sign * value for done, value in moving_mean(scores).items() if not math.isnan(value)}
     return max(numbers, key=numbers.__getitem__) if numbers else None
 
 
@@ -125,7 +125,7 @@ class StoppingRule:
         return sum(done > best for done in self.scores.get(self.main, {})) >= self.patience
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The rule as rows and tables name it."""
         return f"{self.metric} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
 

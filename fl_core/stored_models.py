@@ -69,7 +69,7 @@ def load_kind(
     """
     found = store.Run(path)
     round = found.best_round(which) if round == "best" else round
-    task, checkpoint, algorithm = restored(found, round, data=data, model=model, allow_code=allow_code)
+    task, checkpoint, algorithm = restore_run(found, round, data=data, model=model, allow_code=allow_code)
     trees = trees_of(checkpoint, algorithm)
     which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
@@ -92,7 +92,7 @@ def trees_of(checkpoint: store.Checkpoint, algorithm: Algorithm) -> dict[str, di
     return trees
 
 
-def restored(
+def restore_run(
     found: store.Run, round: int | str, *, data: Any, model: Any, allow_code: str | Collection[str]
 ) -> tuple[Task, store.Checkpoint, Algorithm]:
     """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""

@@ -19,7 +19,7 @@ from fl_core.data.notes import notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.roles import by_name
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, listing
 from fl_core.execution.batched_clients import stacks
 from fl_core.execution.client_runner import ClientRunner
@@ -57,7 +57,7 @@ class Task:
     lost_replies: list[tuple[int, str]] = field(default_factory=list)  # from the configuration's trace
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def from_python(self) -> tuple[str, ...]:
         """Return which of ``data`` and ``model`` are the user's objects from Python."""
         return tuple(kind for kind in ("data", "model") if getattr(self.config, f"own_{kind}") is not None)
 
@@ -192,7 +192,7 @@ def assemble(
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
     asked = in_memory(config, data, model)
-    config = resolved(asked)
+    config = resolve(asked)
     adapters = None if config.adapt is None else lora.parse(config.adapt)
     if adapters and config.batchnorm == "local":
         raise UsageError("batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged.")
@@ -240,10 +240,10 @@ def assemble(
             own = {key: value for key, value in own.items() if key != PRETRAINED}
         model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
     else:
-        model = models.copied(own_model, data.shape, outputs, seed=config.seed, options=config.model_options)
+        model = models.copy_user_model(own_model, data.shape, outputs, seed=config.seed, options=config.model_options)
         pretrained = False
     if start is not None:
-        weights.put(model, start, "the run's start.safetensors")
+        weights.copy_into(model, start, "the run's start.safetensors")
     elif config.init is not None:
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.state_dict(model)
@@ -341,7 +341,7 @@ def class_weights_of(config: RunConfig, data: FederatedData) -> tuple[float, ...
     weights = weights_of(config.class_weights)
     if isinstance(weights, str):
         known = data.task == CLASSIFICATION
-        return losses.balanced(data.class_counts().sum().tolist(), data.classes) if known else ()
+        return losses.balanced_weights(data.class_counts().sum().tolist(), data.classes) if known else ()
     return weights
 
 

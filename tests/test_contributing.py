@@ -48,7 +48,7 @@ class Folder:
             del sys.modules[name]
         for registry, (members, made_from) in zip(REGISTRIES, self.before, strict=True):
             registry._members, registry._made_from = dict(members), dict(made_from)
-            vars(registry).pop("announced", None)
+            vars(registry).pop("entry_points", None)
 
     def announce(self, points: dict[str, str]) -> None:
         """Do what installing a package with these entry points does: leave its metadata on the path."""

@@ -42,7 +42,7 @@ class Actors:
     """
 
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
-        self.moved = 0.0
+        self.transfer_seconds = 0.0
         self._ray, self._ours = connected(address)
         try:
             gpu = client_runner.workspace.device.type != "cpu"
@@ -95,7 +95,7 @@ class Actors:
                 position, request = given
                 actor, began = idle.popleft(), time.perf_counter()
                 busy[actor.run.remote(pickle.dumps(request))] = actor, position, request
-                self.moved += time.perf_counter() - began
+                self.transfer_seconds += time.perf_counter() - began
                 begun = max(begun, position + 1)
             while yielded in done:
                 kind, value = done.pop(yielded)
@@ -116,7 +116,7 @@ class Actors:
                 except lost:
                     self._lost(actor)
                     again.append((position, request))
-                self.moved += time.perf_counter() - began
+                self.transfer_seconds += time.perf_counter() - began
 
     def _lost(self, actor: Any) -> None:
         self._actors.remove(actor)

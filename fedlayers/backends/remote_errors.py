@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fl_core.data.root import elsewhere
+from fl_core.data.root import local_root
 from fl_core.errors import RunError, UsageError
 
 
@@ -20,7 +20,7 @@ def remote_errors(is_away: bool = True) -> Iterator[None]:
     if not is_away:
         yield
         return
-    with elsewhere():
+    with local_root():
         try:
             yield
         except (UsageError, OSError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fl_core.config import GROUPS, RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known
 from fl_core.limits import read_toml
 
@@ -51,7 +51,7 @@ def to_toml(config: RunConfig) -> str:
     """
     import tomli_w
 
-    filled = resolved(config)
+    filled = resolve(config)
     groups = {}
     for group, keys in GROUPS.items():
         values = {key.name: getattr(filled, key.name) for key in fields(keys) if key.name != "local_models"}

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
     try:
         try:
-            with interrupts.ending():
+            with interrupts.end_on_signals():
                 _main(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()
@@ -103,7 +103,7 @@ def _main(words: Sequence[str]) -> None:
     import warnings
 
     try:
-        with interrupts.ending(command.interrupted), warnings.catch_warnings():
+        with interrupts.end_on_signals(command.interrupted), warnings.catch_warnings():
             warnings.showwarning = _Notes()
             if text := command.printed():
                 print(text, end="")

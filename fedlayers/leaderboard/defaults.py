@@ -13,7 +13,7 @@ from fedlayers.leaderboard.federations import FEDERATIONS
 from fedlayers.leaderboard.methods import METHODS, RATES, TRAIN, TUNING, Setting, best_setting, next_setting
 from fedlayers.leaderboard.runs import STORED, Row, number, read
 from fl_core.config import RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known
 
 OPTIMIZER = "adamw"
@@ -75,7 +75,7 @@ def with_tuned_defaults(config: RunConfig) -> tuple[RunConfig, Setting]:
     """
     name = TUNED[check_known("algorithm with tuned defaults", config.algorithm, TUNED)]
     found = tuned_default(name, read(STORED))
-    optimizer = config.optimizer or resolved(config).optimizer
+    optimizer = config.optimizer or resolve(config).optimizer
     if config.lr is None and optimizer != OPTIMIZER:
         raise UsageError(
             f"optimizer must be {OPTIMIZER} for tuned defaults; got {optimizer}. Add --optimizer {OPTIMIZER}, or --lr."

@@ -40,9 +40,9 @@ from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.execution.client_backend import LocalClients
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.stopping import smoothed
+from fl_core.stopping import moving_mean
 from fl_core.storage.files import Folder
-from fl_core.storage.schema import COUNT, NUMBER, Each, validate
+from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
 from fl_core.training import evaluate, losses
 
 STORED = Path(__file__).parent / "rows"
@@ -52,7 +52,7 @@ METRICS = ("accuracy", "macro_f1", "loss")
 _NUMBER, _COUNT = (NUMBER, None), (COUNT, None)
 FORM = {
     "federation": str, "method": str, "seed": COUNT, "setting": dict, "validation": _NUMBER, "best": _COUNT,
-    "stopped": _COUNT, "sent": _NUMBER, "computed": _NUMBER, "stored": _NUMBER, "clients": (Each([_NUMBER]), None),
+    "stopped": _COUNT, "sent": _NUMBER, "computed": _NUMBER, "stored": _NUMBER, "clients": (MapOf([_NUMBER]), None),
     "status": str,
 }  # fmt: skip
 KEYS = frozenset(FORM)
@@ -239,7 +239,7 @@ def finished(scene: Scene, method: Method, setting: Setting) -> Row:
     rule = engine.stopping
     assert rule is not None
     best = rule.best[rule.main]
-    row: Row = {"validation": smoothed(rule.scores[rule.main])[best], "best": best, "stopped": engine.done}
+    row: Row = {"validation": moving_mean(rule.scores[rule.main])[best], "best": best, "stopped": engine.done}
     if scene.seed == TUNING:
         return row
     models = RunResult(engine).models

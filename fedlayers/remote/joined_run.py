@@ -260,7 +260,7 @@ class JoinedRun:
             reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
             reply.epsilon = self.site.account.release(count), self.site.privacy.delta
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
-        outline = StateSchema.of(self.home.states[self.site.name], begun)
+        outline = StateSchema.from_state(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
         if self.compress and isinstance(asked, TrainRequest):
             reply.message = compressed(reply.message, asked.message, self.initial)

@@ -18,7 +18,7 @@ from fl_core.bounds import ABOVE_0, INSIDE, check_fields, check_value
 from fl_core.errors import NonFiniteError, RunError, UsageError, damaged
 from fl_core.limits import JSON_BYTES
 from fl_core.storage.files import Folder, json_bytes
-from fl_core.storage.schema import COUNT, Each, parsed
+from fl_core.storage.schema import COUNT, MapOf, parsed
 from fl_core.tree import Tree
 
 ACCOUNT = "privacy.json"
@@ -92,7 +92,7 @@ class Account:
         self.privacy, self.folder = privacy, folder
         self._releases: dict[float, int] = {}
         if folder.is_dir() and Folder(folder).has(ACCOUNT):
-            found = parsed(folder / ACCOUNT, Folder(folder).read(ACCOUNT, most=JSON_BYTES), {"releases": Each(COUNT)})
+            found = parsed(folder / ACCOUNT, Folder(folder).read(ACCOUNT, most=JSON_BYTES), {"releases": MapOf(COUNT)})
             with damaged(folder / ACCOUNT):
                 self._releases = {float(noise): count for noise, count in found["releases"].items()}
                 for noise in self._releases:

@@ -36,7 +36,7 @@ from fl_core.errors import UsageError, about
 from fl_core.execution.requests import SCORED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.plan import LayerPlan
 from fl_core.scores import TABLE
-from fl_core.storage.schema import COUNT, Each, validate
+from fl_core.storage.schema import COUNT, MapOf, validate
 from fl_core.tree import Tree
 
 PROTOCOL, OLDEST = 2, 2
@@ -71,7 +71,7 @@ JOIN = {
     "scaling": (dict, None),
     "run": str,
     "number": COUNT,
-    "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
+    "sites": [{"name": str, "sizes": MapOf(COUNT), "digest": str}],
     "dataset": str,
     "config": dict,
     "plan": (dict, None),
@@ -94,7 +94,7 @@ MEASURE = {
 }
 MEASURED_HEADER = ("layers", "bytes", "metrics", "loss", "mode", "by", "measure_batch", "pairs")
 MEASURED = {"rows": [dict], "nulls": [dict], "header": dict}
-JOINED = {"sizes": Each(COUNT)}
+JOINED = {"sizes": MapOf(COUNT)}
 SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
 FACTS = {
     "dataset": str,
@@ -120,18 +120,18 @@ MOST_SAMPLES = 10**7
 """Samples of one site at most. The server numbers them."""
 REPLY = {
     "meta": dict,
-    "work": Each(NUMBER),
+    "work": MapOf(NUMBER),
     "epsilon": (list, None),
-    "scores": Each(Each(Each((*NUMBER, None)))),
+    "scores": MapOf(MapOf(MapOf((*NUMBER, None)))),
     "observations": [dict],
-    "outline": {"trees": Each([str]), "changed": [str]},
+    "outline": {"trees": MapOf([str]), "changed": [str]},
 }
 SUM = {"run": str, "lane": str, "to": str, "sum": str, "group": [str]}
-KEYS = Each({"mask": str, "share": str, "signature": str})
+KEYS = MapOf({"mask": str, "share": str, "signature": str})
 SUM_FORMS = {"sum_keys": SUM, "sum_shares": {**SUM, "keys": KEYS}, "sum_reveal": {**SUM, "survivors": [str]}}
-PARTS = {"sum_keys": KEYS.form, "sum_shares": Each(str), "sum_reveal": {"seeds": Each(str), "masks": Each(str)}}
+PARTS = {"sum_keys": KEYS.form, "sum_shares": MapOf(str), "sum_reveal": {"seeds": MapOf(str), "masks": MapOf(str)}}
 """What a reply ``summed`` has as its parts, by the kind of the request."""
-IN_SUM = {"sum": str, "group": [str], "shares": Each(str)}
+IN_SUM = {"sum": str, "group": [str], "shares": MapOf(str)}
 """What a request ``train`` says of the secure sum that takes the update."""
 MASKED = "masked"
 """The tree of a reply with a masked update, as one tensor of whole numbers."""

@@ -15,10 +15,10 @@ from fl_core.errors import CorruptError
 from fl_core.execution.requests import ClientReply, ClientRequest, TrainRequest
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
-from fl_core.storage.schema import Each, validate
+from fl_core.storage.schema import MapOf, validate
 from fl_core.tree import Tree
 
-AT_SITE = {"version": str, "trees": Each([str]), "changed": [str]}
+AT_SITE = {"version": str, "trees": MapOf([str]), "changed": [str]}
 """The schema of a checkpoint's entry for a client whose state is at its site."""
 BEGINNING = ""  # the version of a state before the client's first round
 EXTRA_TREES = 16
@@ -34,7 +34,7 @@ class RemoteClients:
         compress: how sites compress their updates (:mod:`fedlayers.remote.compression`); empty = not at all.
     """
 
-    moved = 0.0
+    transfer_seconds = 0.0
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RemoteClients:
         """Return the plain data and the outline of a client's state before its first round. The state is made once."""
         if client not in self._begun:
             begun = self.algorithm.client_state(self.initial, client)
-            self._begun[client] = begun.meta, StateSchema.of(begun, begun.meta)
+            self._begun[client] = begun.meta, StateSchema.from_state(begun, begun.meta)
         return self._begun[client]
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:

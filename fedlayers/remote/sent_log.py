@@ -15,11 +15,11 @@ from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, l
 from fl_core.limits import LimitError, parsed_json
 from fl_core.names import printable
 from fl_core.storage.files import Folder, sha
-from fl_core.storage.schema import COUNT, Each, validate
+from fl_core.storage.schema import COUNT, MapOf, validate
 
 SENT = "sent.jsonl"
 """The file in a site's folder with one line per reply. Each line has the digest of the line before."""
-LINE = {"time": str, "kind": str, "reply": str, "run": str, "bytes": COUNT, "digest": str, "tensors": Each(COUNT),
+LINE = {"time": str, "kind": str, "reply": str, "run": str, "bytes": COUNT, "digest": str, "tensors": MapOf(COUNT),
         "previous": str}  # fmt: skip
 CONTENTS = {
     "hello": "facts of the data", "told": "means and squares", "counted": "classes", "joined": "numbers of samples",

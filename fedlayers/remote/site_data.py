@@ -15,7 +15,7 @@ import torch
 
 from fl_core.data import FederatedData, files, text
 from fl_core.data.arrays import Array, Integers, MissingError
-from fl_core.data.categories import checked, width
+from fl_core.data.categories import check_categories, width
 from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.loading import open_named
@@ -219,7 +219,7 @@ def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
             f"site {name!r}: vocabulary must be one on which all sites agreed; got none. "
             'Add vocabulary = "words.txt" (a word a line) or "hashed:4096" to [data].'
         )
-    return text.agreed(source, vocabulary)
+    return text.with_vocabulary(source, vocabulary)
 
 
 class SiteDataset:
@@ -237,7 +237,7 @@ class SiteDataset:
         classes: all classes of the federation, some of which a file may lack; by default those of the file.
         data_root: of named datasets.
         vocabulary: of texts, the same at all sites: a file with a word a line, or ``hashed:N``, as for
-            :func:`fl_core.data.text.agreed`.
+            :func:`fl_core.data.text.with_vocabulary`.
         categories: of a table's columns of words, all words of the federation. All unlisted words count as one more.
         reading: how a file is read, see :class:`fl_core.data.columns.Reading`. ``scale="standard"`` scales by the
             means and variances of all sites' training samples. Each site sends its own. ``impute="mean"`` fills missing
@@ -262,10 +262,10 @@ class SiteDataset:
         **reading: Any,
     ) -> None:
         self.name = name
-        how = replace(Reading.of(reading), classes=None if classes is None else tuple(map(str, classes)))
+        how = replace(Reading.with_keys(reading), classes=None if classes is None else tuple(map(str, classes)))
         _check_task(name, how.task)
         how = replace(how, scale=how.scale or "none")  # a mean leaves a site only if it is asked for
-        how = replace(how, categories=checked(categories or {}))
+        how = replace(how, categories=check_categories(categories or {}))
         if str(dataset) in DATASETS:
             files.check_plain(str(dataset), how)
             if categories:
@@ -291,7 +291,7 @@ class SiteDataset:
                 f"{how.impute}. Choose these: the others need all sites' samples."
             )
         source = _agreed(name, source, vocabulary)
-        asked = source.asked(how.scale, how.impute)
+        asked = source.with_methods(how.scale, how.impute)
         self._scale, self._impute, self._prepares = asked.scale, asked.impute, asked.prepares
         self._dataset = str(dataset) if str(dataset) in DATASETS else ""
         self._source = source

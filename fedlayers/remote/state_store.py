@@ -10,7 +10,7 @@ from pathlib import Path
 from fedlayers.remote.codec import Packet, PacketError, decode, encoded
 from fl_core.algorithms.base import State
 from fl_core.errors import damaged
-from fl_core.storage.files import Folder, signed
+from fl_core.storage.files import Folder, sign
 from fl_core.storage.schema import COUNT
 from fl_core.tree import Tree
 
@@ -158,7 +158,7 @@ class Turns:
         self._write()
 
     def _write(self) -> None:
-        self.folder.write(TURNS, signed({"session": self.session, "seq": self.seq, "ended": self._ended}))
+        self.folder.write(TURNS, sign({"session": self.session, "seq": self.seq, "ended": self._ended}))
 
 
 def _short(session: str) -> str:

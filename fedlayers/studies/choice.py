@@ -18,7 +18,7 @@ from fedlayers.studies.rates import Rates
 from fedlayers.studies.runtime_estimate import Cost, timed
 from fl_core import __version__
 from fl_core.errors import UsageError
-from fl_core.limits import sized
+from fl_core.limits import format_bytes
 from fl_core.mixture import Mixture
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -160,7 +160,7 @@ class Choice:
                 column_of(self.main): [in_column(self.main, scores[self.main]) for _, scores, _ in ways],
                 "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
                 "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
-                "sent": [sized(cost.n_bytes) for _, _, cost in ways],
+                "sent": [format_bytes(cost.n_bytes) for _, _, cost in ways],
                 "training": [timed(cost.seconds) for _, _, cost in ways],
             }
         )

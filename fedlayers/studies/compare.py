@@ -22,7 +22,7 @@ from fl_core import restore, rows, runner
 from fl_core.algorithms import find
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import Partition
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
@@ -143,7 +143,7 @@ def compare(
     """
     out, config = Path(out), in_memory(config, data, model)
     check_folder(out)
-    kind = LOSSES[str(resolved(config).loss)].task
+    kind = LOSSES[str(resolve(config).loss)].task
     if score:
         check_score(score, kind)
     if baselines and kind != CLASSIFICATION:
@@ -172,7 +172,7 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
     """Describe the local training of some runs, per algorithm if they differ."""
     names: dict[str, list[str]] = {}
     for job in jobs:
-        names.setdefault(resolved(job.config).training.description, []).append(job.config.algorithm)
+        names.setdefault(resolve(job.config).training.description, []).append(job.config.algorithm)
     return next(iter(names)) if len(names) == 1 else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
 
 

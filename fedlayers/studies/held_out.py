@@ -43,7 +43,7 @@ def _left_over(task: Task) -> dict[str, Split]:
     if not named or config.own_data is not None or config.task != CLASSIFICATION:
         return {}
     whole = datasets.open_named(config.dataset, data_root=config.data_root, download=config.download)
-    return datasets.extra_test_samples(whole.asked(config.scale or "none", config.impute), task.data)
+    return datasets.extra_test_samples(whole.with_methods(config.scale or "none", config.impute), task.data)
 
 
 def score_of(models: Mapping[str, nn.Module], samples: Mapping[str, Split], task: Task, score: str) -> float:

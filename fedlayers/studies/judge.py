@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.stopping import smoothed
+from fl_core.stopping import moving_mean
 
 Array = NDArray[np.float64]
 SHARE = 0.15
@@ -65,7 +65,7 @@ FROZEN = Judge(COEFFICIENTS["constant"], tuple(COEFFICIENTS[name] for name in FE
 
 def smooth(curve: Array) -> Array:
     """Return a curve as the stopping rule sees it: means over three evaluations."""
-    return np.array(list(smoothed(dict(enumerate(curve.tolist()))).values()))
+    return np.array(list(moving_mean(dict(enumerate(curve.tolist()))).values()))
 
 
 def features(shallow: Array, deep: Array) -> Array:

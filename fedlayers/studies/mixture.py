@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedlayers.studies.race import Entry
 from fl_core import __version__, tree
 from fl_core.errors import UsageError, listing
-from fl_core.limits import sized
+from fl_core.limits import format_bytes
 from fl_core.mixture import Member, Mixture
 from fl_core.models import lora
 from fl_core.records import store
@@ -152,14 +152,14 @@ def described(found: Mixture, out: Path) -> str:
         f"Mixture, seed {said['seed']}: {weights}.\n"
         f"- Log loss on validation samples: {said['loss']:.3f}; of {said['winner']} alone {alone}. "
         "The weights were fitted on these samples.\n"
-        f"- A prediction needs {count} model{'s' * (count != 1)}, {sized(found.n_bytes)} in all. "
+        f"- A prediction needs {count} model{'s' * (count != 1)}, {format_bytes(found.n_bytes)} in all. "
         f"To use it: fedlayers export {out} --out NEW."
     )
 
 
 def _models(entry: Entry) -> tuple[dict[str, Any], Task]:
     """Return the models with which clients predict, and their task."""
-    round = "last" if store.Run(entry.path).stopping() is None else "best"
+    round = "last" if store.Run(entry.path).stopping_rule() is None else "best"
     own = {"data": entry.config.own_data, "model": entry.config.own_model}
     return load_kind(entry.path, round, None, allow_code=allowed_by(entry.config), **own)[1:]
 

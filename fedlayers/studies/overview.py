@@ -13,7 +13,7 @@ from fedlayers.studies.runtime_estimate import timed
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.errors import listing
-from fl_core.limits import sized
+from fl_core.limits import format_bytes
 from fl_core.names import printable
 from fl_core.ordering import in_order
 from fl_core.plan import LayerPlan
@@ -114,7 +114,7 @@ def _raced(choice: Choice | None) -> str:
     if choice is None:
         return "A measurement decided, so no arm was trained for the decision."
     cost = choice.measured
-    sent, took = sized(cost.n_bytes), timed(cost.seconds)
+    sent, took = format_bytes(cost.n_bytes), timed(cost.seconds)
     return f"The race took {cost.rounds:,} rounds, {sent} sent and received, and {took} of training."
 
 
@@ -124,7 +124,7 @@ def _sent(task: Task, plan: LayerPlan | None) -> str:
     sizes = layer_bytes(task.layers, task.model)
     shared, every = sum(sizes[name] for name in plan.shared), sum(sizes.values())
     share = f" ({100 * shared / every:.0f} %)" if every else ""
-    return f"By this plan a client sends {sized(shared)} of {sized(every)}{share} in a round."
+    return f"By this plan a client sends {format_bytes(shared)} of {format_bytes(every)}{share} in a round."
 
 
 def _next(lead: summary.Headline, choice: Choice | None, plan: LayerPlan | None) -> str:

@@ -118,7 +118,7 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
     Raises:
         UsageError: the clients hold parts of the model, so that none predicts alone; or there are no test samples.
     """
-    round = "last" if store.Run(path).stopping() is None else "best"
+    round = "last" if store.Run(path).stopping_rule() is None else "best"
     _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
     probabilities, labels = {}, {}
     with tree.one_thread():

@@ -19,7 +19,7 @@ from fl_core import statistics
 from fl_core.algorithms.base import find
 from fl_core.choices import STOPPING_INTERVAL
 from fl_core.config import RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import TABLE, main_score
@@ -89,7 +89,7 @@ def with_evaluations(config: RunConfig) -> RunConfig:
     """
     if config.eval_every is not None:
         return config
-    filled = config if config.rounds and config.patience == 0 else resolved(config)
+    filled = config if config.rounds and config.patience == 0 else resolve(config)
     every = max(1, int(filled.rounds or 1) // EVALUATIONS)
     return replace(config, eval_every=min(every, STOPPING_INTERVAL) if filled.patience else every)
 
@@ -127,7 +127,7 @@ def race_end(config: RunConfig, share: float = SHARE) -> int:
         raise UsageError(
             f"the share of rounds must be from {LEAST:g} to 1; got {share:g}. Before that, rankings change."
         )
-    filled = config if config.rounds and config.eval_every else resolved(config)
+    filled = config if config.rounds and config.eval_every else resolve(config)
     rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
     evaluated = math.ceil(share * rounds / every)
     return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))
@@ -232,7 +232,7 @@ def standing(
 
 def best_of_run(path: Path) -> int | None:
     """Return the best round of a run's main model under its stopping rule; None without a rule."""
-    rule = store.Run(path).stopping()
+    rule = store.Run(path).stopping_rule()
     return None if rule is None else rule.best.get(rule.main)
 
 

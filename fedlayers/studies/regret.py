@@ -26,7 +26,7 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes
@@ -264,7 +264,7 @@ def regret(
             reason.
     """
     config = in_memory(config, data, model)
-    task = LOSSES[str(resolved(config).loss)].task
+    task = LOSSES[str(resolve(config).loss)].task
     score = check_score(score or MAIN[task], task)
     parsed_rules = {text: _parsed(text) for text in rules}
     check_distinct("regret", "rule", rules)

@@ -16,7 +16,7 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.data.placeholder import placeholder_client
 from fl_core.execution.requests import TrainRequest
-from fl_core.limits import sized
+from fl_core.limits import format_bytes
 from fl_core.records import store, timing
 from fl_core.task import Task
 from fl_core.training.phases import Phase
@@ -48,16 +48,14 @@ class Cost:
         took = timed(self.seconds)
         runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
         full = f" ({self.full_runs:.1f} full runs)" if f"{self.full_runs:.1f}" != f"{self.runs:.1f}" else ""
-        return (
-            f"{runs}, {rounds} in all{full}, "
-            f"up to {sized(self.n_bytes)} sent and received, {'' if took[0] == '<' else 'about '}{took} of training"
-        )
+        sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
+        return f"{runs}, {rounds} in all{full}, up to {sent} sent and received, {about}{took} of training"
 
     def beside(self, measured: Cost) -> str:
         """Return the estimated and the measured cost in one line."""
         return (
             f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
-            f"{sized(self.n_bytes)} / {sized(measured.n_bytes)} sent and received, "
+            f"{format_bytes(self.n_bytes)} / {format_bytes(measured.n_bytes)} sent and received, "
             f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
         )
 

@@ -27,7 +27,7 @@ from fedlayers.studies.rates import RateSearch, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
@@ -128,7 +128,7 @@ def study(
     config = in_memory(config, data, model)
     if config.plan is not None:
         raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
-    if (kind := LOSSES[str(resolved(config).loss)].task) != CLASSIFICATION:
+    if (kind := LOSSES[str(resolve(config).loss)].task) != CLASSIFICATION:
         raise UsageError(f"A study must have classes; got task {kind}. Use choose and compare.")
     out = Path(out)
     check_folder(out)

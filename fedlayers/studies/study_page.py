@@ -24,7 +24,7 @@ from fedlayers.studies.predictions import Predictions
 from fedlayers.studies.study_plots import of_comparison, of_race
 from fl_core import __version__
 from fl_core.config import RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import listing
 from fl_core.names import printable
 from fl_core.plan import LayerPlan
@@ -62,7 +62,7 @@ def write_page(
         lead: the outcome.
         predicted: the test predictions of the first seed's chosen run, or why there are none.
     """
-    config = resolved(task.config)
+    config = resolve(task.config)
     page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", f"**{lead.head}**")
     chosen = "playerfl" if choice is None else "choose"
     gains = summary.gains(result, chosen) if chosen in set(result.table["algorithm"]) else summary.NOTHING

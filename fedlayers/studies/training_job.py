@@ -16,7 +16,7 @@ from fedlayers.instruments import default_instruments
 from fl_core import data as datasets, runner
 from fl_core.config import DEALING, READING, RunConfig
 from fl_core.data import FederatedData
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import BusyError
 from fl_core.execution.executors import check_sendable
 from fl_core.models.options import wants_weights
@@ -76,7 +76,7 @@ class TrainingJob:
     @property
     def last(self) -> int:
         """The round after which it is done."""
-        return self.until or int(self.config.rounds or resolved(self.config).rounds or 1)
+        return self.until or int(self.config.rounds or resolve(self.config).rounds or 1)
 
     def carry_out(self) -> None:
         """Start or resume the run. A complete run is left as it is.
@@ -128,7 +128,7 @@ class TrainingJob:
     def sent_to(self, path: Path | None) -> TrainingJob:
         if path is not None:
             return replace(self, path=path)
-        return replace(self, config=resolved(self.config), away=True)  # its paths do not depend on the folder one is in
+        return replace(self, config=resolve(self.config), away=True)  # its paths do not depend on the folder one is in
 
     @contextmanager
     def held(self) -> Iterator[None]:

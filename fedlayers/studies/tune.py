@@ -23,7 +23,7 @@ from fl_core import __version__, runner
 from fl_core.algorithms.base import find
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.records import store
@@ -163,7 +163,7 @@ def tune(
     check_value("trials", trials, at_least(1))
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
-    kind = LOSSES[str(resolved(config).loss)].task
+    kind = LOSSES[str(resolve(config).loss)].task
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
@@ -198,7 +198,7 @@ def tune(
         values={str(line["algorithm"]): float(line["value"]) for _, line in table[table["best"]].iterrows()},
         trials={name: sum(trial.algorithm == name for trial in tried) for name in algorithms},
         score=score,
-        dataset=resolved(config).dataset,
+        dataset=resolve(config).dataset,
         rounds=rounds,
         seeds=tuple(seeds),
         version=__version__,

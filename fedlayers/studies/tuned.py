@@ -11,16 +11,16 @@ from typing import Any
 from fedlayers.studies.spaces import TRAINING
 from fl_core import limits
 from fl_core.config import RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.legacy_names import current_keys
 from fl_core.registry import is_outside
 from fl_core.storage.files import check_version, write_json
-from fl_core.storage.schema import COUNT, NUMBER, Each, validate
+from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
 
 FORMAT = "fedlayers.tuned/1"
 FORM = {
-    "settings": Each(Each((NUMBER, None))), "options": Each(dict), "values": Each(NUMBER), "trials": Each(COUNT),
+    "settings": MapOf(MapOf((NUMBER, None))), "options": MapOf(dict), "values": MapOf(NUMBER), "trials": MapOf(COUNT),
     "score": str, "dataset": str, "rounds": COUNT, "seeds": [COUNT], "version": str,
 }  # fmt: skip
 Settings = dict[str, dict[str, Any]]
@@ -98,7 +98,7 @@ class Tuned:
         seen = sorted(set(self.seeds) & set(seeds))
         if seen:
             raise UsageError(f"Seed {seen[0]} was tuned on. Compare on others, such as --seed {max(self.seeds) + 1}.")
-        if resolved(config).dataset != self.dataset:
+        if resolve(config).dataset != self.dataset:
             warnings.warn(f"tuned on {self.dataset}, compared on {config.dataset}", stacklevel=3)
         rest = [name for name in algorithms if name not in tuned]
         if rest:

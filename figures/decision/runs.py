@@ -69,7 +69,7 @@ class Scores:
     def __init__(self, task: runner.Task) -> None:
         config = task.config
         source = datasets.open_named(config.dataset, data_root=config.data_root)
-        whole = source.asked(config.scale or "none", config.impute)
+        whole = source.with_methods(config.scale or "none", config.impute)
         self.task, self.further = task, datasets.extra_test_samples(whole, task.data, FURTHER // len(task.data.clients))
         self.model = copy.deepcopy(task.model)
 

@@ -81,7 +81,7 @@ def _held(algorithm: Any, names: list[str], task: runner.Task) -> Iterator[rows.
     everyone = tuple(range(len(names)))
     for index in range(int(task.config.rounds or 0)):
         for client, name in enumerate(names):
-            blocks = algorithm.allocated(Round(index, sampled=everyone), client)
+            blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
             which = ",".join(map(str, blocks))
             yield rows.row(BLOCKS, len(blocks), round=index + 1, client=name, variant=which, **labels(task))
 

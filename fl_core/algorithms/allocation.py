@@ -45,7 +45,7 @@ def draw_depths(depth: int, blocks: int, seed: int, index: int, client: int) -> 
 
 
 @lru_cache(maxsize=8)
-def covering(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int) -> dict[int, tuple[int, ...]]:
+def draw_cover(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int) -> dict[int, tuple[int, ...]]:
     """Draw the clients' blocks of a round so that together they hold every block (FedRA, Eq. 3).
 
     Clients take their turns in random order. Each first draws from the blocks that nobody has yet. If it can hold more,

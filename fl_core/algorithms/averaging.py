@@ -12,7 +12,7 @@ from fl_core import tree
 from fl_core.algorithms import Algorithm, Context, Phase, Round, State, Tree, register
 
 
-class Pulled(Algorithm):
+class ProximalTerm(Algorithm):
     """Base of algorithms with a pull to the received model: loss + (pull / 2) ||w - w_received||^2.
 
     Only trainable parameters are pulled. With a pull of 0 an algorithm trains as without, bit for bit.
@@ -92,7 +92,7 @@ class FedAvg(Algorithm):
 
 
 @register
-class FedProx(Pulled):
+class FedProx(ProximalTerm):
     """FedAvg with a pull to the received model: loss + (mu / 2) ||w - w_received||^2 (Li et al. 2020).
 
     Only trainable parameters are pulled. With mu = 0 this is FedAvg, bit for bit.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.algorithms import contract
 from fl_core.algorithms.exchange import Message, Observation, Round, State, TaskInfo, Update
-from fl_core.algorithms.options import configured
+from fl_core.algorithms.options import make_config
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.models.layered_model import Shape
@@ -151,7 +151,7 @@ class Algorithm:
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         self.task_info = task_info
         self.options: Mapping[str, Any] = dict(config or {})
-        self.config: Any = configured(type(self), self.options)
+        self.config: Any = make_config(type(self), self.options)
         self.plan: LayerPlan | None = plan
         self.setup()
 

@@ -66,7 +66,7 @@ def check_hooks(algorithm: type, base: type) -> None:
         if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
             raise UsageError(f"{where}.{name} must take ({', '.join(expected)}); got ({', '.join(actual)}).")
         if name in HOOK_SPECS and not inspect.ismethod(member):  # a method bound to another algorithm is checked there
-            looked_at = checked(own, name)
+            looked_at = with_checks(own, name)
             setattr(algorithm, name, classmethod(looked_at) if isinstance(member, classmethod) else looked_at)
 
 
@@ -259,7 +259,7 @@ HOOK_SPECS = {
 """What each hook must return; a loss is looked at where it is trained with."""
 
 
-def checked(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+def with_checks(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The hook, followed by :func:`check_returned`."""
 
     @wraps(hook)

@@ -17,7 +17,7 @@ from fl_core.models.prompted_model import CONTRAST_WIDTH
 QUEUE, KEY = "queue", "key"
 
 
-class Seen(NamedTuple):
+class ContrastiveBatch(NamedTuple):
     """A batch for both tasks: samples, labels, one view of each sample, and the key [b, 128] of another view."""
 
     x: Tensor
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     buffers: Tree  # copies, for a pass that leaves the model's running statistics unchanged
 
 
-class Contrasting(Algorithm):
+class ContrastiveTraining(Algorithm):
     """Base of algorithms that train MoCo with a queue and a key branch at each client (He et al. 2020, version 1)."""
 
     views: MoCoViews
@@ -41,7 +41,7 @@ class Contrasting(Algorithm):
         state.trees[QUEUE] = {"keys": keys, "at": torch.tensor(0), "filled": torch.tensor(0)}
         return state
 
-    def seen(self, steps: Steps, batch: Batch, ctx: Context) -> Seen:
+    def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
         """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
         key = ctx.scratch.get(KEY)
         if key is None:
@@ -55,9 +55,9 @@ class Contrasting(Algorithm):
                 key[name].lerp_(steps.live[name], 1 - config.momentum)
             keys = ctx.forward(key, other, task="contrast")
         buffers = {name: t.clone() for name, t in steps.live.items() if name not in self.task_info.parameters}
-        return Seen(x, y, view, keys, buffers)
+        return ContrastiveBatch(x, y, view, keys, buffers)
 
-    def enqueue(self, seen: Seen, ctx: Context) -> None:
+    def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
         """Replace the oldest keys in the queue by the batch's."""
         queue = ctx.scratch[QUEUE]
         size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
@@ -66,7 +66,7 @@ class Contrasting(Algorithm):
         queue["at"].copy_((queue["at"] + len(keys)) % size)
         queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
 
-    def contrast(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
+    def contrast(self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context) -> Tensor:
         """Return MoCo's loss: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
 
         All are unit vectors. The scores are divided by the temperature.
@@ -77,17 +77,17 @@ class Contrasting(Algorithm):
         scores = torch.cat([(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1) / config.temperature
         return (scores.logsumexp(1) - scores[:, 0]).mean()
 
-    def contrast_loss(self, params: Mapping[str, Tensor], seen: Seen, ctx: Context) -> Tensor:
+    def contrast_loss(self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context) -> Tensor:
         """Return the contrastive loss of a batch, as the loss of a phase."""
         return ctx.part("contrast", self.contrast(params, seen, ctx), len(seen.y))
 
     def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step on a batch together with its views."""
-        seen = self.seen(steps, batch, ctx)
+        seen = self.draw_views(steps, batch, ctx)
         steps.descend(steps.gradients(seen))
         self.enqueue(seen, ctx)
 
-    def aside(self, params: Mapping[str, Tensor], seen: Seen, live: Iterable[str] = ()) -> Tree:
+    def frozen_statistics(self, params: Mapping[str, Tensor], seen: ContrastiveBatch, live: Iterable[str] = ()) -> Tree:
         """Return weights for a pass with gradients for ``live`` only that leaves the running statistics unchanged."""
         return {name: p if name in live else p.detach() for name, p in params.items()} | seen.buffers
 

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from fl_core import models
 from fl_core.algorithms import Context, Round, Shape, register
-from fl_core.algorithms.fedra import Limited
+from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.algorithms.options import Count
 from fl_core.models.blocks import paths_of_blocks, tensors_below
 from fl_core.models.exits import Exits
 
 
 @register
-class DepthFL(Limited):
+class DepthFL(LimitedDepth):
     """The first blocks for each client, with classifiers after some of them that teach each other (Kim et al. 2023).
 
     A client has m classifiers with logits z_k. Its loss is
@@ -47,7 +47,7 @@ class DepthFL(Limited):
     added_modules: ClassVar = {"exits": "shared"}
 
     @dataclass(frozen=True)
-    class Config(Limited.Config):
+    class Config(LimitedDepth.Config):
         weighted: bool = False
         exits: tuple[int, ...] | None = None
         ensemble: bool = True

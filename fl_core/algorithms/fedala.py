@@ -77,7 +77,7 @@ class FedALA(OwnModel):
         batches = list(ctx.batches("adaptive aggregation", self.config.share)) if passes else []
         for _ in range(passes):
             for batch in batches:
-                loss, weights = self.learned(weights, *fixed, batch, ctx)
+                loss, weights = self.learn_step(weights, *fixed, batch, ctx)
             losses.append(loss)
             recent = list(islice(reversed(losses), self.config.window))
             if len(recent) == self.config.window and pstdev(recent) < self.config.threshold:
@@ -85,7 +85,7 @@ class FedALA(OwnModel):
         state.trees[WEIGHTS] = {name: tensor.cpu() for name, tensor in weights.items()}
         return start | {n: torch.lerp(own[n], received[n], weight) for n, weight in state.trees[WEIGHTS].items()}
 
-    def learned(
+    def learn_step(
         self, weights: Tree, received: Mapping[str, Tensor], own: Mapping[str, Tensor], batch: Batch, ctx: Context
     ) -> tuple[float, Tree]:
         """The loss on a batch where the weights let training start, and the weights after a step down it."""

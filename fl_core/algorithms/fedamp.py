@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_core import seeds, tree
 from fl_core.algorithms import Context, Message, Observation, Round, State, Tree, Update, register
-from fl_core.algorithms.averaging import OwnModel, Pulled, ServerMade
+from fl_core.algorithms.averaging import OwnModel, ProximalTerm, ServerMade
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.layers import Layer
 
@@ -40,7 +40,7 @@ class Mixing(ServerMade):
 
     def trained(self, server: State, client: int, unit: Layer) -> Tree:
         """Return the trained parameters of a client's unit. Frozen parameters are the same everywhere and left out."""
-        return tree.select(self.last(server, client), set(unit.parameters) - self.task_info.frozen)
+        return tree.select(self.last_upload(server, client), set(unit.parameters) - self.task_info.frozen)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         """Return a client's aggregation weights, [units, clients]. They are at least 0 and each row sums to 1."""
@@ -63,7 +63,7 @@ class Mixing(ServerMade):
         """Return whether the server has an upload of this client."""
         return _slot(client) in server.trees
 
-    def last(self, server: State, client: int) -> Tree:
+    def last_upload(self, server: State, client: int) -> Tree:
         """Return a client's last upload, or the common initial model."""
         return server.trees[_slot(client)] if self.heard(server, client) else server.trees["model"]
 
@@ -84,7 +84,7 @@ class Mixing(ServerMade):
             mean.add(tree.select(server.trees["model"], names), unheard)
         for other, weight in enumerate(row):
             if weight > 0 and self.heard(server, other):
-                mean.add(tree.select(self.last(server, other), names), weight)
+                mean.add(tree.select(self.last_upload(server, other), names), weight)
         return mean.result()
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
@@ -106,7 +106,7 @@ class Keeping(OwnModel, Mixing):
 
 
 @register
-class FedAMP(Pulled, Keeping):
+class FedAMP(ProximalTerm, Keeping):
     """A pull of every client to its own cloud model, mixed by the similarity of models (Huang et al. 2021).
 
     Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j. The weights are xi_ij =
@@ -253,7 +253,7 @@ class FedFomo(Keeping):
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)
         peers = self._peers(server, client, rnd)
-        return Message({str(peer): tree.select(self.last(server, peer), shared) for peer in peers})
+        return Message({str(peer): tree.select(self.last_upload(server, peer), shared) for peer in peers})
 
     def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         own = state.trees["model"]

@@ -56,7 +56,7 @@ class FedCAC(Algorithm):
         return state
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message({"model": tree.select(self.merged(server, client), self.shared(rnd, client))})
+        return Message({"model": tree.select(self.merge_model(server, client), self.shared(rnd, client))})
 
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
@@ -77,7 +77,7 @@ class FedCAC(Algorithm):
         progress = min((rnd.index + 1) / self.config.until, 1.0)
         server.meta[COLLABORATORS] = {str(c): with_ for c, with_ in collaborators(masks, progress).items()}
 
-    def merged(self, server: State, client: int) -> Tree:
+    def merge_model(self, server: State, client: int) -> Tree:
         """Return a client's merged model: critical parameters from similar clients, the others from all."""
         average, mask = server.trees["model"], server.trees.get(f"mask/{client}")
         if mask is None:
@@ -87,7 +87,7 @@ class FedCAC(Algorithm):
         return {**average, **{name: torch.where(where, near[name], average[name]) for name, where in mask.items()}}
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        merged = State({"model": self.merged(server, client.meta["client"])})
+        merged = State({"model": self.merge_model(server, client.meta["client"])})
         return super().models(merged, client, rnd)
 
 

@@ -51,7 +51,7 @@ class FedLAMA(Algorithm):
         phi: Count = 2
         crossing: bool = True
 
-    def due(self, server: State, rnd: Round) -> list[str]:
+    def due_layers(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""
         intervals, done = server.meta.get(INTERVALS, {}), rnd.index + 1
         every = [(layer.name, intervals.get(layer.name, self.config.tau)) for layer in self.task_info.layers]
@@ -71,7 +71,7 @@ class FedLAMA(Algorithm):
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         pending = self.of_layers(server.meta.get(PENDING, {}).get(str(client), ()))
         names = self.shared(rnd, client) - pending
-        return Message({"model": tree.select(server.trees["model"], names)}, {DUE: self.due(server, rnd)})
+        return Message({"model": tree.select(server.trees["model"], names)}, {DUE: self.due_layers(server, rnd)})
 
     def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
         state.meta[DUE] = message.meta[DUE]
@@ -85,7 +85,7 @@ class FedLAMA(Algorithm):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        due, replies = self.due(server, rnd), list(updates)
+        due, replies = self.due_layers(server, rnd), list(updates)
         super().aggregate(server, replies, rnd)
         waiting = [layer for layer in self.task_info.layers if layer.name not in due]
         pending = dict(server.meta.get(PENDING, {}))

@@ -12,7 +12,7 @@ from fl_core.algorithms.averaging import FineTuned
 from fl_core.algorithms.options import Share
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan, prefix_length, shifted
+from fl_core.plan import LayerPlan, prefix_length, shift_plan
 
 SENSITIVITY = "federation_sensitivity"
 MEASURED = "measured"
@@ -252,7 +252,7 @@ class PLayerFLMinus(PLayerFL):
     name = "playerfl_minus"
 
     def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
-        return shifted(plan, -1)
+        return shift_plan(plan, -1)
 
 
 @register
@@ -262,7 +262,7 @@ class PLayerFLPlus(PLayerFL):
     name = "playerfl_plus"
 
     def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
-        return shifted(plan, +1)
+        return shift_plan(plan, +1)
 
 
 @register

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_core import models, tree
 from fl_core.algorithms import Context, Group, Observation, Phase, Round, Shape, State, Tree, register
-from fl_core.algorithms.contrastive import QUEUE, Contrasting, Seen
+from fl_core.algorithms.contrastive import QUEUE, ContrastiveBatch, ContrastiveTraining
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import draw_prompts
 from fl_core.data.augment import MoCoViews
@@ -55,7 +55,7 @@ class Prompting:
 
 
 @register
-class FedPFT(Contrasting):
+class FedPFT(ContrastiveTraining):
     """Personal prompts in a shared attention that adapts features to the global classifier (Wu et al. 2025).
 
     An attention tau stands between extractor phi and classifier h (:class:`~.prompted_model.Transform`). Each
@@ -206,7 +206,7 @@ class FedPFT(Contrasting):
         """Return the contrastive loss, or 0 without that task. Only ``live`` has gradients (None: all that trains)."""
         if not self.both:
             return 0.0
-        return self.contrast_loss(params if live is None else self.aside(params, batch, live), batch, ctx)
+        return self.contrast_loss(params if live is None else self.frozen_statistics(params, batch, live), batch, ctx)
 
     def both_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
         """Return the sum of the classification and the contrastive loss, over everything that trains."""
@@ -318,7 +318,7 @@ class TwoStage(FedPFT):
         )
 
     def second(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, live: Iterable[str] | None = None) -> Any:
-        if isinstance(batch, Seen):
+        if isinstance(batch, ContrastiveBatch):
             with torch.no_grad():
-                self.contrast_loss(self.aside(params, batch), batch, ctx)
+                self.contrast_loss(self.frozen_statistics(params, batch), batch, ctx)
         return 0.0

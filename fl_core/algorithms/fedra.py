@@ -117,7 +117,7 @@ class AllSmall(Blockwise):
         return super().wrap_model(whole, config, shape=shape, n_classes=n_classes, seed=seed)
 
 
-class Limited(Blockwise):
+class LimitedDepth(Blockwise):
     """Base of algorithms whose clients hold different numbers of the model's blocks.
 
     - ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.allocation.fixed_depths`).
@@ -151,12 +151,12 @@ class Limited(Blockwise):
             return allocation.random_depth(len(self.task_info.blocks), self.task_info.seed, rnd.index, client)
         return self.fixed[client]
 
-    def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
+    def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
         """Return the ascending positions of the client's blocks. Default: the first blocks."""
         return tuple(range(self.depth(rnd, client)))
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
-        paths = (self.task_info.blocks[k] for k in self.allocated(rnd, client))
+        paths = (self.task_info.blocks[k] for k in self.blocks_of(rnd, client))
         return self.always.union(*(tensors_below(self.task_info.tensors, path) for path in paths))
 
     def client_state(self, initial: Tree, client: int) -> State:
@@ -191,7 +191,7 @@ class Limited(Blockwise):
 
 
 @register
-class FedRA(Limited):
+class FedRA(LimitedDepth):
     """Random blocks for every client in every round, as many as it can hold (Su et al. 2024).
 
     The client's blocks run in the model's order. Each passes its output to the next block that is present. An adapter
@@ -209,7 +209,7 @@ class FedRA(Limited):
     paper = "Su et al. 2024 (FedRA)"
 
     @dataclass(frozen=True)
-    class Config(Limited.Config):
+    class Config(LimitedDepth.Config):
         allocation: Literal["keep", "cover"] = "keep"
 
     def setup(self) -> None:
@@ -225,10 +225,10 @@ class FedRA(Limited):
         """Return whether the clients of a round together hold every block."""
         return bool(self.config.allocation == "cover")
 
-    def allocated(self, rnd: Round, client: int) -> tuple[int, ...]:
+    def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
         total, seed = len(self.task_info.blocks), self.task_info.seed
         if not self.covers:
             return allocation.draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
         depths = tuple((each, self.depth(rnd, each)) for each in everyone)
-        return allocation.covering(depths, total, seed, rnd.index)[client]
+        return allocation.draw_cover(depths, total, seed, rnd.index)[client]

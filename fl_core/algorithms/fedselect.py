@@ -56,7 +56,7 @@ class FedSelect(Algorithm):
         return self.submodel(rnd, client)
 
     def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
-        return mixed(state.trees["model"], message.trees["model"], state.trees[MASK])
+        return merge_personal(state.trees["model"], message.trees["model"], state.trees[MASK])
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         everything, epochs = self.submodel(rnd, client), self.task_info.epochs
@@ -82,7 +82,10 @@ class FedSelect(Algorithm):
                 steps.params[name].copy_(torch.where(moves[name], steps.params[name], value))
 
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        start, mask = mixed(state.trees["model"], {n: t.cpu() for n, t in ctx.reference.items()}, state.trees[MASK]), {}
+        start, mask = (
+            merge_personal(state.trees["model"], {n: t.cpu() for n, t in ctx.reference.items()}, state.trees[MASK]),
+            {},
+        )
         own = trained["model"]
         message = super().client_update(state, trained, ctx, rnd, client)
         for name, before in state.trees[MASK].items():
@@ -113,12 +116,12 @@ class FedSelect(Algorithm):
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         travels = self.shared(rnd, 0)
         received = tree.select(server.trees["model"], travels & server.trees["model"].keys())
-        return {self.evaluates: mixed(client.trees["model"], received, client.trees[MASK])}
+        return {self.evaluates: merge_personal(client.trees["model"], received, client.trees[MASK])}
 
     def _masked(self, rnd: Round, client: int) -> frozenset[str]:
         return self.shared(rnd, client) & self.task_info.parameters - self.task_info.frozen
 
 
-def mixed(own: Mapping[str, Tensor], received: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
+def merge_personal(own: Mapping[str, Tensor], received: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
     """Return the received values, with the client's own where its mask is set or nothing was received."""
     return {**own, **{n: torch.where(mask[n], own[n], t) if n in mask else t for n, t in received.items()}}

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, Shape, State, Tree, Update, register
-from fl_core.algorithms.fedra import Limited
+from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
 from fl_core.models.blocks import paths_of_blocks, tensors_below
@@ -21,7 +21,7 @@ CHANGE = "change/"
 
 
 @register
-class InclusiveFL(Limited):
+class InclusiveFL(LimitedDepth):
     """The first blocks for each client, whose last block also learns from deeper clients (Liu et al. 2022).
 
     Clients of one depth form a group and are averaged first. Then each tensor is averaged over the groups that have it,
@@ -47,7 +47,7 @@ class InclusiveFL(Limited):
     paper = "Liu et al. 2022 (InclusiveFL)"
 
     @dataclass(frozen=True)
-    class Config(Limited.Config):
+    class Config(LimitedDepth.Config):
         momentum: bool = True
         beta: Share = 0.2
         own_heads: bool = False

@@ -108,7 +108,7 @@ class StateSchema:
     changed: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, state: State, begun: Mapping[str, Any]) -> StateSchema:
+    def from_state(cls, state: State, begun: Mapping[str, Any]) -> StateSchema:
         """Return the schema of a state. ``begun`` is the plain data of the client's initial state."""
         keys = state.meta.keys() | begun.keys()
         changed = {key for key in keys if key not in state.meta or key not in begun or state.meta[key] != begun[key]}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_core.algorithms import Context, Message, Round, State, Tree, register
-from fl_core.algorithms.averaging import Pulled
+from fl_core.algorithms.averaging import ProximalTerm
 
 
 @register
-class MRMTL(Pulled):
+class MRMTL(ProximalTerm):
     """One model a client, pulled to the mean of all clients' models (MR-MTL; Liu et al. 2022, Algorithm A1).
 
     A client goes on from its own model w. It minimises loss(w) + (lam / 2) ||w - mean||^2. The server averages what

@@ -23,7 +23,7 @@ Count = Annotated[int, at_least(1)]
 Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
 
 
-def configured(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
+def make_config(algorithm: type[Any], values: Mapping[str, Any]) -> Any:
     """Return the algorithm's own ``Config`` with the given values; strings are read as the field's type.
 
     Raises:
@@ -36,7 +36,7 @@ def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any
     """The algorithm's ``Config`` and, if it wraps another algorithm, that one's ``Config`` after it.
 
     Raises:
-        UsageError: as :func:`configured`.
+        UsageError: as :func:`make_config`.
     """
     algorithms = list(dict.fromkeys((algorithm, algorithm.base_algorithm(values))))
     known = {field.name for each_algorithm in algorithms for field in fields(each_algorithm.Config)}

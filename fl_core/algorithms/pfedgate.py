@@ -15,7 +15,7 @@ from fl_core.errors import UsageError
 from fl_core.models.gated_model import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
-from fl_core.training.steps import Batch, Steps, clipped
+from fl_core.training.steps import Batch, Steps, clip_gradients
 
 
 @register
@@ -70,7 +70,7 @@ class PFedGate(Algorithm):
         parts = [gate_grads, {name: grad for name, grad in grads.items() if name not in gate_grads}]
         if self.config.bi_level:
             parts = [parts[steps.taken % 2]]
-        steps.descend({name: grad for part in parts for name, grad in clipped(part, self.config.clip).items()})
+        steps.descend({name: grad for part in parts for name, grad in clip_gradients(part, self.config.clip).items()})
 
 
 def _of_gate(name: str) -> bool:

@@ -108,7 +108,7 @@ class PFedHN(ServerMade):
         net = tree.clone({name: tensor.to(dtype) for name, tensor in net.items()})
         return State({"model": initial, PURPOSE: net, "momentum": {n: torch.zeros_like(t) for n, t in net.items()}})
 
-    def generated(self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int) -> Tree:
+    def generate(self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int) -> Tree:
         """Return the parameters that the hypernetwork generates for a client, with the shapes of ``like``."""
         hidden = net["embeddings"][client]
         for k in range(4):
@@ -119,7 +119,7 @@ class PFedHN(ServerMade):
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         with tree.one_thread(), torch.no_grad():
-            return Message({"model": self.generated(server.trees[PURPOSE], server.trees["model"], client)})
+            return Message({"model": self.generate(server.trees[PURPOSE], server.trees["model"], client)})
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (Phase("train", self.task_info.tensors, self.task_info.epochs, max_grad_norm=self.config.local_clip),)
@@ -134,7 +134,7 @@ class PFedHN(ServerMade):
         replies = list(updates)  # all clients have been served before the first step
         net, speed = tree.clone(server.trees[PURPOSE]), tree.clone(server.trees["momentum"])
         for update in replies:  # in place: the network has a hundred times as many parameters as the model
-            generated = partial(self.generated, like=like, client=update.client)
+            generated = partial(self.generate, like=like, client=update.client)
             grads = pull_back(generated, net, update.message.trees["delta"])
             scale = min(1.0, self.config.clip / (tree.dot(grads, grads) ** 0.5 + 1e-6))
             for name, tensor in net.items():

@@ -155,7 +155,7 @@ class PFedLA(Mixing):
         products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
         for name in unit.parameters:
             start = server.trees["model"][name]
-            moves = [(j, self.last(server, j)[name] - start) for j in clients if self.heard(server, j)]
+            moves = [(j, self.last_upload(server, j)[name] - start) for j in clients if self.heard(server, j)]
             changed = [(k, change[name]) for k, change in enumerate(changes) if name in change]
             for at in range(0, start.numel() if moves and changed else 0, CHUNK):
                 part = slice(at, at + CHUNK)
@@ -215,7 +215,7 @@ class HeurpFedLA(PFedLA):
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.task_info.tensors
 
-    def retained(self, server: State, client: int, rnd: Round) -> frozenset[str]:
+    def retained_units(self, server: State, client: int, rnd: Round) -> frozenset[str]:
         """Return the names of the units that a client keeps in this round."""
         if rnd.index < self.config.warmup:
             return frozenset()
@@ -224,13 +224,13 @@ class HeurpFedLA(PFedLA):
         return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message({"model": self.mixture(server, client, rnd, skip=self.retained(server, client, rnd))})
+        return Message({"model": self.mixture(server, client, rnd, skip=self.retained_units(server, client, rnd))})
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""
         yield from super().observations(server, rnd)
         for client in range(len(self.task_info.n_train)):
-            retained = self.retained(server, client, rnd)
+            retained = self.retained_units(server, client, rnd)
             yield from (
                 Observation("retained", float(unit.name in retained), client, layer=unit.name) for unit in self.units
             )

@@ -43,7 +43,7 @@ class Border(nn.Module):
         return x + torch.cat([self.top, middle, self.bottom], 1)
 
 
-class Bordered(nn.Module):
+class BorderedModel(nn.Module):
     """A model that receives its images with a frame of pixels added."""
 
     def __init__(self, inner: nn.Module, border: Border) -> None:
@@ -97,7 +97,7 @@ class PFedPT(Algorithm):
         with torch.no_grad():
             for name, value in draw_prompts(dict(border.named_parameters()), 1.0, seed).items():
                 border.get_parameter(name).copy_(value)
-        return Bordered(model, border)
+        return BorderedModel(model, border)
 
     @property
     def frame(self) -> frozenset[str]:

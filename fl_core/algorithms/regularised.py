@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_core.algorithms import Phase, Round, register
-from fl_core.algorithms.averaging import PersonalCopy, Pulled, with_term
+from fl_core.algorithms.averaging import PersonalCopy, ProximalTerm, with_term
 
 
 @register
-class Ditto(Pulled, PersonalCopy):
+class Ditto(ProximalTerm, PersonalCopy):
     """FedAvg's global model with a personal model next to it that is pulled to the global one (Li et al. 2021).
 
     The personal objective is loss(v) + (lam / 2) ||v - w_received||^2. Only the global copies are averaged. The global

@@ -24,13 +24,13 @@ VARIATE = "variate"  # at a client: its own; in a reply: the change of it; at th
 MEAN, TOTAL = "mean_variate", "total_gradient"
 
 
-class Corrected(Algorithm):
+class ControlVariates(Algorithm):
     """Base of algorithms with control variates: zero at first for each client, with their mean at the server."""
 
     keeps = "its variate"
     keeps_server_pair = True
 
-    def corrected(self, rnd: Round, client: int) -> frozenset[str]:
+    def variate_names(self, rnd: Round, client: int) -> frozenset[str]:
         """Return the names of the tensors that have a variate in this round: the parameters that travel."""
         return self.shared(rnd, client) & self.task_info.parameters
 
@@ -53,7 +53,7 @@ class Corrected(Algorithm):
 
 
 @register
-class Scaffold(Corrected):
+class Scaffold(ControlVariates):
     """Stochastic controlled averaging with option II (SCAFFOLD; Karimireddy et al. 2020).
 
     A step follows grad f_i(y) - c_i + c. After K steps from x to y_i the client's variate becomes c_i - c + (x - y_i) /
@@ -79,7 +79,7 @@ class Scaffold(Corrected):
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         message = super().server_message(server, client, rnd)
-        message.trees[MEAN] = tree.select(server.trees[VARIATE], self.corrected(rnd, client))
+        message.trees[MEAN] = tree.select(server.trees[VARIATE], self.variate_names(rnd, client))
         return message
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
@@ -96,7 +96,7 @@ class Scaffold(Corrected):
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         before, total, steps = state.trees[VARIATE], state.trees.pop(TOTAL, {}), ctx.work["train/steps"]
-        after = {n: total[n] / steps if n in total else before[n] for n in sorted(self.corrected(rnd, client))}
+        after = {n: total[n] / steps if n in total else before[n] for n in sorted(self.variate_names(rnd, client))}
         message.trees[VARIATE] = {name: after[name] - before[name] for name in after}
         state.trees[VARIATE] = {**before, **after}
         return message
@@ -114,7 +114,7 @@ class Scaffold(Corrected):
 
 
 @register
-class FedDyn(Corrected):
+class FedDyn(ControlVariates):
     """Dynamic regularisation that bends local optima towards a common stationary point (FedDyn; Acar et al. 2021).
 
     The local objective is loss(w) - <g_i, w> + (alpha / 2) ||w - w_received||^2. Then the client sets g_i <- g_i -
@@ -144,7 +144,7 @@ class FedDyn(Corrected):
 
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        for name in self.corrected(rnd, client):
+        for name in self.variate_names(rnd, client):
             moved = trained["model"][name] - ctx.reference[name].to("cpu")
             state.trees[VARIATE][name] = state.trees[VARIATE][name] - self.config.alpha * moved
         return message

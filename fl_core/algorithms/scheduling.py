@@ -67,7 +67,7 @@ class Scheduled(AlgorithmWrapper):
         return below
 
     @classmethod
-    def thawing(cls, plan: LayerPlan) -> tuple[Layer, ...]:
+    def scheduled_layers(cls, plan: LayerPlan) -> tuple[Layer, ...]:
         """Return the layers that start to train one after another, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
 
@@ -75,7 +75,7 @@ class Scheduled(AlgorithmWrapper):
         """Return the task for the inner algorithm, in which frozen layers do not train yet."""
         if self.plan is None:
             return self.task_info
-        layers = zip(self.thawing(self.plan), self.rounds_of(self.plan), strict=True)
+        layers = zip(self.scheduled_layers(self.plan), self.rounds_of(self.plan), strict=True)
         return replace(
             self.task_info,
             unfreeze_at=tuple((name, since) for layer, since in layers if since for name in layer.tensors),
@@ -92,7 +92,7 @@ class Scheduled(AlgorithmWrapper):
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
         """Return the first round in which each scheduled layer trains."""
-        names = [layer.name for layer in self.thawing(plan)]
+        names = [layer.name for layer in self.scheduled_layers(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
             return tuple(k * self.task_info.rounds // len(names) for k in range(len(names)))

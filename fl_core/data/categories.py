@@ -30,7 +30,7 @@ def holds_words(cells: Cells) -> bool:
     return bool(values) and not any(map(is_number, values))
 
 
-def found(
+def find_categories(
     where: str, columns: Mapping[str, Cells], listed: Mapping[str, Sequence[str]] | None
 ) -> dict[str, tuple[str, ...]]:
     """Return the categories of all columns of words; an empty cell is a category of its own.
@@ -64,7 +64,7 @@ def found(
     return {name: tuple(listed[name]) for name in words}
 
 
-def checked(categories: Any) -> Mapping[str, Sequence[str]]:
+def check_categories(categories: Any) -> Mapping[str, Sequence[str]]:
     """Check the lists of categories in a site's file.
 
     Raises:
@@ -91,7 +91,7 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     return np.array([place.get(cell, len(words)) for cell in _texts(cells)], dtype=np.float64)
 
 
-def learned(x: NDArray[np.generic], words: Categories) -> Categories:
+def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
     present = [set(x[:, k].astype(np.int64).tolist()) if each else set() for k, each in enumerate(words)]
     return tuple(tuple(word for j, word in enumerate(each) if j in present[k]) for k, each in enumerate(words))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_core.data.arrays import Cells, Place
-from fl_core.data.columns import BETWEEN, TABLES, Reading, repeated
+from fl_core.data.columns import BETWEEN, TABLES, Reading, first_duplicate
 from fl_core.data.image_folders import holds_images
 from fl_core.errors import UsageError, listing
 
@@ -42,7 +42,7 @@ def files_of(path: Path) -> list[Path]:
         parts = sorted(map(Path, str(path).split(BETWEEN)))
     else:
         return []
-    twice = repeated([part.stem for part in parts])
+    twice = first_duplicate([part.stem for part in parts])
     if twice is not None:
         both = [str(part) for part in parts if part.stem == twice]
         raise UsageError(
@@ -62,7 +62,7 @@ def header(parts: Sequence[Path], reading: Reading, header_of: Header) -> list[s
     names = list(dict.fromkeys(name for each in headers.values() for name in each))
     client = reading.client_column
     for part, own in headers.items():
-        twice = repeated(own)
+        twice = first_duplicate(own)
         if twice is not None:
             raise UsageError(f"{part}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
         if client in own:

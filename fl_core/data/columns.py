@@ -66,7 +66,7 @@ class Reading:
             names = getattr(self, key)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
                 raise UsageError(f"{key} must be names of columns; got {names!r}.")
-            twice = repeated(names or ())
+            twice = first_duplicate(names or ())
             if twice:
                 raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
         if self.columns is not None and self.exclude_columns is not None:
@@ -85,7 +85,7 @@ class Reading:
         check_known("task", self.task, TASKS)
 
     @classmethod
-    def of(cls, keys: Mapping[str, Any]) -> Reading:
+    def with_keys(cls, keys: Mapping[str, Any]) -> Reading:
         """Return the settings with these keys.
 
         Raises:
@@ -135,7 +135,7 @@ class Reading:
         return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
 
     @property
-    def missing(self) -> bool:
+    def may_be_missing(self) -> bool:
         """Return whether features may be missing because they are filled."""
         return self.impute != choices.IMPUTES[0]
 
@@ -156,7 +156,7 @@ CHOSEN = (*ROLES, "columns", "exclude_columns")
 WRITTEN = ("separator", "encoding")
 
 
-def repeated(names: Sequence[str]) -> str | None:
+def first_duplicate(names: Sequence[str]) -> str | None:
     """Return the first name that occurs more than once, or None."""
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]

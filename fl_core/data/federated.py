@@ -199,7 +199,7 @@ def gather(
         _check_rest(list(left), leave_out_client)
     taking_part = [part for name, part in left.items() if name != leave_out_client]
     train = np.concatenate([part["train"] for part in taking_part])
-    whole, source = source, source.fitted(train, preprocessing)
+    whole, source = source, source.fit(train, preprocessing)
     clients = tuple(
         ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()

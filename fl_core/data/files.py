@@ -68,7 +68,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         if path.is_dir():
             reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
             return read_folder(path)
-        return read_npz(path, reading.missing, reading.task, reading.classes)
+        return read_npz(path, reading.may_be_missing, reading.task, reading.classes)
     _check_kind(path)
     return tables.read_jsonl(path, reading)
 
@@ -328,8 +328,8 @@ def _check_sizes(path: Path) -> None:
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > entry.file_size:
             raise UsageError(
                 f"{path}, array {key!r} must have the bytes that its header says, "
-                f"{limits.sized(math.prod(shape) * dtype.itemsize)} for {list(shape)} of {dtype}; "
-                f"got {limits.sized(entry.file_size)}."
+                f"{limits.format_bytes(math.prod(shape) * dtype.itemsize)} for {list(shape)} of {dtype}; "
+                f"got {limits.format_bytes(entry.file_size)}."
             )
 
 

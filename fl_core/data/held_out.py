@@ -50,7 +50,7 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
         return {}
     there = {client.name for client in data.clients}
     train = np.concatenate([pool[parts["train"]] for name, parts in data.partition.indices.items() if name in there])
-    encoded = source.fitted(train)
+    encoded = source.fit(train)
     by_owner = source.owner is not None and PARTITIONS[data.partition.kind].natural
     further = {}
     for number, (name, parts) in enumerate(data.partition.indices.items()):

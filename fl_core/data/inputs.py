@@ -78,7 +78,7 @@ class Inputs:
     reading: Reading = PLAIN
 
     @classmethod
-    def of(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
+    def from_federation(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
         """Return the inputs of models trained on this federation."""
         return cls(tuple(data.shape), data.images, data.mean, data.std, data.words, data.preprocessing, reading)
 
@@ -118,7 +118,7 @@ class Inputs:
             found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
         if found.get("images") and len(found["shape"]) != 3:
             raise UsageError(f"shape of images must be (channels, height, width); got {found['shape']}. Store it anew.")
-        return cls(**{**found, "reading": Reading.of(found.get("reading", {}))})
+        return cls(**{**found, "reading": Reading.with_keys(found.get("reading", {}))})
 
     # --- new samples -----------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def load(
         UsageError: an unknown dataset, missing or bad files, or a partition that does not fit.
         RunError: a download failed.
     """
-    how = Reading.of(reading)
+    how = Reading.with_keys(reading)
     if isinstance(dataset, Source):
         source, defaults = dataset, recipe(dataset, **reading)
     elif _is_named(dataset):
@@ -86,7 +86,7 @@ def load(
     else:
         source = files.read(path_of(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
-    source = source.asked(how.scale or default_scale(dataset, **reading), how.impute)
+    source = source.with_methods(how.scale or default_scale(dataset, **reading), how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     source = source.first(max_samples)
@@ -125,7 +125,7 @@ def recipe(
     Raises:
         UsageError: the argument is not a name, a function, or an existing path of a known kind.
     """
-    how = Reading.of(reading)
+    how = Reading.with_keys(reading)
     if isinstance(dataset, Source):
         return general(dataset.shape, dataset.owner is not None, dataset.task)
     if _is_named(dataset):
@@ -140,7 +140,7 @@ def default_scale(dataset: Location | Source, **reading: Any) -> str:
         return standard if dataset.columns and dataset.preprocessing is None else none
     if _is_named(dataset) or not client_tables.is_table(path_of(dataset)):
         return none
-    how, path = Reading.of(reading), path_of(dataset)
+    how, path = Reading.with_keys(reading), path_of(dataset)
     return none if tables.feature_columns(path, tables.header_of(path, how), how) is None else standard
 
 

@@ -51,9 +51,9 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         return _of_frame(data, reading)
     files.check_plain("data= without a DataFrame", reading)
     if isinstance(data, Mapping):
-        return source_from_clients(data, name=NAME, missing=reading.missing, task=reading.task)
+        return source_from_clients(data, name=NAME, missing=reading.may_be_missing, task=reading.task)
     if isinstance(data, (tuple, list, Dataset, DataLoader)):
-        return source_from_pair(*pair_of(data, "data"), name=NAME, missing=reading.missing, task=reading.task)
+        return source_from_pair(*pair_of(data, "data"), name=NAME, missing=reading.may_be_missing, task=reading.task)
     kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
     raise UsageError(
         f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. "

@@ -97,7 +97,7 @@ def datasets() -> dict[str, Recipe]:
     Datasets of installed packages are in :data:`DATASETS` alone, since their recipes are unknown before import.
     """
     recipes = {name: Recipe(**entry.facts) for name, entry in DATASETS.inside.items()}
-    decorated = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.announced)
+    decorated = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.entry_points)
     recipes |= {member.name: member.recipe for member in decorated if member.recipe is not None}
     return dict(sorted(recipes.items()))
 

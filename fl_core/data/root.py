@@ -21,7 +21,7 @@ _ELSEWHERE = ContextVar("elsewhere", default=False)
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
+def local_root() -> Iterator[None]:
     """Let this machine's ``FEDLAYERS_DATA_ROOT`` replace data roots that do not exist here.
 
     This is for configurations of another machine, whose folders need not exist here.
@@ -68,7 +68,7 @@ def find_file(name: str, data_root: Location | None, file: str) -> Path:
     return path
 
 
-def packed(name: str, data_root: Location | None) -> Source:
+def open_packed(name: str, data_root: Location | None) -> Source:
     """Open a dataset stored as ``NAME.npz`` below the data root.
 
     Raises:

@@ -56,8 +56,8 @@ def from_clients(
         UsageError: names the client and the first bad row, or the difference between clients.
     """
     how = Reading(scale=scale, impute=impute, task=task)
-    source = source_from_clients(silos, classes=classes, name=name, missing=how.missing, task=task)
-    source = source.asked(scale, impute)
+    source = source_from_clients(silos, classes=classes, name=name, missing=how.may_be_missing, task=task)
+    source = source.with_methods(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 

@@ -41,9 +41,9 @@ class Source:
         words: the words of the codes from ``len(SPECIAL)`` on, or None if the samples are not texts.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
-        scale, impute: what :meth:`fitted` does with a table's numbers. Missing ones are NaN until then.
-        categories: the words of each column that the numbers in ``x`` stand for until :meth:`fitted`.
-        preprocessing: what a table's numbers have gone through, by :meth:`fitted` or by the dataset's own fixed
+        scale, impute: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
+        categories: the words of each column that the numbers in ``x`` stand for until :meth:`fit`.
+        preprocessing: what a table's numbers have gone through, by :meth:`fit` or by the dataset's own fixed
             numbers. None means nothing.
     """
 
@@ -103,7 +103,7 @@ class Source:
         """Return whether a table's numbers will be filled or scaled."""
         return (self.scale, self.impute) != ("none", "none")
 
-    def asked(self, scale: str, impute: str) -> Source:
+    def with_methods(self, scale: str, impute: str) -> Source:
         """Return the source with methods for scaling and filling its numbers. Nothing is fitted yet.
 
         Raises:
@@ -151,7 +151,7 @@ class Source:
             x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
         return x
 
-    def fitted(self, train: Integers, made: Preprocessing | None = None) -> Source:
+    def fit(self, train: Integers, made: Preprocessing | None = None) -> Source:
         """Return the source prepared by its training samples ``train``: a table filled and scaled, texts encoded.
 
         A table uses the preprocessing ``made`` before, or fits it now. A column of words becomes one column for each
@@ -160,7 +160,7 @@ class Source:
         then in alphabetical order. Rarer words train the row of the unknown word.
         """
         if self.prepares or self.categories:
-            words = made.categories if made else categories.learned(self.x[train], self.categories)
+            words = made.categories if made else categories.learn_categories(self.x[train], self.categories)
             x = categories.recode(self.x, self.categories, words) if self.categories else self.x
             made = made or preprocessing.fitted(x[train], self.scale, self.impute, self.columns, words)
             return replace(self, x=made.transform(x), preprocessing=made, categories=())
@@ -172,7 +172,7 @@ class Source:
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so ties stay in alphabetical order
         return self.with_vocabulary(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
 
-    def hashed(self, buckets: int) -> Source:
+    def hash_words(self, buckets: int) -> Source:
         """Return the source of texts with the number of each word's bucket as its code.
 
         This needs no common vocabulary. The bucket is SHA-256 of the word modulo ``buckets``. Words in the same bucket

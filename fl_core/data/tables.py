@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_core.data import arrays, categories, client_tables, parquet, roles, text, xlsx
 from fl_core.data.arrays import Array, Cells
-from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, WRITTEN, Reading, repeated
+from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, WRITTEN, Reading, first_duplicate
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import parsed_json
@@ -70,8 +70,8 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
             f"value in each of a client's rows. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
         )
     found = {name: columns[name] for name in names}
-    words = categories.found(str(path), found, reading.categories)
-    x = features(path, found, place, reading.missing, words)
+    words = categories.find_categories(str(path), found, reading.categories)
+    x = features(path, found, place, reading.may_be_missing, words)
     coded = tuple(words.get(name, ()) for name in names) if words else ()
     return Source(called, x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
 
@@ -100,7 +100,7 @@ def named_columns(
     header = header_of(path, reading)
     for name in names:
         check_known(f"column of {path}", name, header)
-    twice = repeated([name for name in header if name in names])
+    twice = first_duplicate([name for name in header if name in names])
     if twice is not None:
         raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
     return _columns(path, header, names, texts, reading)
@@ -168,7 +168,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     Raises:
         UsageError: a named column is missing, repeated, or used for two purposes.
     """
-    twice = repeated(header)
+    twice = first_duplicate(header)
     if twice is not None:
         at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
         raise UsageError(

@@ -37,7 +37,7 @@ def words_of(text: str) -> list[str]:
 def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[str, ...]]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
-    These are all words. The vocabulary is chosen from them after the partition (see :meth:`Source.fitted`).
+    These are all words. The vocabulary is chosen from them after the partition (see :meth:`Source.fit`).
     """
     tokens = [words_of(text)[: length - 1] for text in texts]
     words = sorted({word for sentence in tokens for word in sentence})
@@ -87,15 +87,15 @@ def answers(
     return targets.answers(y, where, reading.task, reading.names, place, whole)
 
 
-def agreed(texts: Source, vocabulary: Path | str) -> Source:
+def with_vocabulary(texts: Source, vocabulary: Path | str) -> Source:
     """Return a source of texts in a vocabulary that was fixed without reading anybody's texts.
 
     >>> codes, words = encode(["Late again, thanks"], 6)
     >>> mine = Source("mine", codes, np.zeros(1, dtype=np.int64), ("no", "yes"), words=words)
     >>> _ = Path("words.txt").write_text("thanks\\nlate\\n")
-    >>> agreed(mine, "words.txt").x.tolist()
+    >>> with_vocabulary(mine, "words.txt").x.tolist()
     [[2, 4, 1, 1, 3, 0]]
-    >>> agreed(mine, "hashed:50").x.tolist()
+    >>> with_vocabulary(mine, "hashed:50").x.tolist()
     [[2, 51, 6, 18, 31, 0]]
 
     Args:
@@ -110,12 +110,12 @@ def agreed(texts: Source, vocabulary: Path | str) -> Source:
     if kind == HASHED:
         if not (buckets.isascii() and buckets.isdigit() and 2 <= int(buckets) <= MOST_WORDS):
             raise UsageError(f"vocabulary {HASHED}:N must have N from 2 to {MOST_WORDS:,}; got {vocabulary}.")
-        return texts.hashed(int(buckets))
+        return texts.hash_words(int(buckets))
     return texts.with_vocabulary(read_vocabulary(Path(vocabulary)))
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """Return the words of a file with one per line. Errors are as in :func:`agreed`."""
+    """Return the words of a file with one per line. Errors are as in :func:`with_vocabulary`."""
     if not path.is_file():
         raise UsageError(
             f"vocabulary must be a file with a word a line, or {HASHED}:N; got {path}, which is not there."

@@ -62,7 +62,7 @@ class BatchedClients:
     replace them. The batches are the same as one by one. Results and optimiser states are the same up to rounding.
     """
 
-    moved = 0.0
+    transfer_seconds = 0.0
 
     def __init__(self, client_runner: ClientRunner) -> None:
         self.client_runner = client_runner
@@ -148,7 +148,7 @@ class BatchedClients:
             if not names:
                 return [None] * len(parts)
         kept = [optimizer_state.entries_of(part.optimizer, part.phase) for part in parts]
-        batches = _Batches.of(
+        batches = _Batches.draw(
             self.client_runner, parts, phase.epochs, training.batch_size, [_age(each) for each in kept]
         )
         values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
@@ -192,7 +192,7 @@ class _Batches:
     weights: Tensor  # [steps, clients, b]: one over the size of the batch
 
     @classmethod
-    def of(
+    def draw(
         cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int, ages: list[tuple[float, ...]]
     ) -> _Batches:
         splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
@@ -221,7 +221,7 @@ class _Batches:
         joined = [(_close_up(values, per_epoch, order)) for values in (indices, weights)]
         return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
 
-    def between(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def iterate(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
         step_bytes = left * self.indices.shape[2] * self.x[0].nbytes
         some = max(1, GATHERED // max(step_bytes, 1))  # steps whose samples are fetched at once, to save time
@@ -276,7 +276,7 @@ def _descend(
         for each, entries in zip(parts, state.values(), strict=True):
             _put(optimizer, each, entries)
         step_losses = []
-        for x, y, weights in batches.between(done, end, left):
+        for x, y, weights in batches.iterate(done, end, left):
             losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten(0, 1)).view_as(weights)
             losses.backward(weights)
             step_losses.append(losses.detach())

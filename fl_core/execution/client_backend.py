@@ -28,7 +28,7 @@ class ClientBackend(Protocol):
     """The place where the clients of one engine live."""
 
     @property
-    def moved(self) -> float:
+    def transfer_seconds(self) -> float:
         """Return the seconds that this process has spent on moving work between processes."""
 
     def use(self, algorithm: Algorithm) -> None:
@@ -73,8 +73,8 @@ class LocalClients:
         self._begun: dict[int, dict[str, Any]] = {}
 
     @property
-    def moved(self) -> float:
-        return self.executor.moved
+    def transfer_seconds(self) -> float:
+        return self.executor.transfer_seconds
 
     def begin(self, algorithm: Algorithm) -> None:
         self._work_under(algorithm)
@@ -110,7 +110,7 @@ class LocalClients:
         if client not in self._begun:
             self._begun[client] = self.algorithm.client_state(self.initial, client).meta
         if client not in self._outlines:
-            self._outlines[client] = StateSchema.of(self.states[self.names[client]], self._begun[client])
+            self._outlines[client] = StateSchema.from_state(self.states[self.names[client]], self._begun[client])
         return self._outlines[client].state(self._begun[client])
 
     def forget(self) -> None:

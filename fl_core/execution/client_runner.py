@@ -150,7 +150,7 @@ class ClientRunner:
         """Train one phase and return the trained tree and the optimiser's state."""
         observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
         split = self.data.clients[part.ctx.client].train
-        with self._watch(part.ctx.where(part.phase.name)) as watch:
+        with self._watch(part.ctx.location(part.phase.name)) as watch:
             return train(
                 self.workspace,
                 self.loaded(),

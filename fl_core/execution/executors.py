@@ -24,7 +24,7 @@ from fl_core.errors import RunError, UsageError, WorkerError
 from fl_core.execution.batched_clients import BatchedClients
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.requests import ClientReply, ClientRequest
-from fl_core.execution.shared_memory import Shared, seen, shared_copy
+from fl_core.execution.shared_memory import SharedBlock, as_tensor, shared_copy
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import delay_signals, end_with_parent
 
@@ -34,7 +34,7 @@ SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, n
 class Executor(Protocol):
     """An executor of requests that yields their replies in the requests' order."""
 
-    moved: float  # seconds that this process has spent on moving requests and replies between processes
+    transfer_seconds: float  # seconds that this process has spent on moving requests and replies between processes
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm for later requests. Call this again after its plan has changed."""
@@ -49,7 +49,7 @@ class Executor(Protocol):
 class Serial:
     """An executor that does every request in this process."""
 
-    moved = 0.0
+    transfer_seconds = 0.0
 
     def __init__(self, client_runner: ClientRunner) -> None:
         self.client_runner = client_runner
@@ -76,7 +76,7 @@ class Workers:
         repeats: whether tensors that a worker still has from its last request are not sent again.
     """
 
-    moved = 0.0
+    transfer_seconds = 0.0
 
     def __init__(self, client_runner: ClientRunner, count: int, repeats: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
@@ -90,7 +90,7 @@ class Workers:
         with delay_signals():  # a terminal sends Ctrl-C to all of them, but this process handles it
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                requests, replies = Slot.of(room, repeats), Slot.of(room)
+                requests, replies = Slot.allocate(room, repeats), Slot.allocate(room)
                 arguments = (theirs, requests.shared, replies.shared, packed)
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
@@ -181,7 +181,7 @@ class Workers:
     def _moving(self) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.moved += time.perf_counter() - began
+        self.transfer_seconds += time.perf_counter() - began
 
     def _send(self, link: Channel, message: Any) -> None:
         try:
@@ -254,7 +254,7 @@ class _Packed:
 
     def unpack(self) -> ClientRunner:
         clients, at = [], 0
-        x, y = (seen(*part) for part in self.parts)
+        x, y = (as_tensor(*part) for part in self.parts)
         for name, sizes in self.lengths:
             splits = []
             for size in sizes:
@@ -265,7 +265,7 @@ class _Packed:
         return ClientRunner(rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest)
 
 
-def _serve(connection: Connection, requests: Shared, replies: Shared, packed: _Packed) -> None:
+def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock, packed: _Packed) -> None:
     """Run a worker's main loop until the link closes. A worker never outlives its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     end_with_parent()

@@ -58,7 +58,7 @@ def train(
         watch.weights()
     seed, parts = algorithm.task_info.seed, (ctx.round, ctx.client, phase.batch_stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
-    objective = _scalar(algorithm.method(phase.loss), f"{ctx.where(phase.name)}: {phase.loss}")
+    objective = _scalar(algorithm.method(phase.loss), f"{ctx.location(phase.name)}: {phase.loss}")
     x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
@@ -74,7 +74,7 @@ def train(
             seen, data = list(watching.values()), (x, y)
             steps = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, watch)
             step = algorithm.method(phase.step) if phase.step else Steps.plain
-            frozen = workspace.frozen(ctx.client, split.x, x)
+            frozen = workspace.frozen_outputs(ctx.client, split.x, x)
             for _ in range(phase.epochs):
                 for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):
                     if ahead is not None:
@@ -92,7 +92,7 @@ def train(
     bad = tree.first_nonfinite(tree.select(result, phase.train))
     if bad is not None:
         layer = layer_of(algorithm.task_info.layers, bad)
-        raise NonFiniteError(f"{ctx.where(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
+        raise NonFiniteError(f"{ctx.location(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
     ctx.observed.update({name: observer.result() for name, observer in watching.items()})
     ctx.work.update({f"{phase.name}/steps": taken, f"{phase.name}/samples": samples})
     if samples:

@@ -22,7 +22,7 @@ _CHUNK = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
-class Shared:
+class SharedBlock:
     """A block of ``n_bytes`` as a tensor that is visible in every process that receives this object.
 
     All bytes are reserved at once, since the system kills a process that writes without space. They end with the last
@@ -52,14 +52,14 @@ class Shared:
         self._map(os.fdopen(state["handle"].detach(), "r+b"), state["n_bytes"])
 
 
-def shared_copy(tensor: torch.Tensor) -> Shared:
-    """Copy a tensor to shared bytes. :func:`seen` turns them into a tensor again."""
-    shared = Shared(tensor.nbytes)
-    seen(shared, tensor.dtype, tensor.shape).copy_(tensor)
+def shared_copy(tensor: torch.Tensor) -> SharedBlock:
+    """Copy a tensor to shared bytes. :func:`as_tensor` turns them into a tensor again."""
+    shared = SharedBlock(tensor.nbytes)
+    as_tensor(shared, tensor.dtype, tensor.shape).copy_(tensor)
     return shared
 
 
-def seen(shared: Shared, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+def as_tensor(shared: SharedBlock, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     """Return shared bytes as a tensor of this type and shape."""
     return shared.tensor.view(dtype).view(shape)
 
@@ -71,7 +71,7 @@ def _reserved(n_bytes: int) -> IO[bytes]:
         except OSError as error:
             reason = error.strerror
         warnings.warn(
-            f"{MEMORY} has no room for {limits.sized(n_bytes)} that worker processes share ({reason}): files in "
+            f"{MEMORY} has no room for {limits.format_bytes(n_bytes)} that worker processes share ({reason}): files in "
             f"{tempfile.gettempdir()} take its place, which is slower; docker run --shm-size=1g, say, makes room",
             stacklevel=4,
         )
@@ -81,7 +81,7 @@ def _reserved(n_bytes: int) -> IO[bytes]:
         if error.errno not in _FULL:
             raise
         raise RunError(
-            f"there is no room for {limits.sized(n_bytes)} that worker processes share, neither in {MEMORY} "
+            f"there is no room for {limits.format_bytes(n_bytes)} that worker processes share, neither in {MEMORY} "
             f"nor in {tempfile.gettempdir()} ({error.strerror}). Make room in one of them, or use --workers 0."
         ) from error
 

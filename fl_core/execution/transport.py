@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_core.algorithms.base import Message, State
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.execution.requests import ClientReply, ClientRequest
-from fl_core.execution.shared_memory import Shared
+from fl_core.execution.shared_memory import SharedBlock
 from fl_core.tree import Tree
 
 _Entry = tuple[str, torch.dtype, torch.Size, int]  # a tensor's name, type, shape and first byte
@@ -56,17 +56,17 @@ class Slot:
         copied: bytes of tensors copied in so far.
     """
 
-    def __init__(self, shared: Shared, repeats: bool = False) -> None:
+    def __init__(self, shared: SharedBlock, repeats: bool = False) -> None:
         self.shared, self.memory, self.repeats = shared, shared.tensor, repeats
         self.copied = 0
         self._there: dict[int, _There] = {}
 
     @classmethod
-    def of(cls, n_bytes: int, repeats: bool = False) -> Slot:
+    def allocate(cls, n_bytes: int, repeats: bool = False) -> Slot:
         """Return a new slot of at least this many bytes."""
-        return cls(Shared(-(-n_bytes // ALIGNED) * ALIGNED), repeats)
+        return cls(SharedBlock(-(-n_bytes // ALIGNED) * ALIGNED), repeats)
 
-    def put(self, value: Any) -> Any:
+    def store(self, value: Any) -> Any:
         """Store a request's or reply's trees over earlier ones, and return it with places instead of trees."""
         end = 0
 
@@ -100,7 +100,7 @@ class Slot:
         self._there |= coming
 
     def take(self, value: Any, copy: bool) -> Any:
-        """Return the original of a value from :meth:`put`.
+        """Return the original of a value from :meth:`store`.
 
         Without ``copy`` its tensors are the slot's memory until reuse.
         """
@@ -155,7 +155,7 @@ class Channel:
     def send(self, message: tuple[str, Any]) -> None:
         """Send a message of some kind: a request, a reply, or anything without trees."""
         kind, value = message
-        self.link.send_bytes(pickle.dumps((kind, self.sends.put(value))))  # a plain pickle: no tensors
+        self.link.send_bytes(pickle.dumps((kind, self.sends.store(value))))  # a plain pickle: no tensors
 
     def recv(self) -> tuple[str, Any]:
         """Receive the kind and contents of the next message."""

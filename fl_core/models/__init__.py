@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from fl_core.lazy import attach
 
 if TYPE_CHECKING:
-    from fl_core.models.building import build as build, check_fit as check_fit, copied as copied, example as example
+    from fl_core.models.building import (
+        build as build,
+        check_fit as check_fit,
+        copy_user_model as copy_user_model,
+        example as example,
+    )
     from fl_core.models.layered_model import Layered as Layered
     from fl_core.models.registry import (
         MODELS as MODELS,

@@ -17,7 +17,7 @@ from fl_core.errors import UsageError
 from fl_core.models import external, weights as weight_files
 from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
-from fl_core.registry import imported, is_outside
+from fl_core.registry import import_object, is_outside
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
 
@@ -66,23 +66,23 @@ def build(
     source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")), within_bytes(f"model {label}", limits.memory() // 2):
         if own is not None:
-            model = external.called(label, own, shape, n_classes, model_options)
+            model = external.call_builder(label, own, shape, n_classes, model_options)
         elif colon and source in external.LIBRARIES:
             model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
         elif label in MODELS.inside:
             check_values(model_options, MODELS[label], f"{label}: ", "Leave it out for the default.")
             try:
-                model = external.called(label, MODELS[label], shape, n_classes, model_options)
+                model = external.call_builder(label, MODELS[label], shape, n_classes, model_options)
             except Exception as error:  # of torch, on values that no check foresees
                 if isinstance(error, UsageError):
                     raise
                 if limits.lacks_memory(error):
                     sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
                     raise limits.LimitError(f"model {label} {sizes}") from error
-                raise external.refused(label, model_options, error) from error
+                raise external.option_error(label, model_options, error) from error
         else:
-            builder = MODELS[label] if is_outside(label) or not colon else imported("model", label)
-            model = external.called(label, builder, shape, n_classes, model_options)
+            builder = MODELS[label] if is_outside(label) or not colon else import_object("model", label)
+            model = external.call_builder(label, builder, shape, n_classes, model_options)
     # a hook on the module before an in-place one would see its output overwritten
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
@@ -95,7 +95,7 @@ def build(
     return model
 
 
-def copied(model: nn.Module | Builder, shape: tuple[int, ...], n_classes: int, **built: Any) -> nn.Module:
+def copy_user_model(model: nn.Module | Builder, shape: tuple[int, ...], n_classes: int, **built: Any) -> nn.Module:
     """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
 
     Args:

@@ -71,7 +71,7 @@ def within_bytes(what: str, most: int) -> Iterator[None]:
         if layers > LAYERS:
             raise limits.LimitError(f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes.")
         if 4 * parameters > most:
-            sizes = f"at most {limits.sized(most)} of memory; got {limits.sized(4 * parameters)} or more"
+            sizes = f"at most {limits.format_bytes(most)} of memory; got {limits.format_bytes(4 * parameters)} or more"
             raise limits.LimitError(f"{what} must take {sizes}. Choose smaller sizes.")
 
     with check_while_building(check):

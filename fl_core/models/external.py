@@ -115,7 +115,7 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
     return _made(full, make, options, {})
 
 
-def called(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
+def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
     """Build a model by calling the user's function or class.
 
     Its arguments are ``shape`` and ``n_classes``, if its parameters have these names, and the options.
@@ -152,12 +152,12 @@ def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Modu
         if unexpected:
             known, _ = parameters_of(type(make()))
             check_options(f"model {model!r}", unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
-        raise refused(model, options, error) from error
+        raise option_error(model, options, error) from error
     except Exception as error:
-        raise refused(model, {**size, **options}, error) from error
+        raise option_error(model, {**size, **options}, error) from error
 
 
-def refused(model: str, options: Options, error: Exception) -> UsageError:
+def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for options with which a model cannot be built."""
     said = " ".join(str(error).split())
     return UsageError(f"options of model {model} must fit it; got {options}: {said}. Correct --model-option.")

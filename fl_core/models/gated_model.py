@@ -128,10 +128,10 @@ class Gated(nn.Module):
     def scales(self, x: Tensor) -> Tensor:
         """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
         scores = self.gate(x).clamp(min=self.least)
-        kept = torch.from_numpy(self.kept(scores.detach().cpu().numpy())).to(scores.device)
+        kept = torch.from_numpy(self.kept_blocks(scores.detach().cpu().numpy())).to(scores.device)
         return torch.where(kept, scores, 0.0)
 
-    def kept(self, scores: np.ndarray) -> np.ndarray:
+    def kept_blocks(self, scores: np.ndarray) -> np.ndarray:
         """Return which blocks of weights are kept within the budget, bool [blocks]."""
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)

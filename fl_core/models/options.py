@@ -61,14 +61,14 @@ def check_stored(
 
     Args:
         where: the source of the options, for the message.
-        said: options that the user has confirmed, as :func:`shown` writes them.
+        said: options that the user has confirmed, as :func:`format_option` writes them.
         weights: whether tensors replace the pretrained weights, which then are not loaded.
 
     Raises:
         UsageError: an option is not allowed. The message names the first, and how to allow it.
     """
     for key, value in options.items():
-        if shown(key, value) in said or (weights and key == PRETRAINED):
+        if format_option(key, value) in said or (weights and key == PRETRAINED):
             continue
         if key == PRETRAINED and str(value).lower() != "false":
             rule = "pretrained weights must be the wish of whoever runs this"
@@ -81,13 +81,15 @@ def check_stored(
             rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
         else:
             continue
-        raise UsageError(f"{where}: {rule}; got {shown(key, value)[:120]}. Allow it with --allow-code KEY=VALUE.")
+        raise UsageError(
+            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it with --allow-code KEY=VALUE."
+        )
 
 
-def shown(key: str, value: Any) -> str:
+def format_option(key: str, value: Any) -> str:
     """Return an option as ``KEY=VALUE``, the form in which a user confirms it.
 
-    >>> shown("pretrained", True), shown("activation", "relu")
+    >>> shown("pretrained", True), format_option("activation", "relu")
     ('pretrained=true', 'activation=relu')
     """
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"

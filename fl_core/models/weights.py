@@ -23,10 +23,10 @@ def load(model: nn.Module, path: str | Path) -> None:
         UsageError: the file is missing or not a state dict, or a name or shape does not fit. The message names the
             first.
     """
-    put(model, read(Path(path)), str(path))
+    copy_into(model, read(Path(path)), str(path))
 
 
-def put(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
+def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
     """Copy a state dict into ``model`` as :func:`load` does. Error messages call it ``where``."""
     names: dict[int, list[str]] = {}
     wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}

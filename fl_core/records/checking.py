@@ -43,7 +43,7 @@ class RunFiles(Protocol):
     def finished(self) -> bool: ...
     @property
     def config(self) -> dict[str, Any]: ...
-    def stopping(self) -> StoppingRule | None: ...
+    def stopping_rule(self) -> StoppingRule | None: ...
     def begin(self) -> dict[str, Any]: ...
     def plan(self) -> dict[str, Any] | None: ...
     def manifest(self, which: int) -> dict[str, Any]: ...
@@ -65,7 +65,7 @@ def verify(run: RunFiles) -> list[str]:
     seen: set[str] = set()
     ends = [run.begin()["rows"]]
     manifests = {}
-    removed = cleaned(run)
+    removed = removed_on_purpose(run)
     rounds = dict.fromkeys(run.rounds)
     known = {None, *rounds, *removed["rounds"]}
     for which in rounds:
@@ -89,7 +89,7 @@ def verify(run: RunFiles) -> list[str]:
         if run.folder.read("plan.json") != json_bytes(plan):
             raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
         checked.append("plan.json")
-    rule = run.stopping()
+    rule = run.stopping_rule()
     for model, best in ({} if rule is None else rule.best).items():
         if best not in rounds:
             raise CorruptError(f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models")
@@ -99,7 +99,7 @@ def verify(run: RunFiles) -> list[str]:
     return checked
 
 
-def cleaned(run: RunFiles) -> dict[str, Any]:
+def removed_on_purpose(run: RunFiles) -> dict[str, Any]:
     """Return the rounds whose checkpoints were removed on purpose, and the blobs that were removed with them.
 
     Raises:

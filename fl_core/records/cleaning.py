@@ -10,9 +10,9 @@ from typing import Any
 
 from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.records import writing
-from fl_core.records.checking import CLEANED, cleaned
+from fl_core.records.checking import CLEANED, removed_on_purpose
 from fl_core.records.store import ROWS, START, Run, blob_name, checkpoint_name
-from fl_core.storage.files import Folder, signed
+from fl_core.storage.files import Folder, sign
 from fl_core.storage.packing import pack
 
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
@@ -34,14 +34,14 @@ def clean(path: Path | str) -> int:
     with writing.reopen(path) as writer:
         run = writer.run
         run.verify()
-        needed, noted = _needed(run), cleaned(run)
+        needed, noted = _needed(run), removed_on_purpose(run)
         earlier = [which for which in run.rounds if which not in needed]
         kept = {blob for which in needed for blob in _blobs(run.manifest(which))}
         gone = {blob for which in earlier for blob in _blobs(run.manifest(which))} | {*noted["blobs"]}
         blobs = sorted(blob for blob in gone - kept if run.folder.has(blob_name(blob)))
         if earlier or blobs:
             note = {"run": run.id, "rounds": sorted({*noted["rounds"], *earlier}), "blobs": blobs}
-            run.folder.write(CLEANED, signed(note))
+            run.folder.write(CLEANED, sign(note))
         names = [*map(checkpoint_name, earlier), *map(blob_name, blobs)]
         freed = sum(run.folder.size(name) for name in names)
         for name in names:
@@ -53,7 +53,7 @@ def clean(path: Path | str) -> int:
 
 def _needed(run: Run) -> set[int]:
     """Return the rounds whose checkpoints stay."""
-    rule = run.stopping()
+    rule = run.stopping_rule()
     return {run.rounds[-1], *(() if rule is None else rule.best.values())}
 
 
@@ -63,7 +63,7 @@ def _is_clean(run: Run) -> bool:
         return True
     if run.folder.has(ROWS) or not _needed(run).issuperset(run.rounds):
         return False
-    return not any(run.folder.has(blob_name(blob)) for blob in cleaned(run)["blobs"])
+    return not any(run.folder.has(blob_name(blob)) for blob in removed_on_purpose(run)["blobs"])
 
 
 def _blobs(manifest: dict[str, Any]) -> set[str]:

@@ -328,7 +328,7 @@ class Run:
         decided = self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan") if self.rounds else None
         return decided or self.config.get("in_force")
 
-    def stopping(self) -> StoppingRule | None:
+    def stopping_rule(self) -> StoppingRule | None:
         """Return the stopping rule with all that it has seen up to the last checkpoint; None without such a rule.
 
         Raises:
@@ -343,7 +343,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """True if training has ended, after all rounds or by its stopping rule."""
-        rule = self.stopping()
+        rule = self.stopping_rule()
         return self.rounds[-1:] == [self.config.get("rounds")] or (rule is not None and rule.stops)
 
     def best_round(self, model: str | None) -> int:
@@ -354,7 +354,7 @@ class Run:
         Raises:
             UsageError: The run has no stopping rule, or the model no best round.
         """
-        rule = self.stopping()
+        rule = self.stopping_rule()
         if rule is None:
             raise UsageError(
                 f"round must be one with a checkpoint, or last; got 'best', and {self.path} has no stopping rule. "

@@ -35,7 +35,7 @@ class Clock:
         self._since = time.perf_counter()
 
     @contextmanager
-    def on(self, part: str) -> Iterator[None]:
+    def charge(self, part: str) -> Iterator[None]:
         """Charge the time inside the block to a part. Time in nested parts is charged to the inner one alone."""
         self._charge()
         self._on.append(part)

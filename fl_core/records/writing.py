@@ -26,7 +26,7 @@ from fl_core.records import checking, timing
 from fl_core.records.checking import CLEANED, JOURNAL
 from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.storage.blobs import merge_trees
-from fl_core.storage.files import Folder, json_bytes, sha, signed
+from fl_core.storage.files import Folder, json_bytes, sha, sign
 from fl_core.storage.packing import SUFFIX, open_packed
 from fl_core.tree import clone
 
@@ -78,7 +78,7 @@ class Writer:
             "files": {name: {"sha256": sha(data), "bytes": len(data)} for name, data in files.items()},
             "rows": self._rows_entry(),
         }
-        self.folder.write("manifest.json", signed(manifest))
+        self.folder.write("manifest.json", sign(manifest))
 
     def rewind(self, accept: Callable[[Checkpoint], None] | None = None) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
@@ -230,7 +230,7 @@ class Writer:
             "rows": self._rows_entry(),
             "states": states,
         }
-        self.folder.write(checkpoint_name(checkpoint.round), signed(manifest))
+        self.folder.write(checkpoint_name(checkpoint.round), sign(manifest))
         self.folder.remove(JOURNAL)
         self._announced = False
 
@@ -281,7 +281,7 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
     with folder.locked():
         check_free(path)  # another writer may have come and gone
         _sweep_parts(folder)
-        folder.write("config.json", signed({"format": FORMAT, **config}))
+        folder.write("config.json", sign({"format": FORMAT, **config}))
         yield Writer(path)
 
 

@@ -33,7 +33,7 @@ def json_bytes(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
 
 
-def signed(data: Mapping[str, Any]) -> bytes:
+def sign(data: Mapping[str, Any]) -> bytes:
     """Return JSON with a digest of its other entries in the last entry."""
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
@@ -168,7 +168,7 @@ class Folder:
             return file.read(wanted)
 
     def read_signed(self, name: str, *shapes: Any) -> dict[str, Any]:
-        """Return the data of a file from :func:`signed`.
+        """Return the data of a file from :func:`sign`.
 
         Args:
             shapes: forms that it must have, each as :func:`fl_core.storage.schema.validate` takes it.
@@ -179,7 +179,7 @@ class Folder:
         raw, path = self.read(name, most=limits.JSON_BYTES), self.path / name
         with damaged(path):  # no JSON, no UTF-8, nested too deeply, or a NaN
             data = limits.parsed_json(raw)
-            sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == signed(data)
+            sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == sign(data)
         if not sound:
             raise CorruptError(f"{path} is damaged: its contents do not match its digest")
         for form in shapes:

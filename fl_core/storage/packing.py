@@ -18,16 +18,16 @@ SUFFIX = ".gz"
 """What the name of a packed file ends with."""
 
 
-def packed(data: bytes) -> bytes:
+def compress_bytes(data: bytes) -> bytes:
     """Return data packed by gzip. Equal data have equal bytes: no name and no time is stored.
 
-    >>> unpacked(io.BytesIO(packed(b"one line")), "rows.jsonl.gz").read()
+    >>> unpack(io.BytesIO(compress_bytes(b"one line")), "rows.jsonl.gz").read()
     b'one line'
     """
     return gzip.compress(data, mtime=0)
 
 
-def unpacked(file: IO[bytes], path: Path | str) -> IO[bytes]:
+def unpack(file: IO[bytes], path: Path | str) -> IO[bytes]:
     """Return the contents of an open file, as they are if the name does not end with :data:`SUFFIX`.
 
     Args:
@@ -45,7 +45,7 @@ def pack(folder: Folder, name: str, first: int | None = None) -> int:
     Args:
         first: keep only this many bytes of it.
     """
-    data = packed(folder.read(name, first))
+    data = compress_bytes(folder.read(name, first))
     freed = folder.size(name) - len(data)
     folder.write(name + SUFFIX, data)
     folder.remove(name)
@@ -59,10 +59,10 @@ def stored_name(folder: Folder, name: str) -> str:
 
 @contextmanager
 def open_packed(folder: Folder, name: str) -> Iterator[IO[bytes]]:
-    """Open a file that may be packed, for reading. Errors are as in :meth:`Folder.open` and :func:`unpacked`."""
+    """Open a file that may be packed, for reading. Errors are as in :meth:`Folder.open` and :func:`unpack`."""
     found = stored_name(folder, name)
     with folder.open(found) as file:
-        yield unpacked(file, folder.path / found)
+        yield unpack(file, folder.path / found)
 
 
 class _Unpacked(io.RawIOBase):

@@ -24,14 +24,14 @@ NUMBER = "a finite number"
 
 
 @dataclass(frozen=True)
-class Each:
+class MapOf:
     """An object with any names whose values all have this form."""
 
     form: Any
 
 
 ROWS = {"bytes": COUNT, "sha256": DIGEST}
-MANIFEST = {"files": Each({"bytes": COUNT, "sha256": DIGEST}), "rows": ROWS}
+MANIFEST = {"files": MapOf({"bytes": COUNT, "sha256": DIGEST}), "rows": ROWS}
 STATE = {"blob": DIGEST, "trees": [str], "meta": dict}
 CHECKPOINT = {
     "round": COUNT,
@@ -41,8 +41,8 @@ CHECKPOINT = {
     "rows": ROWS,
     "states": {"server": STATE},
 }
-STATES = {"states": Each(STATE)}
-ENVIRONMENT = {"versions": Each(str), "python": str}
+STATES = {"states": MapOf(STATE)}
+ENVIRONMENT = {"versions": MapOf(str), "python": str}
 LAYER = {"name": str, "parameters": [str], "buffers": [str]}
 HEADER = {"version": str, "data": str, "checkpoint": str, "layers": [LAYER]}
 CONFIG = {
@@ -62,7 +62,7 @@ CONFIG = {
         "secure_sum?": bool,
         "compress?": str,
         "run": str,
-        "sites": [{"name": str, "sizes": Each(COUNT), "digest": str}],
+        "sites": [{"name": str, "sizes": MapOf(COUNT), "digest": str}],
     },
 }
 
@@ -72,7 +72,7 @@ def validate(found: Any, form: Any, name: str = "") -> str:
 
     Args:
         form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several forms as a tuple; ``[form]``
-            for a list of any length; :class:`Each`; or a dictionary of forms by name. There a ``?`` marks optional
+            for a list of any length; :class:`MapOf`; or a dictionary of forms by name. There a ``?`` marks optional
             names, and other names may have any value.
         name: of the value.
     """
@@ -85,7 +85,7 @@ def validate(found: Any, form: Any, name: str = "") -> str:
                 return f"{at}{key} is missing"
         known = {key.removesuffix("?"): inner for key, inner in form.items()}
         return next(filter(None, (validate(found[key], known[key], at + key) for key in known if key in found)), "")
-    if isinstance(form, Each):
+    if isinstance(form, MapOf):
         if not isinstance(found, Mapping):
             return _wrong(found, name, "an object")
         return next(filter(None, (validate(value, form.form, f"{at}{key}") for key, value in found.items())), "")
@@ -136,7 +136,7 @@ def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
 
 
 def _named(forms: tuple[Any, ...]) -> str:
-    words = {list: "a list", dict: "an object", Each: "an object"}
+    words = {list: "a list", dict: "an object", MapOf: "an object"}
     return " or ".join(
         "null" if each is None else each if isinstance(each, str) else words.get(type(each)) or each.__name__
         for each in forms

@@ -67,7 +67,7 @@ class Context:
         self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
         return loss
 
-    def where(self, phase: str) -> str:
+    def location(self, phase: str) -> str:
         """Algorithm, round, client and phase, for an error message."""
         when = f"after round {self.round}" if self.finetuning else f"round {self.round + 1}"
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"

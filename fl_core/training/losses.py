@@ -327,12 +327,12 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
-def balanced(counts: Sequence[int], names: Sequence[str]) -> tuple[float, ...]:
+def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float, ...]:
     """Class weights n / (C n_c) from the number of samples of each class, [C]: every class has the same total weight.
 
     The mean weight of a sample is 1 (King and Zeng 2001; ``class_weight="balanced"`` of scikit-learn).
 
-    >>> balanced([90, 10], ["well", "ill"])
+    >>> balanced_weights([90, 10], ["well", "ill"])
     (0.5555555555555556, 5.0)
 
     Raises:

@@ -39,7 +39,7 @@ class Cut:
         with torch.no_grad():
             return torch.cat([_through(self.first, part) for part in x.split(CHUNK)])
 
-    def onward(self, outputs: Tensor) -> Tensor:
+    def logits(self, outputs: Tensor) -> Tensor:
         """Return logits [b, C] from outputs of the first part [b, ...]."""
         return _through(self.rest, outputs)
 
@@ -82,7 +82,7 @@ class FrozenPrefixCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
-    def of(self, client: int, where: Cut, samples: Tensor, x: Tensor) -> Tensor | None:
+    def outputs(self, client: int, where: Cut, samples: Tensor, x: Tensor) -> Tensor | None:
         """Return the first part's outputs for a client's samples, from the cache if nothing has changed.
 
         Args:

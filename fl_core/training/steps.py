@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
 
 
-def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+def clip_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Gradients scaled down together to a Euclidean norm of at most ``most``.
 
     Where the norm is not finite they are left alone, so that what is wrong is found where it is.
@@ -98,10 +98,10 @@ class Steps:
         if self._watch is not None:
             self._watch.passes(value, reached)
         if not math.isfinite(value):
-            where = self._ctx.where(self._phase.name)
+            where = self._ctx.location(self._phase.name)
             raise NonFiniteError(f"{where}: at step {self.taken + 1}, the loss is {value}")
         self.loss, self.samples = self.loss + value * size, self.samples + size
-        return clipped(reached, self.longest) if clip and self.longest is not None else reached
+        return clip_gradients(reached, self.longest) if clip and self.longest is not None else reached
 
     def plain(self, batch: Batch, ctx: Context) -> None:
         """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
@@ -112,7 +112,7 @@ class Steps:
         for observer in self._observers:
             observer.update(self._inputs, grads)
         if clip and self.longest is not None:
-            grads = clipped(grads, self.longest)
+            grads = clip_gradients(grads, self.longest)
         for name, param in self.params.items():
             param.grad = grads.get(name)
         self.optimizer.step()

@@ -159,11 +159,11 @@ class Workspace:
     def _pass(self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Any:
         if params is self.params:
             if self._ahead is not None and x is self._ahead[0] and not options:
-                return self._cut.onward(self._ahead[1])
+                return self._cut.logits(self._ahead[1])
             return self.model(x, **options)
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
-    def frozen(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
+    def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
         """Return outputs [n, ...] of the frozen first layers from :mod:`~.prefix`'s cache, within :meth:`trains`.
 
         Their precision is that of :meth:`forward`. The result is None without such layers or without a gain.
@@ -176,7 +176,7 @@ class Workspace:
             return None
         self._cut = where
         with self._casting():
-            return self._outputs.of(client, where, samples, x)
+            return self._outputs.outputs(client, where, samples, x)
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""

@@ -176,7 +176,7 @@ def forge(path, change):
     found = json.loads(path.read_bytes())
     found.pop("sha256", None)
     change(found)
-    path.write_bytes(files.signed(found))
+    path.write_bytes(files.sign(found))
 
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
@@ -338,4 +338,4 @@ def test_a_number_of_layers_is_written_in_plain_digits():
 
 
 def test_sizes_are_told_in_words():
-    assert [limits.sized(n) for n in (12, 1536, VAST)] == ["12 B", "1.54 kB", "9.9 TB"]
+    assert [limits.format_bytes(n) for n in (12, 1536, VAST)] == ["12 B", "1.54 kB", "9.9 TB"]

@@ -264,7 +264,7 @@ def forge_states(run, **changes):
     del manifest["sha256"]
     for entry in manifest["states"].values():
         entry.update(changes)
-    path.write_bytes(files.signed(manifest))
+    path.write_bytes(files.sign(manifest))
 
 
 def test_tensors_of_trees_that_a_state_does_not_have_are_refused(finished):

@@ -74,7 +74,7 @@ def test_a_run_whose_plan_has_no_digest_begins_and_is_verified(decided, tmp_path
         del stored[name]["sha256"]
     del stored["sha256"]
     (tmp_path / "before").mkdir()
-    (tmp_path / "before/config.json").write_bytes(files.signed(stored))
+    (tmp_path / "before/config.json").write_bytes(files.sign(stored))
     runner.resume(tmp_path / "before", progress=False)
     assert "plan.json" in Run(tmp_path / "before").verify()
     assert LayerPlan.load(tmp_path / "before/plan.json") == decided

@@ -294,7 +294,7 @@ def test_a_checkpoint_that_another_time_wrote_breaks_the_chain(sound, tmp_path, 
     manifest["states"]["server"]["meta"]["note"] = "other"
     if which == ROUNDS:  # only what is before it tells
         manifest["chain"] = "0" * 64
-    (path / name).write_bytes(files.signed(manifest))
+    (path / name).write_bytes(files.sign(manifest))
     said = "neighbours"
     if which >= ROUNDS - 1:  # of the last two, nothing tells which is the stranger
         said = "belong"
@@ -310,7 +310,7 @@ def test_a_checkpoint_that_names_no_run_is_not_taken_in(sound, tmp_path):
     manifest = json.loads((path / name).read_bytes())
     for key in ("sha256", "run", "chain"):
         del manifest[key]
-    (path / name).write_bytes(files.signed(manifest))
+    (path / name).write_bytes(files.sign(manifest))
     with pytest.raises(ForeignError, match=rf"{name}.*another"):
         resume(path)
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_that_names_no_run_is_not_taken_in(sound, tmp_path):
 def written_by_a_newer_version(path, **changes):
     data = json.loads(path.read_bytes())
     data.pop("sha256", None)
-    path.write_bytes(files.signed({**data, **changes}))
+    path.write_bytes(files.sign({**data, **changes}))
 
 
 NEWER = store.FORMAT[:-1] + str(int(store.FORMAT[-1]) + 1)

@@ -60,7 +60,7 @@ def forge(path, change):
     found = json.loads(path.read_bytes())
     found.pop("sha256", None)
     change(found)
-    path.write_bytes(files.signed(found))
+    path.write_bytes(files.sign(found))
 
 
 def refused(act, run, *named):

@@ -181,10 +181,10 @@ def test_what_was_there_before_is_there_after():
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start its jobs deaf to it
     try:
         before = signal.getsignal(signal.SIGINT)
-        with interrupts.ending():
+        with interrupts.end_on_signals():
             assert signal.getsignal(signal.SIGINT) is not before
         assert signal.getsignal(signal.SIGINT) is before
-        with pytest.raises(ValueError, match="mine"), interrupts.ending():
+        with pytest.raises(ValueError, match="mine"), interrupts.end_on_signals():
             raise ValueError("mine")
         assert signal.getsignal(signal.SIGINT) is before
     finally:

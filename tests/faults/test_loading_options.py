@@ -30,7 +30,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.models.options import LIBRARIES, check_stored
 from fl_core.records.store import START, Run, checkpoint_name
-from fl_core.storage.files import Folder, sha, signed
+from fl_core.storage.files import Folder, sha, sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY
 from tests.federation.test_faults import Listening, told
@@ -100,12 +100,12 @@ def test_a_server_cannot_have_a_site_load_anything(tmp_path: Path, address: tupl
 def edited(path: Path, **changes: Any) -> None:
     """Change a run's configuration, digests and all, as whoever hands it on can."""
     folder = Folder(path)
-    folder.write("config.json", signed({**folder.read_signed("config.json"), **changes}))
+    folder.write("config.json", sign({**folder.read_signed("config.json"), **changes}))
     manifest, data = folder.read_signed("manifest.json"), folder.read("config.json")
     manifest["files"]["config.json"] = {"sha256": sha(data), "bytes": len(data)}
-    folder.write("manifest.json", signed(manifest))
+    folder.write("manifest.json", sign(manifest))
     name = checkpoint_name(1)
-    folder.write(name, signed({**folder.read_signed(name), "run": Run(path).id}))
+    folder.write(name, sign({**folder.read_signed(name), "run": Run(path).id}))
 
 
 def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, list[str]]) -> None:
@@ -150,7 +150,7 @@ def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
     about.pop("sha256")
     for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache"):
         changed = {**about, "model": {**about["model"], "options": {**SIZES, **options}}}
-        Folder(tmp_path).write("model.json", signed(changed))
+        Folder(tmp_path).write("model.json", sign(changed))
         with pytest.raises(UsageError, match="|".join(options)):
             exported_model.read(made.path).model()
 

@@ -17,7 +17,7 @@ from fl_core import defaults, models, restore, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.store import START, Run, checkpoint_name
-from fl_core.storage.files import Folder, sha, signed
+from fl_core.storage.files import Folder, sha, sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG
 from tests.faults.test_loading_options import SIZES, VIT
@@ -50,7 +50,7 @@ def not_begun(path: Path, found: RunConfig, **changes: Any) -> Path:
         if each.name != "config.json":
             shutil.rmtree(each) if each.is_dir() else each.unlink()
     folder = Folder(path)
-    folder.write("config.json", signed({**folder.read_signed("config.json"), **changes}))
+    folder.write("config.json", sign({**folder.read_signed("config.json"), **changes}))
     return path
 
 
@@ -59,13 +59,13 @@ def without_start(path: Path) -> None:
     folder = Folder(path)
     manifest = folder.read_signed("manifest.json")
     del manifest["files"][START]
-    folder.write("manifest.json", signed(manifest))
+    folder.write("manifest.json", sign(manifest))
     previous = None
     for which in Run(path).rounds:
         stored = {**folder.read_signed(checkpoint_name(which)), "run": Run(path).id}
         if previous:
             stored["chain"] = previous
-        folder.write(checkpoint_name(which), signed(stored))
+        folder.write(checkpoint_name(which), sign(stored))
         previous = sha(folder.read(checkpoint_name(which)))
     (path / START).unlink()
 

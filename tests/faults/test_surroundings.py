@@ -26,7 +26,7 @@ from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import RunError
 from fl_core.execution import shared_memory
-from fl_core.execution.shared_memory import Shared
+from fl_core.execution.shared_memory import SharedBlock
 from fl_core.records.store import Run
 from fl_core.storage import files
 from tests.faults.conftest import SMALL
@@ -152,7 +152,7 @@ def small(tmp_path, monkeypatch):
 
 def test_a_too_small_shared_memory_is_named_and_files_take_its_place(tmp_path, small):
     with pytest.warns(UserWarning, match=r"shm.*3.15 MB"):
-        found = Shared(3 << 20)
+        found = SharedBlock(3 << 20)
     found.tensor[-1] = 7
     assert (found.tensor.shape, found.tensor.dtype) == (torch.Size([3 << 20]), torch.uint8)
     assert not list((tmp_path / "shm").iterdir())
@@ -163,7 +163,7 @@ def test_no_room_anywhere_says_what_to_do(tmp_path, small, monkeypatch):
     small.add(str(tmp_path))
     message = rf"{tmp_path}/shm.*{tmp_path}.*--workers 0"
     with pytest.warns(UserWarning, match="no room"), pytest.raises(RunError, match=message):
-        Shared(10)
+        SharedBlock(10)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 from fl_core.records import store
-from fl_core.storage.files import Folder, signed
+from fl_core.storage.files import Folder, sign
 from fl_core.stored_models import load_models
 from tests.conftest import TOY, federation as toy, play
 from tests.federation.test_in_memory import NAMES, SHORT, comparable, config_for, link, server
@@ -623,7 +623,7 @@ def test_a_forged_or_damaged_directory_of_a_federation_is_refused(tmp_path: Path
     config = json.loads((out / "config.json").read_text())
     config.pop("sha256")
     config["federation"]["sites"] = "all"
-    (out / "config.json").write_bytes(signed(config))
+    (out / "config.json").write_bytes(sign(config))
     (out / "manifest.json").unlink()
     for file in (out / "checkpoints").iterdir():
         file.unlink()

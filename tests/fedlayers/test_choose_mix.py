@@ -21,7 +21,7 @@ from fl_core.errors import CorruptError, UsageError
 from fl_core.exported_model import export
 from fl_core.mixture import FILE, Mixture, load
 from fl_core.records.store import Run
-from fl_core.storage.files import signed
+from fl_core.storage.files import sign
 from fl_core.stored_models import load_models
 from tests.fl_core.test_survival_and_labels import TASKS, frame
 
@@ -157,7 +157,7 @@ MEMBER = {"name": "a", "weight": 1.0, "path": "arms/a-0", "digest": "0" * 64, "n
 )
 def test_a_file_with_other_contents_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     data = {**Mixture(()).to_json(), "members": [{**MEMBER, **change}]}
-    (tmp_path / FILE).write_bytes(signed(data))
+    (tmp_path / FILE).write_bytes(sign(data))
     with pytest.raises(CorruptError, match=message):
         load(tmp_path)
 
@@ -173,14 +173,14 @@ def test_a_file_that_is_damaged_or_newer_or_missing_is_refused(raced: tuple[Path
         ({"format": "fedlayers.mixture/2"}, "update yours"),
         ({"format": "x"}, "must have the format"),
     ):
-        (tmp_path / FILE).write_bytes(signed({**Mixture(()).to_json(), **change}))
+        (tmp_path / FILE).write_bytes(sign({**Mixture(()).to_json(), **change}))
         with pytest.raises(UsageError, match=message):
             load(tmp_path)
     for change in ({"kind": "else"}, {"kind": []}, {"members": []}):
         data = {**Mixture(()).to_json(), "members": [MEMBER], **change}
-        (tmp_path / FILE).write_bytes(signed(data))
+        (tmp_path / FILE).write_bytes(sign(data))
         with pytest.raises(CorruptError):
             load(tmp_path)
-    (tmp_path / FILE).write_bytes(signed({**Mixture(()).to_json(), "members": [MEMBER, MEMBER]}))
+    (tmp_path / FILE).write_bytes(sign({**Mixture(()).to_json(), "members": [MEMBER, MEMBER]}))
     with pytest.raises(CorruptError):
         load(tmp_path)

@@ -24,7 +24,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.stopping import smoothed
+from fl_core.stopping import moving_mean
 
 CONFIG = RunConfig(dataset="heart", rounds=48, eval_every=2, epochs=1, patience=2)
 AT = 6
@@ -46,7 +46,7 @@ def decided(out: Path) -> dict[str, Any]:
 
 def forecast(shallow: list[float], deep: list[float]) -> float:
     """The registered formula: what the deeper cut gains."""
-    tops = [max(smoothed(dict(enumerate(curve))).values()) for curve in (shallow, deep)]
+    tops = [max(moving_mean(dict(enumerate(curve))).values()) for curve in (shallow, deep)]
     slopes = [np.polynomial.Polynomial.fit(range(len(c)), c, 1).convert().coef[1] for c in (shallow, deep)]
     noises = [np.std(np.diff(curve)) for curve in (shallow, deep)]
     gap, slope = tops[1] - tops[0], slopes[1] - slopes[0]

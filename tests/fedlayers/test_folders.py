@@ -56,7 +56,7 @@ def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
     )
     runner.run(config, tmp_path / "run", progress=False)
     run = Run(tmp_path / "run")
-    rule, before = run.stopping(), run.rounds
+    rule, before = run.stopping_rule(), run.rounds
     assert rule is not None
     clean(run.path)
     assert run.rounds == sorted({before[-1], *rule.best.values()})

@@ -109,7 +109,7 @@ def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, o
     """An announced one is listed by its place, for it is not imported to be listed; one made here by what it says."""
     point = EntryPoint("algorithm.announced", "nowhere.installed:Announced", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setattr(registry.Registry, "announced", property(registry.Registry.__dict__["announced"].func))
+    monkeypatch.setattr(registry.Registry, "entry_points", property(registry.Registry.__dict__["entry_points"].func))
     own_members(ALGORITHMS)
 
     @register

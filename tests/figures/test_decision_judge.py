@@ -86,7 +86,7 @@ def test_choose_keeps_what_the_replay_of_its_rows_keeps(tmp_path, monkeypatch):
     config = replace(whole.config, rounds=48, patience=2, keep_optimizer=None, epochs=1, checkpoint_every=None)
     monkeypatch.setitem(STUDY, "heart", replace(whole, config=config))
     early, full = (choose(config, tmp_path / name, thorough=name == "full") for name in ("early", "full"))
-    rules = {arm: Run(tmp_path / "full" / "arms" / f"{arm}-0").stopping() for arm in DEFAULT}
+    rules = {arm: Run(tmp_path / "full" / "arms" / f"{arm}-0").stopping_rule() for arm in DEFAULT}
     curves = {
         ("heart", 0, arm, 0): {k: v for k, v in each.scores["personal"].items() if k} for arm, each in rules.items()
     }

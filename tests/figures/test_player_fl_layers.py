@@ -19,7 +19,7 @@ from figures.player_fl.layers import FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, 
 from figures.player_fl.views import FIGURES
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 
 VIEWS = [f"player_fl.{name}" for name in FIGURES]
 TINY = {"rounds": 2, "eval_every": 2, "checkpoint_every": 2, "keep_optimizer": True, "loss": "cross_entropy"}
@@ -73,7 +73,7 @@ def test_recipes_differ_only_in_algorithm_and_rounds(scale: str) -> None:
     study = STUDY.at(scale)
     assert set(study.runs) == {run_of(dataset, moment) for dataset in NETWORKS for moment in MOMENTS}
     for dataset in NETWORKS:
-        first, alone, federated = (resolved(study.runs[run_of(dataset, moment)]) for moment in MOMENTS)
+        first, alone, federated = (resolve(study.runs[run_of(dataset, moment)]) for moment in MOMENTS)
         assert replace(federated, algorithm="local") == alone
         assert replace(first, rounds=alone.rounds, eval_every=alone.eval_every, checkpoint_every=alone.rounds) == alone
         assert alone.eval_every == alone.rounds

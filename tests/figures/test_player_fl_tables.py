@@ -22,7 +22,7 @@ from figures.player_fl.words import evenness, order
 from figures.ranking import Ranking, first_shares
 from fl_core import rows, statistics
 from fl_core.algorithms import registry
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 
 EVERY = (*study.METHODS, *study.BESIDE)
 pytestmark = pytest.mark.filterwarnings("ignore:client")
@@ -58,7 +58,7 @@ def test_every_method_is_an_algorithm_and_runs_on_every_dataset_at_both_scales()
     assert set(study.STUDY.runs) == set(study.STUDY.paper) == names
     for scale in (study.STUDY.runs, study.STUDY.paper):
         for run, config in scale.items():
-            done = resolved(config)
+            done = resolve(config)
             assert (done.dataset, done.algorithm) == tuple(run.split("."))
             assert done.keep_optimizer
             assert done.eval_every == done.rounds
@@ -214,7 +214,7 @@ def stored(folder: Path, frame: pd.DataFrame) -> None:
     """Rows of made-up runs, as the study stores its own."""
     folder.mkdir()
     for (run, seed), part in frame.groupby(["run", "seed"]):
-        config = resolved(study.STUDY.runs[str(run)]).to_json()
+        config = resolve(study.STUDY.runs[str(run)]).to_json()
         about = {"config": config, "layers": [], "data": {str(seed): "0"}}
         header = {"item": study.NAME, "run": run, "seed": int(seed), "seconds": 1.0, "asked": {}, "about": about}
         rows.write(recipe.rows_file(folder, str(run), int(seed)), header, items.records(part))

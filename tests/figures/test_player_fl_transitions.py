@@ -16,7 +16,7 @@ from figures.layerwise import SENSITIVITY
 from figures.player_fl import transitions
 from figures.player_fl.runs import ABSENT
 from fl_core import rows
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 
 LAYERS = {"fashion_mnist": ("conv1", "conv2", "conv3", "fc1", "fc2"), "heart": ("fc1", "fc2", "fc3", "fc4")}
 
@@ -61,7 +61,7 @@ def test_a_missing_value_decides_nothing() -> None:
 def test_drawn_with_published_beside_decided() -> None:
     frame = pd.concat([sensitivities("fashion_mnist", 3, [1.01, 1.0, 1.22, 5.9]),
                        sensitivities("heart", 3, [1.1, 1.98, 2.9])])  # fmt: skip
-    config = {name: {"config": resolved(transitions.ITEM.runs[name]).to_json()} for name in LAYERS}
+    config = {name: {"config": resolve(transitions.ITEM.runs[name]).to_json()} for name in LAYERS}
     drawing = items.find(transitions.NAME).draw({"runs": config, "missing": ["cifar10 0"]}, frame)  # type: ignore[misc]
     texts = [text.get_text() for text in drawing.figure.axes[0].texts]
     assert "conv3  3/3" in texts

@@ -18,7 +18,7 @@ from figures.__main__ import main
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import ALGORITHMS
-from fl_core.algorithms.options import configured
+from fl_core.algorithms.options import make_config
 from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import TINY, made, page, small
 
@@ -204,7 +204,7 @@ def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe
 def test_recipes_name_what_there_is(name: str) -> None:
     for config in (*RECIPES[name].runs.values(), *RECIPES[name].paper.values()):
         if config.algorithm in registry():
-            configured(find(config.algorithm), config.options)
+            make_config(find(config.algorithm), config.options)
     assert RECIPES[name].planned(1) == [(run, 0) for run in RECIPES[name].runs]
 
 

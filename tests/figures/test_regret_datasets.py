@@ -15,7 +15,7 @@ from fedlayers.studies.regret import RANDOM, regret
 from figures import items, recipe, regret as study
 from figures.__main__ import main
 from fl_core import rows, runner
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 
 LAYERS = {"heart": 4, "mnist": 5, "cifar10": 7}
 pytestmark = pytest.mark.filterwarnings("ignore:client")
@@ -61,7 +61,7 @@ def test_what_a_part_gains_is_not_the_gain_of_a_maximum() -> None:
 
 
 def header(datasets: dict[str, int], missing: tuple[str, ...] = ()) -> dict[str, object]:
-    runs = {name: {"config": resolved(study.ITEM.runs[name]).to_json()} for name in datasets}
+    runs = {name: {"config": resolve(study.ITEM.runs[name]).to_json()} for name in datasets}
     return {"runs": runs, "missing": list(missing), "failed": {}}
 
 

@@ -14,7 +14,7 @@ from fl_core.algorithms.base import Message
 from fl_core.errors import RunError, UsageError
 from fl_core.execution.client_runner import Part
 from fl_core.layers import Layer, layers_of
-from fl_core.plan import Evidence, LayerPlan, prefix_length, shifted
+from fl_core.plan import Evidence, LayerPlan, prefix_length, shift_plan
 from fl_core.training.phases import Phase
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, every_other, kind_for, network, play
 
@@ -104,7 +104,7 @@ def test_options_are_read_as_their_type(name: str, options: dict[str, Any], want
     ],
 )
 def test_one_layer_more_or_less(cut: int, by: int, count: int, status: str) -> None:
-    found = shifted(prefix(cut, rule="r", threshold=1.2), by)
+    found = shift_plan(prefix(cut, rule="r", threshold=1.2), by)
     assert found.cut == count
     assert found.why.status == status
     assert found.why.rule == f"r {by:+d}"
@@ -112,7 +112,7 @@ def test_one_layer_more_or_less(cut: int, by: int, count: int, status: str) -> N
 
 
 def test_a_shifted_plan_keeps_the_notes_on_its_decision() -> None:
-    found = shifted(prefix(1, status="client 'a' has no vote"), -1)
+    found = shift_plan(prefix(1, status="client 'a' has no vote"), -1)
     assert found.why.status == "client 'a' has no vote; clipped from 0 to 1 of 3 layers"
 
 

@@ -16,7 +16,7 @@ from fl_core.errors import CorruptError
 from fl_core.records.cleaning import clean, share
 from fl_core.records.store import Run
 from fl_core.storage import files
-from fl_core.storage.packing import packed
+from fl_core.storage.packing import compress_bytes
 from tests.faults.injected import contents
 
 CONFIG = RunConfig(dataset="heart", algorithm="fedper", rounds=2, epochs=1, checkpoint_every=1, stack="off")
@@ -84,9 +84,9 @@ def test_damaged_packed_rows_are_refused_by_name(study, damage):
         data[len(data) // 2] ^= 1
         (run / PACKED).write_bytes(data)
     elif damage == "other":
-        (run / PACKED).write_bytes(packed(b'{"schema":1}\n'))
+        (run / PACKED).write_bytes(compress_bytes(b'{"schema":1}\n'))
     elif damage == "bomb":
-        (run / PACKED).write_bytes(packed(bytes(1 << 22)))
+        (run / PACKED).write_bytes(compress_bytes(bytes(1 << 22)))
     else:
         (run.parent / "outside").write_bytes(data)
         (run / PACKED).symlink_to(run.parent / "outside")
@@ -103,13 +103,13 @@ def test_a_check_says_how_many_rows_no_checkpoint_covers(study, pack_it):
     more = (run / "rows.jsonl").read_bytes() if not pack_it else gzip.decompress((run / PACKED).read_bytes())
     more = more.splitlines(keepends=True)[-1]
     with (run / name).open("ab") as file:
-        file.write(packed(more) if pack_it else more)
+        file.write(compress_bytes(more) if pack_it else more)
     assert any(f"{len(more):,} bytes after" in line for line in Run(run).verify())
 
 
 def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "UNPACKED", 1 << 16)
-    (tmp_path / PACKED).write_bytes(packed(b'{"schema":1}\n' + b" " * (1 << 22)))
+    (tmp_path / PACKED).write_bytes(compress_bytes(b'{"schema":1}\n' + b" " * (1 << 22)))
     with pytest.raises(CorruptError, match=f"{PACKED}.*100 times"):
         rows.read(tmp_path / PACKED)
 
@@ -186,7 +186,7 @@ def test_nothing_is_shared_with_what_is_damaged_or_elsewhere(study, which, how):
 def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
     shutil.copytree(study / "whole", study / "newer")
     manifest = files.Folder(study / "newer").read_signed("manifest.json")
-    files.Folder(study / "newer").write("manifest.json", files.signed({**manifest, "format": "fedlayers.run/9"}))
+    files.Folder(study / "newer").write("manifest.json", files.sign({**manifest, "format": "fedlayers.run/9"}))
     before = contents(study / "newer")
     main(["clean", str(study)])
     assert "newer" in capsys.readouterr().out

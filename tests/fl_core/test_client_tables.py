@@ -12,7 +12,7 @@ import pytest
 from fedlayers.cli.main import main
 from fl_core import data
 from fl_core.config import RunConfig
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import SPLITS, frame, samples, written
@@ -124,7 +124,7 @@ def test_the_command_takes_files_and_the_run_resumes(wards: Path, capsys: pytest
 
 def test_paths_of_files_are_stored_whole(wards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(wards)
-    assert resolved(RunConfig(dataset="ward_0.csv,ward_1.csv")).dataset == f"{wards}/ward_0.csv,{wards}/ward_1.csv"
+    assert resolve(RunConfig(dataset="ward_0.csv,ward_1.csv")).dataset == f"{wards}/ward_0.csv,{wards}/ward_1.csv"
 
 
 def test_tab_separated_tables_are_read_by_their_suffix(tmp_path: Path) -> None:

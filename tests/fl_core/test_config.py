@@ -14,7 +14,7 @@ import torch
 from fl_core import choices, data
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.registry import ROOT_VARIABLE
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.training import losses
 from fl_core.training.phases import Training
@@ -63,19 +63,19 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
 )
 def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
-        resolved(RunConfig.from_json({key: value}))
+        resolve(RunConfig.from_json({key: value}))
 
 
 def test_a_refusal_shows_nothing_of_data() -> None:
     x, y = torch.full((8, 3), 71.25), torch.arange(8) % 2
     held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
-        resolved(RunConfig.from_json({"dataset": held}))
+        resolve(RunConfig.from_json({"dataset": held}))
     assert "FederatedData" in str(caught.value)
     assert "data=" in str(caught.value)
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
         with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
-            resolved(RunConfig.from_json({"rounds": value}))
+            resolve(RunConfig.from_json({"rounds": value}))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_refusal_shows_nothing_of_data() -> None:
 )
 def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
-        resolved(RunConfig(**changes))
+        resolve(RunConfig(**changes))
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -
 )
 def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> None:
     with pytest.raises(UsageError, match=rf"{value!r}.*{near!r}"):
-        resolved(RunConfig(**{key: value}))  # type: ignore[arg-type]
+        resolve(RunConfig(**{key: value}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
-    recipe, found = data.recipe(name), resolved(RunConfig(dataset=name))
+    recipe, found = data.recipe(name), resolve(RunConfig(dataset=name))
     for key in ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "loss", "loss_options"):
         assert getattr(found, key) == getattr(recipe, key), key
     for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
@@ -134,19 +134,19 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
         keep_optimizer=recipe.keep_optimizer,
         **recipe.optimizer_options,
     )
-    assert resolved(found) == found, "resolving again changes nothing"
+    assert resolve(found) == found, "resolving again changes nothing"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_an_optimisers_state_is_kept_only_if_asked(optimizer: str) -> None:
-    assert not resolved(RunConfig(optimizer=optimizer)).training.keep_optimizer
+    assert not resolve(RunConfig(optimizer=optimizer)).training.keep_optimizer
     for given in (False, True):
-        assert resolved(RunConfig(optimizer=optimizer, keep_optimizer=given)).keep_optimizer is given
+        assert resolve(RunConfig(optimizer=optimizer, keep_optimizer=given)).keep_optimizer is given
 
 
 def test_what_is_given_stands_also_where_it_is_zero() -> None:
     given = {"epochs": 0, "weight_decay": 0.0, "amsgrad": False, "loss_options": {}, "rounds": 40, "eval_every": 7}
-    found = resolved(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
+    found = resolve(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
     assert {key: getattr(found, key) for key in given} == given
     assert found.checkpoint_every == 2
 
@@ -168,23 +168,23 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
 )
 def test_the_interval_of_evaluations(rounds: int, participation: float, epochs: int, interval: int) -> None:
     config = RunConfig(dataset="heart", rounds=rounds, participation=participation, epochs=epochs)
-    assert resolved(config).eval_every == interval
-    assert resolved(replace(config, eval_every=1)).eval_every == 1
+    assert resolve(config).eval_every == interval
+    assert resolve(replace(config, eval_every=1)).eval_every == 1
 
 
 def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
     recipe = data.recipe("fashion_mnist")
     assert recipe.optimizer == "adamw"
     assert recipe.optimizer_options["weight_decay"] > 0
-    found = resolved(RunConfig(dataset="fashion_mnist", optimizer="sgd"))
+    found = resolve(RunConfig(dataset="fashion_mnist", optimizer="sgd"))
     assert (found.weight_decay, found.amsgrad) == (0.0, False)
     assert data.recipe("heart").loss_options
-    assert resolved(RunConfig(dataset="heart", loss="focal")).loss_options == {}
+    assert resolve(RunConfig(dataset="heart", loss="focal")).loss_options == {}
 
 
 def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> None:
     own = data.recipe("heart").loss_options
-    assert resolved(RunConfig(dataset="heart", loss_options={"gamma": 1.5})).loss_options == {**own, "gamma": 1.5}
+    assert resolve(RunConfig(dataset="heart", loss_options={"gamma": 1.5})).loss_options == {**own, "gamma": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> N
 )
 def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"{key}.*{key}="):
-        resolved(in_memory(RunConfig(**{key: value}), TOY))  # type: ignore[arg-type]
+        resolve(in_memory(RunConfig(**{key: value}), TOY))  # type: ignore[arg-type]
 
 
 def test_a_registered_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "heart").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert resolved(RunConfig(dataset="heart")).dataset == "heart"
+    assert resolve(RunConfig(dataset="heart")).dataset == "heart"
 
 
 def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
@@ -206,16 +206,16 @@ def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text("client,label,x\n" + "".join(f"{k % 2},{k % 3},{k}\n" for k in range(20)))
-    found = resolved(RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files"))
+    found = resolve(RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files"))
     assert found.dataset == str(tmp_path / "mine.csv")
     assert found.init == str(tmp_path / "weights.safetensors")
     assert found.data_root == str(tmp_path / "files")
     monkeypatch.setenv(ROOT_VARIABLE, "elsewhere")
-    assert resolved(RunConfig()).data_root == str(tmp_path / "elsewhere")
+    assert resolve(RunConfig()).data_root == str(tmp_path / "elsewhere")
 
 
 def test_a_configuration_survives_json() -> None:
-    config = resolved(
+    config = resolve(
         RunConfig(
             algorithm="fedrep",
             options={"head_epochs": 2},
@@ -226,7 +226,7 @@ def test_a_configuration_survives_json() -> None:
     )
     stored = json.loads(json.dumps(config.to_json()))
     assert RunConfig.from_json(stored) == config
-    assert resolved(RunConfig.from_json(stored)) == config
+    assert resolve(RunConfig.from_json(stored)) == config
     assert replace(config, seed=1) != config
 
 

@@ -827,7 +827,7 @@ def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
 
 
 def test_a_dataset_that_a_package_announces_is_loaded_by_its_name(outside, monkeypatch):
-    monkeypatch.setitem(vars(data.DATASETS), "announced", {"theirs": Entry("theirs", outside, "silos")})
+    monkeypatch.setitem(vars(data.DATASETS), "entry_points", {"theirs": Entry("theirs", outside, "silos")})
     assert not data.is_code("theirs")
     assert "theirs" not in data.datasets()
     assert outside not in sys.modules

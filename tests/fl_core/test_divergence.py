@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.divergence import DIVERGENCE, TIMES, Limit, check_end, guessing
+from fl_core.divergence import DIVERGENCE, TIMES, Limit, check_end, guessing_loss
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
@@ -46,9 +46,9 @@ def test_guessing_is_the_loss_of_equal_logits(name: str, classes: int) -> None:
     if loss.outputs(classes) == 1 and classes > 2:
         pytest.skip("one output stands for two classes")
     equal = torch.full((classes, loss.outputs(classes)), 0.0 if loss.outputs(classes) == 1 else 3.0)
-    assert guessing(loss, classes) == pytest.approx(float(loss(equal, y)), rel=1e-6)
+    assert guessing_loss(loss, classes) == pytest.approx(float(loss(equal, y)), rel=1e-6)
     if name in ("cross_entropy", "bce"):
-        assert guessing(loss, classes) == pytest.approx(math.log(classes))
+        assert guessing_loss(loss, classes) == pytest.approx(math.log(classes))
 
 
 def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
@@ -58,12 +58,12 @@ def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
     limit.begin("b", 5.0)  # another model's
     limit.begin("c", math.inf)
     for client, bound in (("a", 2.0), ("b", 7.0), ("unheard of", 2.0)):
-        assert not limit.exceeded(client, TIMES * bound)
-        assert limit.exceeded(client, TIMES * bound * 1.001)
-    assert not limit.exceeded("c", 1e30), "where the start was not finite nothing can be said"
-    assert not limit.exceeded("a", math.nan)
-    assert not limit.exceeded("a", math.inf)
-    assert not Limit(0.0).exceeded("a", 1e30)
+        assert not limit.reason_for(client, TIMES * bound)
+        assert limit.reason_for(client, TIMES * bound * 1.001)
+    assert not limit.reason_for("c", 1e30), "where the start was not finite nothing can be said"
+    assert not limit.reason_for("a", math.nan)
+    assert not limit.reason_for("a", math.inf)
+    assert not Limit(0.0).reason_for("a", 1e30)
 
 
 def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(tmp_path: Path) -> None:

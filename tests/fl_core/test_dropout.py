@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import TaskInfo, registry
-from fl_core.algorithms.scaffold import VARIATE, Corrected
+from fl_core.algorithms.scaffold import VARIATE, ControlVariates
 from fl_core.dropout import REPLY_LOST, TIMEOUT, Dropout, read_trace
 from fl_core.errors import UsageError
 from fl_core.execution.client_backend import LocalClients
@@ -38,20 +38,20 @@ def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
     seed: int, index: int, sampled: set[int], rate: float, other: float
 ) -> None:
     low, high = sorted((rate, other))
-    lost = Dropout(high).lost(seed, index, sorted(sampled))
-    assert Dropout(low).lost(seed, index, sorted(sampled)).items() <= lost.items()
+    lost = Dropout(high).draw_lost(seed, index, sorted(sampled))
+    assert Dropout(low).draw_lost(seed, index, sorted(sampled)).items() <= lost.items()
     for client in sampled:
-        assert Dropout(high).lost(seed, index, (client,)) == ({client: "chance"} if client in lost else {})
+        assert Dropout(high).draw_lost(seed, index, (client,)) == ({client: "chance"} if client in lost else {})
 
 
 def test_the_rate_is_the_share_of_lost_replies() -> None:
-    lost = sum(len(Dropout(0.3).lost(seed, index, range(50))) for seed in range(3) for index in range(20))
+    lost = sum(len(Dropout(0.3).draw_lost(seed, index, range(50))) for seed in range(3) for index in range(20))
     assert lost / 3000 == pytest.approx(0.3, abs=0.03)
 
 
 def test_a_trace_comes_on_top() -> None:
-    both = Dropout(0.3, frozenset({(5, 7)})).lost(0, 4, range(50))
-    assert both == {**Dropout(0.3).lost(0, 4, range(50)), 7: "trace"}
+    both = Dropout(0.3, frozenset({(5, 7)})).draw_lost(0, 4, range(50))
+    assert both == {**Dropout(0.3).draw_lost(0, 4, range(50)), 7: "trace"}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
     assert {(r["round"], r["client"]) for r in rows if r["model"] == "local"} == of("steps") - set(missing)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if issubclass(registry()[name], Corrected)])
+@pytest.mark.parametrize("name", [name for name in ALL if issubclass(registry()[name], ControlVariates)])
 def test_the_servers_variate_stays_the_mean_of_the_clients(name: str) -> None:
     for checkpoint in play(algorithm=name, trace=TRACE).checkpoints:
         own = [state.trees[VARIATE] for state in checkpoint.clients.values()]

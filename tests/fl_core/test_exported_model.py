@@ -22,7 +22,7 @@ from fl_core.data.named.heart import COLUMNS, PREPARED
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.predictions import Predictions
-from fl_core.storage.files import Folder, signed
+from fl_core.storage.files import Folder, sign
 from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network
 from tests.fl_core.test_text import lines as text_lines
@@ -419,7 +419,7 @@ def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
         ({"format": "fedlayers.model/2"}, "newer"),
         ({"format": "fedlayers.plan/1"}, "exported model"),
     ):
-        Folder(model.parent).write(beside.name, signed({**about, **change}))
+        Folder(model.parent).write(beside.name, sign({**about, **change}))
         with pytest.raises(UsageError, match=message):
             fl.predict(model, X)
 

@@ -159,7 +159,7 @@ def test_pfedlas_weights_by_similarity_by_their_formula(unit: str, temperature: 
     for i in range(N):
         found = algorithm.weights(server, i, Round(1)).numpy()
         for row, own in zip(found, algorithm.units, strict=True):
-            vectors = [flat({n: algorithm.last(server, c)[n] for n in own.parameters}) for c in range(N)]
+            vectors = [flat({n: algorithm.last_upload(server, c)[n] for n in own.parameters}) for c in range(N)]
             cosines = np.array([v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i]) for v in vectors])
             wanted = np.exp((cosines - 1) / temperature)
             np.testing.assert_allclose(row, wanted / wanted.sum(), rtol=1e-9)
@@ -365,7 +365,7 @@ def test_pfedlas_step_is_the_jacobian_of_the_mixture_times_the_change(norm: str,
         parts = []
         for unit, row in zip(algorithm.units, alpha, strict=True):
             for name in unit.parameters:
-                stacked = torch.stack([algorithm.last(server, j)[name].flatten() for j in range(N)])
+                stacked = torch.stack([algorithm.last_upload(server, j)[name].flatten() for j in range(N)])
                 parts.append(row @ stacked)
         return torch.cat(parts)
 
@@ -429,9 +429,10 @@ def test_heurpfedla_keeps_k_layers_that_the_client_trained_last(k: int) -> None:
     for checkpoint in played.checkpoints:
         for client, name in enumerate(CLIENTS):
             rnd, own = Round(checkpoint.round), checkpoint.clients[name].trees["model"]
-            kept = algorithm.retained(checkpoint.server, client, rnd)
+            kept = algorithm.retained_units(checkpoint.server, client, rnd)
             assert len(kept) == k
-            assert tree.digest(algorithm.last(checkpoint.server, client)) == tree.digest(own), "the server's copy"
+            copy = algorithm.last_upload(checkpoint.server, client)
+            assert tree.digest(copy) == tree.digest(own), "the server's copy"
             personal = algorithm.models(checkpoint.server, checkpoint.clients[name], rnd)["personal"]
             message = algorithm.server_message(checkpoint.server, client, rnd)
             for unit in algorithm.units:
@@ -450,7 +451,7 @@ def test_heurpfedlas_network_learns_from_what_was_sent() -> None:
     algorithm = HeurpFedLA(problem(), None, {"k": 1})
     server = heard(algorithm, {c: noise(c) for c in range(N)})
     rnd, client = Round(5), 2
-    (kept,) = algorithm.retained(server, client, rnd)
+    (kept,) = algorithm.retained_units(server, client, rnd)
     before = algorithm.network(server, client)
     algorithm.aggregate(server, updates({client: noise(30)}), rnd)
     after = server.trees[f"hypernetwork/{client}"]

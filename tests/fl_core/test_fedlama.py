@@ -78,7 +78,7 @@ def test_an_interval_of_no_rounds_is_refused(key: str) -> None:
 def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(setting: str) -> None:
     stood = 0
     for algorithm, rnd, server, _, after, local in rounds(setting):
-        due = algorithm.of_layers(algorithm.due(server, rnd)) & algorithm.shared(rnd, 0)
+        due = algorithm.of_layers(algorithm.due_layers(server, rnd)) & algorithm.shared(rnd, 0)
         mean = tree.mean([tree.select(t, due) for t in local.values()], [TOY.weights[c] for c in rnd.sampled])
         wanted = {**server.trees["model"], **mean}
         assert tree.digest(after.trees["model"]) == tree.digest(wanted)
@@ -94,7 +94,7 @@ def test_local_work_is_never_thrown_away(setting: str) -> None:
     waiting: dict[str, Tree] = {}
     went_on = 0
     for algorithm, rnd, server, clients, _, local in rounds(setting):
-        due = algorithm.of_layers(algorithm.due(server, rnd))
+        due = algorithm.of_layers(algorithm.due_layers(server, rnd))
         for client in rnd.sampled:
             name = CLIENTS[client]
             state = State(dict(clients[name].trees), dict(clients[name].meta))
@@ -118,7 +118,7 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None
         sizes = {}
         for layer in algorithm.task_info.layers:
             sizes[layer.name] = sum(after.trees["model"][n].numel() for n in layer.parameters)
-            if layer.name in algorithm.due(server, rnd):
+            if layer.name in algorithm.due_layers(server, rnd):
                 apart = [
                     sum(
                         float((t[n].double() - after.trees["model"][n].double()).square().sum())
@@ -158,7 +158,7 @@ def test_bytes_are_those_of_the_layers_that_travel(setting: str) -> None:
     for algorithm, rnd, server, clients, _, local in rounds(setting):
         floats = {n for n, t in server.trees["model"].items() if t.is_floating_point()} & algorithm.shared(rnd, 0)
         size = {n: 4 * server.trees["model"][n].numel() for n in floats}
-        due = algorithm.of_layers(algorithm.due(server, rnd))
+        due = algorithm.of_layers(algorithm.due_layers(server, rnd))
         for name in local:
             kept = clients[name].trees.get("pending", {})
             assert down[rnd.index + 1, name] == sum(size[n] for n in floats - kept.keys())

@@ -14,7 +14,7 @@ from torch import Tensor
 from figures.fedpft.mismatch import mismatch, summary
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.contrastive import Seen
+from fl_core.algorithms.contrastive import ContrastiveBatch
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
@@ -65,7 +65,7 @@ def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest
         reached: dict[str, float] = {}
 
         def note(steps: Steps, batch: Batch, ctx: Context, reached: dict[str, float] = reached) -> None:
-            seen = algorithm.seen(steps, batch, ctx)
+            seen = algorithm.draw_views(steps, batch, ctx)
             for name, grad in steps.gradients(seen).items():
                 part = name.partition(".")[0]
                 reached[part] = max(reached.get(part, 0.0), float(grad.abs().max()))
@@ -127,15 +127,15 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
         assert phase.lr is None
 
 
-def watched(where: ClientRunner, **changes: Any) -> tuple[list[Seen], list[dict[str, Tensor]], Any]:
+def watched(where: ClientRunner, **changes: Any) -> tuple[list[ContrastiveBatch], list[dict[str, Tensor]], Any]:
     """The batches that a client's training saw, the queue after each, and the result."""
-    seen: list[Seen] = []
+    seen: list[ContrastiveBatch] = []
     queues: list[dict[str, Tensor]] = []
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
     enqueue = algorithm.enqueue
 
-    def spy(each: Seen, ctx: Context) -> None:
+    def spy(each: ContrastiveBatch, ctx: Context) -> None:
         enqueue(each, ctx)
         seen.append(each)
         queues.append(tree.clone(ctx.scratch["queue"]))
@@ -175,7 +175,7 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue(masked: bool) -> None:
     ctx.scratch["queue"] = {"keys": keys, "at": torch.tensor(11), "filled": torch.tensor(11)}
     x, y = TOY.clients[0].train.x[:4], TOY.clients[0].train.y[:4]
     space.model.eval()
-    found = algorithm.contrast(space.params, Seen(x, y, x, own, {}), ctx)
+    found = algorithm.contrast(space.params, ContrastiveBatch(x, y, x, own, {}), ctx)
     with torch.no_grad():
         queries = space.model(x, task="contrast").double()
     torch.testing.assert_close(queries.norm(dim=1), torch.ones(4, dtype=torch.float64))
@@ -196,7 +196,7 @@ def test_the_key_branch_follows_the_query_branch() -> None:
     wanted: dict[str, Tensor] = {}
     seen_step = algorithm.seen
 
-    def spy(steps: Steps, batch: Batch, ctx: Context) -> Seen:
+    def spy(steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
         wanted.update(
             {n: 0.9 * wanted.get(n, steps.live[n].detach()) + 0.1 * steps.live[n].detach() for n in steps.live}
         )

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
-from fl_core.algorithms.allocation import covering, draw_depths, fixed_depths, random_depth
+from fl_core.algorithms.allocation import draw_cover, draw_depths, fixed_depths, random_depth
 from fl_core.algorithms.base import Message, TaskInfo, Update
-from fl_core.algorithms.fedra import Limited
+from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.errors import UsageError
 from fl_core.models.blocks import hold, paths_of_blocks, tensors_below, with_optional_blocks
 from fl_core.models.exits import Exits
@@ -32,7 +32,7 @@ from tests.conftest import BLOCKS, CONFIG, TOY, network, play
 from tests.networks import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
-LIMITED = sorted(name for name, kind in registry().items() if issubclass(kind, Limited))
+LIMITED = sorted(name for name, kind in registry().items() if issubclass(kind, LimitedDepth))
 SEVERAL: dict[str, Any] = {"depths": (3, 2, 1, 1)}
 EVERYONE = tuple(range(len(TOY.clients)))
 X = models.example(TOY.shape)
@@ -153,7 +153,7 @@ depths_of_some = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 def test_a_covering_allocation_respects_depths_and_leaves_out_what_it_must(
     depths: list[int], index: int, seed: int
 ) -> None:
-    found = covering(tuple(enumerate(depths)), 6, seed, index)
+    found = draw_cover(tuple(enumerate(depths)), 6, seed, index)
     assert [len(found[client]) for client in range(len(depths))] == depths
     for positions in found.values():
         assert list(positions) == sorted(set(positions))
@@ -209,9 +209,9 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
     for index in range(20):
         for sampled in some:
             rnd = Round(index, sampled=sampled)
-            found = {k for client in sampled for k in covered.allocated(rnd, client)}
+            found = {k for client in sampled for k in covered.blocks_of(rnd, client)}
             assert len(found) == len(sampled)
-    missed = [k for k in range(20) if len({alone.allocated(Round(k, sampled=some[1]), c) for c in some[1]}) < 3]
+    missed = [k for k in range(20) if len({alone.blocks_of(Round(k, sampled=some[1]), c) for c in some[1]}) < 3]
     assert missed
     server = alone.server_state(tree.state_dict(task("fedra", **options).model))
     before, rnd = tree.clone(server.trees["model"]), Round(missed[0], sampled=some[1])
@@ -220,7 +220,7 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
         sent = tree.select(before, alone.uploaded(rnd, client))
         updates.append(Update(client, 5, Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}})))
     alone.aggregate(server, updates, rnd)
-    held = {k for client in rnd.sampled for k in alone.allocated(rnd, client)}
+    held = {k for client in rnd.sampled for k in alone.blocks_of(rnd, client)}
     for k, path in enumerate(alone.task_info.blocks):
         for name in tensors_below(before, path):
             moved = not torch.equal(server.trees["model"][name], before[name])

@@ -67,7 +67,7 @@ def test_texts_are_encoded_as_the_federation_encodes_them(tmp_path):
     whole = files.read(path)
     rows = whole.first_indices(100)
     encoded = {tuple(x.tolist()) for c in data.clients for s in ("train", "validation", "test") for x in c.split(s).x}
-    again = whole.fitted(np.concatenate([rows[parts["train"]] for parts in data.partition.indices.values()]))
+    again = whole.fit(np.concatenate([rows[parts["train"]] for parts in data.partition.indices.values()]))
     assert {tuple(x) for x in again.x[rows].tolist()} == encoded
     further = extra_test_samples(whole, data, max_per_client=20)
     assert all(int(split.x.max()) < len(data.words) + 3 for split in further.values())

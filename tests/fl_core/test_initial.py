@@ -125,7 +125,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
     kept = store.Run(cut).start()
     assert kept is not None
     fresh = models.build("mlp", (1, 8, 8), 3)
-    models.weights.put(fresh, kept, "the copy")
+    models.weights.copy_into(fresh, kept, "the copy")
     assert torch.equal(tree.state_dict(fresh)["fc2.linear.weight"], global_model(trained)["fc2.linear.weight"])
     assert any(line.startswith("start.safetensors: ") for line in store.Run(cut).verify())
     (cut / store.START).write_bytes(b"x" + (cut / store.START).read_bytes()[1:])

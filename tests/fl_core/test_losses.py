@@ -97,9 +97,9 @@ def test_a_loss_of_one_output_equals_its_formula(loss):
 def test_balanced_weights_are_those_of_scikit_learn():
     labels = np.repeat([0, 1, 2], [50, 7, 3])
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    assert losses.balanced([50, 7, 3], "abc") == pytest.approx(tuple(expected))
+    assert losses.balanced_weights([50, 7, 3], "abc") == pytest.approx(tuple(expected))
     with pytest.raises(UsageError, match=r"\bb\b"):
-        losses.balanced([50, 0, 3], "abc")
+        losses.balanced_weights([50, 0, 3], "abc")
 
 
 def test_cross_entropy_is_torchs_bit_for_bit():

@@ -40,7 +40,7 @@ def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
         first = load(save(tmp_path / "first.npz", x=np.moveaxis(x, -1, 1), y=y), clients=1, partition="iid")
     assert torch.equal(first.clients[0].train.x, data.clients[0].train.x)
     with pytest.warns(UserWarning, match="turned"):
-        assert Inputs.of(first).samples(x).x.shape == (40, count, 9, 7)
+        assert Inputs.from_federation(first).samples(x).x.shape == (40, count, 9, 7)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 3), (2, 2, 2), (4, 8, 3)])

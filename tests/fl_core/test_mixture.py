@@ -16,7 +16,7 @@ import fedlayers as fl
 from fl_core import exported_model, tree
 from fl_core.errors import CorruptError, UsageError
 from fl_core.mixture import FILE, MODELS, Member, Mixture, MixtureModel, load
-from fl_core.storage.files import signed
+from fl_core.storage.files import sign
 from tests.conftest import TOY, kind_for, network
 
 X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
@@ -164,9 +164,9 @@ def test_a_folder_that_was_changed_is_refused(choice: Path, made: Path, tmp_path
     refused("lie in its folder")
     said = {key: value for key, value in json.loads(about).items() if key != "sha256"}
     for change in ({"classes": ["a", "b"]}, {"task": "multilabel"}, {"model": {**said["model"], "outputs": 3}}):
-        half.with_name(f"{half.name}.json").write_bytes(signed({**said, **change}))
+        half.with_name(f"{half.name}.json").write_bytes(sign({**said, **change}))
         refused("same inputs and classes")
-    half.with_name(f"{half.name}.json").write_bytes(signed({**said, "file": {"format": "safetensors"}}))
+    half.with_name(f"{half.name}.json").write_bytes(sign({**said, "file": {"format": "safetensors"}}))
     refused("exported model")
 
 

@@ -23,7 +23,7 @@ RND = Round(3)
 
 def seen(state: State = CLIENT, begun: dict[str, Any] | None = None) -> State:
     begun = state.meta if begun is None else begun
-    return StateSchema.of(state, begun).state(begun)
+    return StateSchema.from_state(state, begun).state(begun)
 
 
 def test_a_model_is_merged_by_name_where_the_client_is() -> None:

@@ -375,7 +375,7 @@ def test_a_new_model_is_one_function(own_members):
 
 def test_a_model_that_a_package_announces_is_built_by_its_name(own_members, monkeypatch):
     own_members(models.MODELS)
-    monkeypatch.setitem(vars(models.MODELS), "announced", {"theirs": Entry("theirs", "mine", "shaped")})
+    monkeypatch.setitem(vars(models.MODELS), "entry_points", {"theirs": Entry("theirs", "mine", "shaped")})
     assert models.build("theirs", (4,), 3, options={"wide": True}).bias is not None
     with pytest.raises(UsageError, match=r"'theirs'.*'wid'.*'wide'"):
         models.build("theirs", (4,), 3, options={"wid": True})

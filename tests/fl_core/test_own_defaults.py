@@ -15,7 +15,7 @@ from fl_core import data, restore, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.recipes import PATIENCE
 from fl_core.data.roles import is_identifier
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import frame, samples, written
@@ -27,8 +27,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_own_tables_are_scaled_by_default(table: Path) -> None:
-    assert resolved(RunConfig(dataset=str(table))).scale == "standard"
-    assert resolved(RunConfig(dataset=str(table), scale="none")).scale == "none"
+    assert resolve(RunConfig(dataset=str(table))).scale == "standard"
+    assert resolve(RunConfig(dataset=str(table), scale="none")).scale == "none"
     found = samples(data.load(table), "train")
     assert found.mean(axis=0) == pytest.approx(0, abs=1e-5)
     assert found[:, :2].std(axis=0) == pytest.approx(1, abs=1e-5)
@@ -37,7 +37,7 @@ def test_own_tables_are_scaled_by_default(table: Path) -> None:
 
 @pytest.mark.parametrize("name", ["heart", "digits"])
 def test_named_data_keep_their_scaling(name: str) -> None:
-    assert resolved(RunConfig(dataset=name)).scale == "none"
+    assert resolve(RunConfig(dataset=name)).scale == "none"
     assert data.load(name).digest == data.load(name, scale="none").digest
 
 
@@ -45,7 +45,7 @@ def test_arrays_and_texts_of_ones_own_stay_as_they_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.arange(60.0)[:, None], y=np.arange(60) % 2)
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(60)))
     for name in ("a.npz", "t.csv"):
-        assert resolved(RunConfig(dataset=str(tmp_path / name))).scale == "none"
+        assert resolve(RunConfig(dataset=str(tmp_path / name))).scale == "none"
         data.load(tmp_path / name)
 
 
@@ -61,14 +61,14 @@ def test_the_default_is_stored_when_a_run_begins_and_not_put_into_an_earlier_one
 
 
 def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
-    own = resolved(RunConfig(dataset=str(table)))
+    own = resolve(RunConfig(dataset=str(table)))
     assert (own.patience, own.rounds, own.eval_every) == (PATIENCE, 100, 2)
-    assert resolved(own) == own
-    assert resolved(RunConfig(dataset=str(table), patience=0)).patience == 0
+    assert resolve(own) == own
+    assert resolve(RunConfig(dataset=str(table), patience=0)).patience == 0
     for config in (RunConfig(dataset="heart"), RunConfig(dataset="heart", patience=3)):
-        assert resolved(config).patience == (config.patience or 0)
+        assert resolve(config).patience == (config.patience or 0)
     ready = data.load(table)
-    assert resolved(in_memory(RunConfig(), ready)).patience == 0
+    assert resolve(in_memory(RunConfig(), ready)).patience == 0
 
 
 def test_a_run_begun_before_the_default_keeps_to_its_rounds(table: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_core import models
 from fl_core.config import RunConfig
-from fl_core.defaults import located
+from fl_core.defaults import locate_files
 from fl_core.errors import UsageError
 from fl_core.initial import start
 from fl_core.models import packaged_weights
@@ -169,5 +169,5 @@ def test_similar_words_have_similar_rows() -> None:
 
 
 def test_a_stored_configuration_keeps_the_name() -> None:
-    assert located(RunConfig(init=f"package:{WORDS}"))["init"] == f"package:{WORDS}"
-    assert located(RunConfig(init="weights.pt"))["init"] == str(Path("weights.pt").absolute())
+    assert locate_files(RunConfig(init=f"package:{WORDS}"))["init"] == f"package:{WORDS}"
+    assert locate_files(RunConfig(init="weights.pt"))["init"] == str(Path("weights.pt").absolute())

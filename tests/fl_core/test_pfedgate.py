@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from fl_core import runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.options import configured
+from fl_core.algorithms.options import make_config
 from fl_core.algorithms.prompts import Border
 from fl_core.errors import UsageError
 from fl_core.execution.requests import TrainRequest
@@ -98,7 +98,7 @@ def test_every_tensor_is_cut_into_equal_blocks() -> None:
 def test_blocks_are_kept_greedily_within_the_budget(seed: int, target: float, split: int) -> None:
     model = gated(target=target, split=split)
     scores = np.random.default_rng(seed).random(len(model.sizes))
-    kept = model.kept(scores)
+    kept = model.kept_blocks(scores)
     assert kept[model.first].all()
     if target == 1:
         assert kept.all()
@@ -121,7 +121,7 @@ def test_the_model_runs_with_scaled_weights(target: float, training: bool) -> No
     model, x = gated(target=target).double().train(training), images(8, *SHAPE)
     reference = gated(target=target).double().train(training)
     scores = reference.gate(x).clamp(min=min(0.2, target))
-    kept = model.kept(scores.detach().numpy())
+    kept = model.kept_blocks(scores.detach().numpy())
     adapted, at = {}, 0
     for name, parameter in reference.inner.named_parameters():
         pieces = []
@@ -163,7 +163,7 @@ def test_options_of_a_gate_are_refused(options: dict[str, Any], message: str) ->
 def test_texts_have_no_gate() -> None:
     kind = find("pfedgate")
     with pytest.raises(UsageError, match="token ids"):
-        kind.wrap_model(nn.Flatten(), configured(kind, {}), shape=TokenShape((9,), 20), n_classes=2, seed=0)
+        kind.wrap_model(nn.Flatten(), make_config(kind, {}), shape=TokenShape((9,), 20), n_classes=2, seed=0)
 
 
 def first_steps(count: int, **options: Any) -> list[set[str]]:
@@ -283,4 +283,4 @@ def test_the_frame_is_trained_by_sgd_whatever_the_run_trains_with() -> None:
 def test_what_cannot_be_framed_is_refused(shape: tuple[int, ...], pad: int, message: str) -> None:
     kind = find("pfedpt")
     with pytest.raises(UsageError, match=message):
-        kind.wrap_model(nn.Flatten(), configured(kind, {"pad": pad}), shape=shape, n_classes=2, seed=0)
+        kind.wrap_model(nn.Flatten(), make_config(kind, {"pad": pad}), shape=shape, n_classes=2, seed=0)

@@ -6,14 +6,14 @@ import torch
 
 from fl_core import limits
 from fl_core.execution import shared_memory
-from fl_core.execution.shared_memory import Shared
+from fl_core.execution.shared_memory import SharedBlock
 
 
 def test_without_a_folder_in_memory_bytes_are_shared_in_a_file(tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(shared_memory, "MEMORY", tmp_path / "nowhere")
     monkeypatch.delattr(shared_memory.os, "posix_fallocate")
     monkeypatch.setattr(shared_memory, "_CHUNK", 7)
-    found = Shared(20)
+    found = SharedBlock(20)
     assert found.tensor.tolist() == [0] * 20
     found.tensor[-1] = 7
     assert torch.equal(found.tensor[-2:], torch.tensor([0, 7], dtype=torch.uint8))

@@ -75,7 +75,7 @@ def test_frozen_first_layers_compute_in_the_precision_of_every_pass(precision: s
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     workspace, x = Workspace(model, precision=precision), torch.randn(40, 8)
     with workspace.trains(frozenset({"2.weight", "2.bias"})):
-        kept = workspace.frozen(0, x, x)
+        kept = workspace.frozen_outputs(0, x, x)
         seen: list[torch.Tensor] = []
         handle = workspace.model.get_submodule("2").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         workspace.forward(workspace.params, x)

@@ -171,13 +171,13 @@ def test_what_is_kept_has_a_bound_and_the_latest_stay(monkeypatch: pytest.Monkey
     outputs = FrozenPrefixCache()
     with counted(monkeypatch) as seen:
         for client in (0, 1, 0, 1, 2, 1, 2, 0, 2):
-            found = outputs.of(client, where, parts[client], parts[client])
+            found = outputs.outputs(client, where, parts[client], parts[client])
             assert found is not None
-            torch.testing.assert_close(found, where.onward(model[:2](parts[client])))
+            torch.testing.assert_close(found, where.logits(model[:2](parts[client])))
     assert len(seen) == 4, "0, 1, 2, and 0 again"
     assert sum(kept.outputs.nbytes for kept in outputs._kept.values()) <= 2 * size
     monkeypatch.setattr(prefix, "KEPT", size - 1)
-    assert outputs.of(3, where, parts[3], parts[3]) is None
+    assert outputs.outputs(3, where, parts[3], parts[3]) is None
 
 
 def test_too_much_to_keep_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_where_a_model_is_cut(which: str) -> None:
             torch.manual_seed(seed)
             whole = model(x)
             torch.manual_seed(seed)
-            torch.testing.assert_close(found.onward(found.outputs(x)), whole)
+            torch.testing.assert_close(found.logits(found.outputs(x)), whole)
 
 
 def test_batch_normalisation_that_updates_is_not_cut_off() -> None:

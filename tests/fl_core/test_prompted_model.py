@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_core import models, tree
 from fl_core.algorithms import find
-from fl_core.algorithms.options import configured
+from fl_core.algorithms.options import make_config
 from fl_core.errors import UsageError
 from fl_core.models.prompted_model import Prompted, Transform
 
@@ -72,7 +72,7 @@ TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, proje
 def test_parts_are_as_large_as_in_the_papers_table(name: str) -> None:
     shape, kind = (3, 32, 32), find("fedpft")
     options: dict[str, Any] = {"seed": 0, "shape": shape, "n_classes": 100}
-    built: Any = kind.wrap_model(models.build(name, shape, 100), configured(kind, {}), **options)
+    built: Any = kind.wrap_model(models.build(name, shape, 100), make_config(kind, {}), **options)
     *wanted, ratio = TABLE_10[name]
     counts = [
         sum(t.numel() for t in tree.named_tensors(built.get_submodule(part)).values())

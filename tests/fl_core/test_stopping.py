@@ -23,7 +23,7 @@ from fl_core.engine import Engine
 from fl_core.errors import CorruptError, DivergedError, UsageError
 from fl_core.records import store
 from fl_core.stopping import BEST_ROUND, STATE, StoppingRule, best_round, weighted_mean
-from fl_core.storage.files import signed
+from fl_core.storage.files import sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY
 from tests.federation.test_in_memory import comparable, link
@@ -167,7 +167,7 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(tm
 
 def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
     runner.run(replace(LONG, patience=None, rounds=1), tmp_path / "run", data=TOY, progress=False)
-    assert store.Run(tmp_path / "run").stopping() is None
+    assert store.Run(tmp_path / "run").stopping_rule() is None
     with pytest.raises(UsageError, match="--patience"):
         load_models(tmp_path / "run", "best", "global", data=TOY)
 
@@ -194,7 +194,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(sto
     for wrong in ({"patience": -1}, {"metric": "beauty"}, {"models": {"global": {"rounds": [1], "scores": []}}}):
         states = {**found["states"], "server": json.loads(json.dumps(found["states"]["server"]))}
         states["server"]["meta"][STATE] |= wrong
-        run.checkpoint_path(engine.done).write_bytes(signed({**found, "states": states}))
+        run.checkpoint_path(engine.done).write_bytes(sign({**found, "states": states}))
         with pytest.raises(CorruptError, match="is damaged"):
             runner.resume(tmp_path / "edited", data=TOY, progress=False)
 

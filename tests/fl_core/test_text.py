@@ -17,7 +17,7 @@ from diagnostics.measure import instruments
 from fl_core import data, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import sources, text
-from fl_core.defaults import resolved
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.stored_models import load_models
@@ -219,12 +219,12 @@ def test_bad_widths_are_refused(options):
 
 def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
     path = write(tmp_path / "t.jsonl")
-    config = resolved(RunConfig(dataset=str(path)))
+    config = resolve(RunConfig(dataset=str(path)))
     assert (config.model, config.model_options) == ("text_transformer", {"width": 128})
-    assert resolved(config).model_options == {"width": 128}
-    assert resolved(RunConfig(dataset=str(path), model_options={"width": 16})).model_options == {"width": 16}
-    assert resolved(RunConfig(dataset="heart")).model_options == {}
-    assert resolved(RunConfig(dataset=str(path), model="mlp")).model_options == {}
+    assert resolve(config).model_options == {"width": 128}
+    assert resolve(RunConfig(dataset=str(path), model_options={"width": 16})).model_options == {"width": 16}
+    assert resolve(RunConfig(dataset="heart")).model_options == {}
+    assert resolve(RunConfig(dataset=str(path), model="mlp")).model_options == {}
     with pytest.raises(UsageError, match=r"mlp.*fit"):
         assemble(RunConfig(dataset=str(path), model="mlp"))
 

@@ -28,9 +28,9 @@ def _hands(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
     clock = Clock()
     hands[0] += 1
-    with clock.on("train"):
+    with clock.charge("train"):
         hands[0] += 2
-        with clock.on("aggregate"):
+        with clock.charge("aggregate"):
             hands[0] += 4
         hands[0] += 8
     hands[0] += 16
@@ -41,7 +41,7 @@ def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
 
 def test_an_error_ends_a_part_too(hands: list[float]) -> None:
     clock = Clock()
-    with suppress(KeyError), clock.on("save"):
+    with suppress(KeyError), clock.charge("save"):
         hands[0] += 3
         raise KeyError
     hands[0] += 1
@@ -50,7 +50,7 @@ def test_an_error_ends_a_part_too(hands: list[float]) -> None:
 
 def test_seconds_can_be_charged_to_another_part(hands: list[float]) -> None:
     clock = Clock()
-    with clock.on("train"):
+    with clock.charge("train"):
         hands[0] += 5
     clock.shift("train", "move", 2)
     found = clock.take()

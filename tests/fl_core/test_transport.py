@@ -58,9 +58,9 @@ def parts(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("room", [0, 64, NEEDED, NEEDED + 64, 2 * NEEDED, 1 << 16])
 @pytest.mark.parametrize("which", range(len(messages())))
 def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
-    value, slot = messages()[which], Slot.of(room)
+    value, slot = messages()[which], Slot.allocate(room)
     before = parts(value)
-    packed = slot.put(value)
+    packed = slot.store(value)
     for copy in (True, False):
         found = slot.take(packed, copy=copy)
         assert type(found) is type(value)
@@ -70,29 +70,29 @@ def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
 
 def test_what_fits_is_not_carried_as_bytes() -> None:
     value = FinetuneRequest(0, 0, ModelTemplate({TUNED: ODD}), TUNED)
-    kinds = [type(Slot.of(room).put(value).template.models[TUNED]).__name__ for room in (NEEDED - 64, NEEDED)]
+    kinds = [type(Slot.allocate(room).store(value).template.models[TUNED]).__name__ for room in (NEEDED - 64, NEEDED)]
     assert kinds == ["_Bytes", "_Placed"]
 
 
 def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
-    slot = Slot.of(1 << 12)
+    slot = Slot.allocate(1 << 12)
     first, second = ({"x": torch.full((4,), value)} for value in (1.0, 2.0))
-    packed = slot.put(FinetuneRequest(0, 0, ModelTemplate({TUNED: first}), TUNED))
+    packed = slot.store(FinetuneRequest(0, 0, ModelTemplate({TUNED: first}), TUNED))
     kept, seen = (slot.take(packed, copy=copy).template.models[TUNED]["x"] for copy in (True, False))
-    slot.put(FinetuneRequest(0, 0, ModelTemplate({TUNED: second}), TUNED))
+    slot.store(FinetuneRequest(0, 0, ModelTemplate({TUNED: second}), TUNED))
     assert kept.tolist() == first["x"].tolist()
     assert seen.tolist() == second["x"].tolist()
 
 
 @pytest.mark.parametrize("repeats", [True, False])
 def test_a_tensor_that_is_still_there_is_copied_once(repeats: bool) -> None:
-    slot, model, own = Slot.of(1 << 12, repeats), {"x": torch.ones(64)}, {"x": torch.zeros(32)}
+    slot, model, own = Slot.allocate(1 << 12, repeats), {"x": torch.ones(64)}, {"x": torch.zeros(32)}
     of_model, of_own = 256, 128
 
     def put(*trees: tuple[str, Tree]) -> int:
         before = slot.copied
         job = TrainRequest(0, Round(0), Message(dict(trees)), state=State())
-        assert parts(slot.take(slot.put(job), copy=True)) == parts(job)
+        assert parts(slot.take(slot.store(job), copy=True)) == parts(job)
         return slot.copied - before
 
     assert put(("model", model)) == of_model
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_still_there_is_copied_once(repeats: bool) -> None:
 
 def test_two_ends_of_a_channel() -> None:
     a, b = multiprocessing.Pipe()
-    there, back = Slot.of(1 << 12), Slot.of(1 << 12)
+    there, back = Slot.allocate(1 << 12), Slot.allocate(1 << 12)
     ours, theirs = Channel(a, there, back, keeps=True), Channel(b, back, there, keeps=False)
     error = KeyError("client")
     error.client = 3  # type: ignore[attr-defined]

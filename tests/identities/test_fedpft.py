@@ -11,7 +11,7 @@ from fl_core import models, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, base, find
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
-from fl_core.algorithms.options import configured
+from fl_core.algorithms.options import make_config
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TrainRequest
@@ -51,7 +51,7 @@ def servers(algorithm: str, options: dict[str, Any], kind: str, training: Traini
     before, old = BaseModel(plain), layers_of(plain, x)
     chosen = find("fedpft")
     model = chosen.wrap_model(
-        plain, configured(chosen, BARE | options), shape=TOY.shape, n_classes=TOY.n_classes, seed=3
+        plain, make_config(chosen, BARE | options), shape=TOY.shape, n_classes=TOY.n_classes, seed=3
     )
     built = ExtendedModel(before, model, FedPFT.added_modules, x, "block")
     model = model.double()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_core.data.registry import Location, dataset
-from fl_core.data.root import only_classes, packed
+from fl_core.data.root import only_classes, open_packed
 from fl_core.data.sources import Source
 
 CLASSES = ("BCC", "BKL", "MEL", "NV")
@@ -24,4 +24,4 @@ CLASSES = ("BCC", "BKL", "MEL", "NV")
 )
 def fed_isic(data_root: Location | None) -> Source:
     """Fed-ISIC 2019: skin lesions of four imaging centres, which are the clients; four diagnoses (PLayer-FL)."""
-    return only_classes(packed("fed_isic", data_root), CLASSES)
+    return only_classes(open_packed("fed_isic", data_root), CLASSES)

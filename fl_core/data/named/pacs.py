@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_core.data.registry import Location, dataset
-from fl_core.data.root import packed
+from fl_core.data.root import open_packed
 from fl_core.data.sources import Source
 
 
@@ -18,4 +18,4 @@ from fl_core.data.sources import Source
 )
 def pacs(data_root: Location | None) -> Source:
     """PACS: pictures of 7 kinds of things in four styles, which are the clients."""
-    return packed("pacs", data_root)
+    return open_packed("pacs", data_root)

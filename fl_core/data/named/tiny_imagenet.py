@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_core.data.registry import Location, dataset
-from fl_core.data.root import packed, training_side
+from fl_core.data.root import open_packed, training_side
 from fl_core.data.sources import Source
 
 
@@ -16,7 +16,7 @@ from fl_core.data.sources import Source
 )
 def tiny_imagenet(data_root: Location | None) -> Source:
     """Tiny-ImageNet: 100,000 photographs of 200 kinds of things, colour images of 64 x 64."""
-    return training_side(packed("tiny_imagenet", data_root))
+    return training_side(open_packed("tiny_imagenet", data_root))
 
 
 @dataset(
@@ -28,4 +28,4 @@ def tiny_imagenet(data_root: Location | None) -> Source:
 )
 def tiny_imagenet32(data_root: Location | None) -> Source:
     """Half the classes of Tiny-ImageNet: 50,000 photographs of 100 kinds of things, colour images of 32 x 32."""
-    return training_side(packed("tiny_imagenet32", data_root))
+    return training_side(open_packed("tiny_imagenet32", data_root))

@@ -58,7 +58,7 @@ def make(
             f"Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
-    pool = Pool.of(source)
+    pool = Pool.from_source(source)
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
     divided = partitioning.divide(pool, count, shares, seed)

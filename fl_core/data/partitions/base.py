@@ -42,7 +42,7 @@ class Pool:
         return len(self.labels)
 
     @classmethod
-    def of(cls, source: Source) -> Pool:
+    def from_source(cls, source: Source) -> Pool:
         """Return the pool of all samples of a source."""
         return cls(source.name, source.labels, source.owner, source.owner_names, source.is_train)
 
