@@ -16,7 +16,7 @@ from diagnostics.diagnosis import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.representation.classifiers import SAMPLES
 from diagnostics.representation.features import collect
-from diagnostics.representation.probe import PROBE, places, probe_of, watch
+from diagnostics.representation.probe import PROBE, batch_bounds, probe_of, watch
 from fl_core.layers import layers_of
 
 CLIENTS = 3
@@ -101,7 +101,7 @@ def _sides() -> dict[str, Callable[[], float]]:
     def probes() -> None:
         x = probe_of(subjects, None, PROBE, 0)
         for subject in subjects:
-            watch(subject, x, places(len(x), 256), paths, lambda *_: None, 0, "eval")
+            watch(subject, x, batch_bounds(len(x), 256), paths, lambda *_: None, 0, "eval")
 
     def own() -> None:
         for subject in subjects:

@@ -45,7 +45,7 @@ class ClientModel:
     n_train: int
 
 
-def quiet(client: str) -> None:
+def no_progress(client: str) -> None:
     """Do nothing: the progress function of a measurement without a progress bar."""
 
 
@@ -70,7 +70,7 @@ class Measurement:
     batch: int | None = 256
     seed: int = 0
     mode: str = "eval"
-    tick: Tick = quiet
+    tick: Tick = no_progress
     kept: ActivationCache | None = None
 
 

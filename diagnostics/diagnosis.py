@@ -37,7 +37,7 @@ from .gradients import passes
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import Retrain, check_nulls, on_null, rows_of_nulls
 from .report import Report
-from .resampling import check_resamples, parted
+from .resampling import check_resamples, split_resamples
 
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
@@ -119,7 +119,7 @@ def diagnose(
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
     nulls = check_nulls(null, null_draws)
-    request = DiagnosisRequest.of(metrics, options, probe, layers, batch, mode)
+    request = DiagnosisRequest.from_arguments(metrics, options, probe, layers, batch, mode)
     for name in context or {}:
         check_known("column of the context", name, CONTEXT)
     check_resamples(resamples)
@@ -185,7 +185,7 @@ def diagnose(
         "measure_batch": batch,
         "pairs": {m.name: "distance" if m.distance else "similarity" for m in request.metrics if m.pairs},
     }
-    frame, redrawn = parted(rows.frame({**r, **columns} for r in measured))
+    frame, redrawn = split_resamples(rows.frame({**r, **columns} for r in measured))
     report = Report(frame.reset_index(drop=True), json.loads(rows.dumps(header)), redrawn.reset_index(drop=True))
     if not nulls:
         return report
@@ -237,7 +237,7 @@ class DiagnosisRequest:
     mode: str
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         metrics: str | Sequence[str],
         options: Mapping[str, Mapping[str, Any]] | None = None,

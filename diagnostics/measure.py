@@ -21,11 +21,11 @@ from .decide import select
 from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
-from .metrics.base import DEFAULT, known
+from .metrics.base import DEFAULT, metric_or_placeholder
 from .null import NULLS, check_nulls, null_data, rows_of_nulls
 from .report import Report
 from .representation.probe import PROBE, probe_set
-from .resampling import check_resamples, parted
+from .resampling import check_resamples, split_resamples
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
@@ -186,7 +186,7 @@ def _of_first_training(
     wanted = set(report.frame["layer"])
     seen = [row for row in seen if row["variant"].startswith("training") and row["layer"] in wanted]
     trained = rows.frame({**row, **context, "split": "train"} for row in seen)
-    frames = zip((report.frame, report.resamples), parted(trained), strict=True)
+    frames = zip((report.frame, report.resamples), split_resamples(trained), strict=True)
     own, again = (pd.concat(each, ignore_index=True) if len(each[1]) else each[0] for each in frames)
     return replace(report, frame=own, resamples=again)
 
@@ -196,7 +196,7 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
     layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
     settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
     how = {name: options[name] for name in ("probe", "layers", "mode") if name in options}
-    request = DiagnosisRequest.of(metrics, settings, batch=batch, **how)
+    request = DiagnosisRequest.from_arguments(metrics, settings, batch=batch, **how)
     request.check_task(task.criterion.task)
     request.check(layers)
     check_resamples(options.get("resamples", 0))
@@ -216,7 +216,7 @@ def shown_variants(report: Report, metric: str) -> list[str]:
     If options made other variants than the default, the first of them is shown.
     """
     there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
-    kind = known(metric)
+    kind = metric_or_placeholder(metric)
     first = kind.variant if kind.variant in there else next(iter(there), "")
     return [name for name in dict.fromkeys((first, kind.default_variant or first)) if name in there]
 

@@ -172,12 +172,12 @@ def on_null(
     The arguments are those of :func:`diagnostics.diagnose`.
 
     Raises:
-        UsageError: as :func:`null_samples` and :func:`untrained`.
+        UsageError: as :func:`null_samples` and :func:`untrained_copy`.
     """
     settings = {metric: dict(given) for metric, given in options.items()}
     if NULLS[null].shuffle is None:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
-        fresh = untrained(first, seed) if start is None else start
+        fresh = untrained_copy(first, seed) if start is None else start
         return fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh), dict(data), settings
     one = len(data) > 1 and len({id(own) for own in data.values()}) == 1  # several models on one set of data
     shuffled = null_samples(dict([*data.items()][:1]) if one else data, null, seed, draw)
@@ -188,7 +188,7 @@ def on_null(
     return models if retrain is None else retrain(shuffled), shuffled, settings
 
 
-def untrained(model: nn.Module, seed: int) -> nn.Module:
+def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of a model whose trainable modules have drawn their initial weights again.
 
     Frozen modules stay as they were.
@@ -269,7 +269,7 @@ _KEPT = ", models kept"
 _MARK = rf"null ({'|'.join(NULLS)}) (\d+)({_KEPT})?"
 
 
-def marked(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.DataFrame:
+def mark_null(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.DataFrame:
     """Mark rows as those of a null's draw in their column ``model``: ``null labels 1``.
 
     Args:
@@ -287,13 +287,13 @@ def rows_of_nulls(
 
     Args:
         measured: (null, draw) -> its rows.
-        kept: as in :func:`marked`, for the nulls that shuffle.
+        kept: as in :func:`mark_null`, for the nulls that shuffle.
     """
     tables = []
     for null in nulls:
         shuffles = NULLS[null].shuffle is not None
         for draw in range(1, (draws if shuffles else 1) + 1):
-            tables.append(marked(measured(null, draw), null, draw, kept and shuffles))
+            tables.append(mark_null(measured(null, draw), null, draw, kept and shuffles))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -316,6 +316,6 @@ def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
 
 
 def kept_in(table: pd.DataFrame) -> frozenset[str]:
-    """Return the nulls in a frame whose models were trained on the real data (see :func:`marked`)."""
+    """Return the nulls in a frame whose models were trained on the real data (see :func:`mark_null`)."""
     marks = table.loc[of_null(table), "model"].astype(str).unique()
     return frozenset(mark.split()[1] for mark in marks if mark.endswith(_KEPT))

@@ -16,9 +16,9 @@ from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
 
 from .decide.curve import both_ways
-from .metrics.base import known
+from .metrics.base import metric_or_placeholder
 from .null import of_null
-from .resampling import parted
+from .resampling import split_resamples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +139,7 @@ class Report:
         header, frame = rows.read(Path(path))
         if "layers" not in header:
             raise UsageError(f"{path} must be a diagnosis; got a header with no layers.")
-        own, again = parted(frame)
+        own, again = split_resamples(frame)
         nulls = frame[of_null(frame)]
         return cls(own.reset_index(drop=True), header, again.reset_index(drop=True), nulls.reset_index(drop=True))
 
@@ -156,4 +156,4 @@ class Report:
 
 def _usual(metric: str, present: Sequence[str]) -> str:
     """Return the default variant: the first of the metric's that was measured."""
-    return next((name for name in known(metric).variants if name in present), present[0])
+    return next((name for name in metric_or_placeholder(metric).variants if name in present), present[0])

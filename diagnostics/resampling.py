@@ -47,7 +47,7 @@ def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]
     return drawn
 
 
-def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
+def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
     """Mark single clients' rows as those of resample ``number`` (from 1), in variant and estimator."""
     return [
         {
@@ -61,7 +61,7 @@ def marked(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
     ]
 
 
-def parted(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def split_resamples(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split a frame into its own rows and those of resamples.
 
     Rows of :mod:`diagnostics.null` are in neither part.

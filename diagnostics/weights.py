@@ -36,7 +36,7 @@ def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tenso
     return entries(floating) if floating else torch.empty(0, dtype=torch.float64)
 
 
-def lacking(layer: Layer, tensors: str, *vectors: Tensor) -> str:
+def reason_missing(layer: Layer, tensors: str, *vectors: Tensor) -> str:
     """Return why nothing can be computed from the layer's vectors, or ""."""
     if not all(map(len, vectors)):
         return "the layer has no weights" if tensors == "weights" else "the layer has no parameters"

@@ -7,7 +7,7 @@ import os
 from contextlib import redirect_stdout, suppress
 from unittest.mock import patch
 
-from fedlayers.cli.main import COMMANDS, GROUPS, command_class, overview, parsed
+from fedlayers.cli.main import COMMANDS, GROUPS, command_class, overview, parse_command
 
 WIDTH = {"COLUMNS": "96", "NO_COLOR": "1", "TERM": "dumb"}
 INDEX = "commands/index.md"
@@ -44,5 +44,5 @@ def help_of(name: str) -> str:
     """Return the help of a command with all its flags."""
     said = io.StringIO()
     with patch.dict(os.environ, WIDTH), redirect_stdout(said), suppress(SystemExit):
-        parsed([*name.split(), "--help-all"])
+        parse_command([*name.split(), "--help-all"])
     return said.getvalue().rstrip()

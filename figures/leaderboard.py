@@ -38,7 +38,7 @@ def answer(runs: pd.DataFrame) -> str:
 
 def methods(runs: pd.DataFrame) -> str:
     """Return the main table."""
-    return markdown(analysis.shown(runs).to_dict("list"))
+    return markdown(analysis.display_table(runs).to_dict("list"))
 
 
 def advice(runs: pd.DataFrame) -> str:
@@ -204,7 +204,7 @@ def _differences(ax: Axes, runs: pd.DataFrame, values: pd.DataFrame) -> None:
 
 def main() -> None:
     """Write page and picture."""
-    runs = analysis.scored(read(STORED))
+    runs = analysis.scored_runs(read(STORED))
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
     draw(runs, PICTURE)
 

@@ -196,9 +196,9 @@ class ExecutionConfig:
 class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, DataConfig):
     """The configuration of one run. A value None means the dataset's default, see :mod:`fl_core.defaults`.
 
-    >>> from fl_core.defaults import resolved
+    >>> from fl_core.defaults import resolve
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
-    >>> resolved(config).model, resolved(config).batch_size
+    >>> resolve(config).model, resolve(config).batch_size
     ('mlp', 32)
     >>> RunConfig.from_json({"algoritm": "fedavg"})
     Traceback (most recent call last):

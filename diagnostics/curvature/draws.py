@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .model import rademacher
-from .norms import LARGEST, normalised, patches_of
+from .norms import LARGEST, normalised_input, patches_of
 
 Draw = Callable[[torch.Generator], Tensor]
 """A new draw u, shaped as the module's output."""
@@ -24,7 +24,7 @@ Draw = Callable[[torch.Generator], Tensor]
 def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
     """Return a function that draws output perturbations for one call of ``module`` on ``a`` [n, ...].
 
-    See :func:`.supported`.
+    See :func:`.has_formula`.
 
     Args:
         weight, bias: which of the module's parameters are perturbed.
@@ -100,7 +100,7 @@ def _by_root(
 
 def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
     """Return draws for a module that scales and shifts its normalised input."""
-    values, keep = normalised(module, a)
+    values, keep = normalised_input(module, a)
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
 
     def draw(generator: torch.Generator) -> Tensor:

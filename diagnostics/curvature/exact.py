@@ -16,7 +16,7 @@ from fl_core.training.losses import CrossEntropy, Loss
 from ..capture import Batch, Data, batches
 from . import linear
 from .model import Differentiable, curvature, no_second_derivative, rademacher
-from .norms import supported
+from .norms import has_formula
 from .taps import Tap, owner, record_calls, squares, usable
 
 CHECKED = 4
@@ -48,7 +48,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     modules = dict(run.model.named_modules(remove_duplicate=False))
     names = [name for layer in layers for name in layer.parameters]
-    paths = [path for path in dict.fromkeys(map(owner, names)) if supported(modules[path])]
+    paths = [path for path in dict.fromkeys(map(owner, names)) if has_formula(modules[path])]
     with record_calls(run.model, paths, len(x), passes=1) as taps:
         logits, _ = run.forward(x, y, 0)
     graph = linear.verdicts(logits, run.parameters)

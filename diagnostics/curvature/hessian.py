@@ -132,7 +132,7 @@ def hessian_trace(
     """
     check_way(estimator, probes, backend, mode)
     plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
-    return measured(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
+    return measure_traces(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
 
 
 def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
@@ -162,7 +162,7 @@ Sampler = Callable[[Differentiable, Data, Mapping[str, Sequence[str]], int, int]
 
 
 @dataclass(frozen=True)
-class Way:
+class TraceMethod:
     """The method by which one layer is measured.
 
     Attributes:
@@ -195,37 +195,37 @@ class Way:
         return layer.weights if self.only_weights else layer.parameters
 
 
-def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str) -> Way:
+def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str) -> TraceMethod:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
-        return Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
+        return TraceMethod(note=bent, status=UNUSED if layer.parameters else "no parameters")
 
-    def sampled(how: str, note: str) -> Way:
+    def sampled(how: str, note: str) -> TraceMethod:
         few = probes is None or (probes < 2 and how != "fast")
-        return Way(how, PROBES[how] if few or probes is None else probes, note)
+        return TraceMethod(how, PROBES[how] if few or probes is None else probes, note)
 
     if backend != "fedlayers":
-        return Way(backend, probes or PROBES["hutchinson"], "as asked")
+        return TraceMethod(backend, probes or PROBES["hutchinson"], "as asked")
     if estimator == "hutchinson":
         return sampled("hutchinson", "as asked")
     if estimator == "activation":
         if coupled:
-            return Way(note=coupled, status=f"no estimate in the space of its outputs: {coupled}")
+            return TraceMethod(note=coupled, status=f"no estimate in the space of its outputs: {coupled}")
         return sampled("activation", "as asked")
     if not bent:
-        return sampled("fast", "as asked") if estimator == "fast" else Way("exact")
+        return sampled("fast", "as asked") if estimator == "fast" else TraceMethod("exact")
     if estimator == "exact":
-        return Way(note=bent, status=f"no exact value: {bent}")
+        return TraceMethod(note=bent, status=f"no exact value: {bent}")
     if not coupled:
         return sampled("activation", bent)
     return sampled("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")
 
 
-def measured(
+def measure_traces(
     model: nn.Module,
     data: Data,
     layers: Sequence[Layer],
-    plan: Callable[[Verdict, Layer], Way],
+    plan: Callable[[Verdict, Layer], TraceMethod],
     *,
     loss: Loss,
     batch: int,
@@ -247,10 +247,10 @@ def measured(
 
 
 def _results(
-    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, plan: Callable[[Verdict, Layer], Way]
+    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, plan: Callable[[Verdict, Layer], TraceMethod]
 ) -> list[TraceResult]:
     values: dict[str, tuple[float, float]] = {}
-    ways: dict[str, Way] = {}
+    ways: dict[str, TraceMethod] = {}
     statuses: dict[str, str] = {}
     n = 0
     try:
@@ -290,7 +290,7 @@ def _results(
 
     results = []
     for layer in layers:
-        way = ways.get(layer.name, Way())
+        way = ways.get(layer.name, TraceMethod())
         size = sum(run.parameters[name].numel() for name in way.names(layer))
         value, stderr = values.get(layer.name, (math.nan, math.nan))
         status = statuses.get(layer.name, "ok")

@@ -36,7 +36,7 @@ def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
     return build(module, a.detach(), passes) if build else None
 
 
-def supported(module: nn.Module) -> bool:
+def has_formula(module: nn.Module) -> bool:
     """Return True if there is a formula for modules of this type."""
     return _formula(module) is not None
 
@@ -206,10 +206,10 @@ def _outer_norm(
 
 
 def _norm(module: Any, a: Tensor, passes: int) -> Norms:
-    return _scale_and_shift(*normalised(module, a))
+    return _scale_and_shift(*normalised_input(module, a))
 
 
-def normalised(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
+def normalised_input(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
     """Return the input that a normalisation multiplies by its weight, and the dimensions of that weight."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)

@@ -221,7 +221,7 @@ def spectral_density(
     ``steps`` nodes and weights. With as many steps as parameters, the nodes are the eigenvalues. All earlier Lanczos
     vectors are projected out at every step, so that no eigenvalue appears twice.
 
-    Weights are shares of the eigenvalues. :func:`smoothed` makes a curve of them.
+    Weights are shares of the eigenvalues. :func:`smooth_density` makes a curve of them.
 
     Raises:
         UsageError: there are fewer than 2 steps, or no repeats, or the layer does not reach the logits, or as in
@@ -250,7 +250,7 @@ def spectral_density(
     return nodes, weights
 
 
-def smoothed(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:
+def smooth_density(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:
     """Return a density over ``grid`` from eigenvalues (``nodes``) with shares (``weights``).
 
     A Gaussian kernel of standard deviation ``width`` smooths it.

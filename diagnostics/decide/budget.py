@@ -33,7 +33,7 @@ class Costs:
     basis: str
     values: dict[str, float]
 
-    def of(self, layers: Sequence[Layer]) -> list[float]:
+    def layer_costs(self, layers: Sequence[Layer]) -> list[float]:
         """Return the costs of the given layers, in order.
 
         Raises:

@@ -18,8 +18,8 @@ from fl_core.plan import layer_from_json
 from fl_core.rows import read
 
 from ..gradients.sensitivity import combine
-from ..metrics.base import METRICS, known
-from ..resampling import parted, resamples_of
+from ..metrics.base import METRICS, metric_or_placeholder
+from ..resampling import resamples_of, split_resamples
 
 SENSITIVITY = "federation_sensitivity"
 
@@ -96,7 +96,7 @@ _KEY = ["client", "client_b", "layer"]
 _RESULT = ["value", "status", "n_train"]
 
 
-def opened(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
+def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
     """Return header and rows of a diagnosis, read from a file if a path is given."""
     if isinstance(rows, (str, Path)):
         return read(Path(rows))
@@ -156,7 +156,7 @@ def curve_of(
             sizes are missing, fewer than two layers are in use, or a layer without weights has no value.
         RunError: another layer has no value at a client. The message gives the row's status.
     """
-    table, again = parted(table[table["layer"] != ""])
+    table, again = split_resamples(table[table["layer"] != ""])
     if table.empty:
         raise UsageError("The rows hold no values of layers. Diagnose the models first.")
     table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
@@ -226,7 +226,7 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     measured = list(table["variant"].unique())
     if variant is not None:
         return check_known(f"variant of {metric}", variant, measured)
-    preferred = known(metric).preferred
+    preferred = metric_or_placeholder(metric).preferred
     chosen = next((name for name in preferred if name in measured), measured[0])
     if chosen not in preferred and len(measured) > 1:
         raise UsageError(f"The rows hold several variants of {metric}: {listing(measured)}. Name one.")
@@ -275,7 +275,7 @@ def _value(
 
 def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
     """Return the function from a metric's value for a pair of clients to their distance."""
-    kind = known(metric)
+    kind = metric_or_placeholder(metric)
     return kind.apart if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").apart
 
 

@@ -10,7 +10,7 @@ from fl_core.errors import listing
 from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
 
-from ..metrics.base import known
+from ..metrics.base import metric_or_placeholder
 from .null_comparison import in_words
 
 
@@ -75,7 +75,7 @@ def _table(plan: LayerPlan) -> str:
     limit = plan.why.threshold if plan.why.rule == "sensitivity_ratio" else None
     above = next((name for name, step in steps.items() if limit is not None and step > limit), None)
     width = max(len(name) for name in (*plan.names, "layer"))
-    metric = known(plan.why.metric)
+    metric = metric_or_placeholder(plan.why.metric)
     similarity = metric.pairs and not metric.distance
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []

@@ -22,13 +22,13 @@ from fl_core.plan import Evidence, LayerPlan, frozen_in
 from fl_core.rows import frame
 
 from ..gradients.sensitivity import recorded_rows
-from ..metrics.base import DEFAULT, known
-from ..resampling import parted
+from ..metrics.base import DEFAULT, metric_or_placeholder
+from ..resampling import split_resamples
 from .budget import Costs, bytes_of, flops_of
-from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, opened
+from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, open_diagnosis
 from .explain import explain  # noqa: F401
 from .null_comparison import against_nulls
-from .rules.base import RULES, THRESHOLD, Rule, deciding
+from .rules.base import RULES, THRESHOLD, Rule, curve_rule
 from .rules.jumps import largest_jump, sensitivity_ratio
 from .stability import Opinion, agreement, stability
 
@@ -100,18 +100,18 @@ def select(
     """
     _check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
     chosen = RULES[rule]
-    header, table = opened(rows)
+    header, table = open_diagnosis(rows)
     every = layers_in(header)
     why = Evidence(
         rule=rule,
-        threshold=threshold if chosen.thresholded else None,
+        threshold=threshold if chosen.takes_threshold else None,
         data=str(header.get("data") or ""),
         checkpoint=str(header.get("checkpoint") or ""),
         seed=header.get("seed"),
         version=str(header.get("version") or ""),
     )
     pairs = header.get("pairs") or {}
-    own, _ = parted(table)
+    own, _ = split_resamples(table)
     sent = bytes_of(every, own, model, header.get("bytes")) if costs or chosen.reads == "bytes" else None
 
     def decided(table: pd.DataFrame) -> LayerPlan:
@@ -150,11 +150,11 @@ def _check_asked(rule: str, threshold: float, **given: Any) -> None:
         raise UsageError(f"Rule {rule!r} reads one metric. Only rule 'vote' takes several.")
     if chosen.reads == "curves" and (given["metric"] is not None or given["variant"] is not None):
         raise UsageError(f"Rule {rule!r} reads several metrics. Name them with metrics.")
-    if not chosen.budgeted and given["budget"] is not None:
+    if not chosen.takes_budget and given["budget"] is not None:
         raise UsageError(f"Rule {rule!r} has no budget. Use budget_bytes or budget_flops.")
-    if chosen.budgeted and given["budget"] is None:
+    if chosen.takes_budget and given["budget"] is None:
         raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none. Add --budget.")
-    if chosen.budgeted:
+    if chosen.takes_budget:
         check_value("budget", given["budget"], ABOVE_0)
 
 
@@ -192,7 +192,7 @@ def _voted(
     opinions: dict[str, Opinion] = {}
     voters, notes, votes_by_metric = _voters(metrics, table), [], {}
     for name, by in voters.items():
-        rule = deciding(by)
+        rule = curve_rule(by)
         try:
             curve = curve_of(every, table, name, pairs=pairs)
             count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
@@ -200,7 +200,7 @@ def _voted(
             notes.append(f"{name} has no vote: {error}")
             continue
         opinions[name] = Opinion(curve, rule, threshold)
-        limit = threshold if rule.thresholded else None
+        limit = threshold if rule.takes_threshold else None
         last, values = curve.names[count - 1], dict(zip(curve.names, curve.combined, strict=True))
         votes_by_metric[name] = {
             "rule": by,
@@ -250,8 +250,8 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
         check_known("metric among the rows", name, measured)
         if name in voters:
             raise UsageError(f"metrics must differ; got {name!r} twice.")
-        voters[name] = by or known(name).rule
-        deciding(voters[name])
+        voters[name] = by or metric_or_placeholder(name).rule
+        curve_rule(voters[name])
     if not voters:
         raise UsageError(
             f"metrics must have one to vote; got no metric. Known: {listing(measured) or 'no values of layers'}."
@@ -262,7 +262,7 @@ def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFra
 def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float, why: Evidence) -> LayerPlan:
     """Return the plan of the most first layers that fit the budget, together with the frozen layers."""
     used = [layer for layer in every if layer.used]
-    prices = dict(zip((layer.name for layer in used), costs.of(used), strict=True))
+    prices = dict(zip((layer.name for layer in used), costs.layer_costs(used), strict=True))
     frozen = frozen_in(every)
     moving = [name for name in prices if name not in frozen]
     count = rule.choose([prices[name] for name in moving], budget - sum(prices[name] for name in frozen))
@@ -311,7 +311,7 @@ def decide(
         UsageError, RunError: as :func:`select`. Also: there are no clients, a client is unknown, or the measurements
             are of another model.
     """
-    deciding(rule)
+    curve_rule(rule)
     results: dict[str, Mapping[str, Any]] = {}
     weights: dict[str, int] = {}
     for item in measured:
@@ -357,7 +357,7 @@ def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], 
 
 def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
     """Return the evidence with the curve, and the decisions by other thresholds and by the largest jump."""
-    cut = rule.cut if rule is not None and rule.thresholded else sensitivity_ratio
+    cut = rule.cut if rule is not None and rule.takes_threshold else sensitivity_ratio
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:
         at = dict(zip(curve.names, values, strict=True))

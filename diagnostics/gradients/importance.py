@@ -186,11 +186,11 @@ class SensitivityAccumulator:
 
     def drawn(self, times: Sequence[int]) -> Meter:
         """Return the accumulator that would have resulted if each part had come ``times`` times."""
-        return Drawn(resampled(self.result(), times))
+        return ResampledImportance(resample(self.result(), times))
 
 
 @dataclass
-class Drawn:
+class ResampledImportance:
     """A resampled result that takes the place of its accumulator."""
 
     given: Result
@@ -203,7 +203,7 @@ class Drawn:
         return self.given
 
 
-def resampled(result: Result, times: Sequence[int]) -> dict[str, Any]:
+def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
     """Return a result in which each part's steps count t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
 
     The weight w_k is the part's number of steps. For a layer with embedding tables it is the number of entries that

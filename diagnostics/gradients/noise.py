@@ -18,7 +18,7 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
 from ..client_model import logits
-from ..curvature.norms import norms_of, supported
+from ..curvature.norms import has_formula, norms_of
 
 ESTIMATORS = ("auto", "ghost", "vmap", "single")
 CHUNK = 32
@@ -82,7 +82,7 @@ class NoiseMeter:
         self._params = {name: tensor for name, tensor in params.items() if name in self._names}
         modules = dict(model.named_modules(remove_duplicate=False))
         ghosts = {} if self._estimator in ("vmap", "single") else {n: n.rpartition(".")[0] for n in self._params}
-        paths = [path for path in dict.fromkeys(ghosts.values()) if supported(modules[path])]
+        paths = [path for path in dict.fromkeys(ghosts.values()) if has_formula(modules[path])]
 
         def hook_for(path: str) -> Hook:
             def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:

@@ -20,7 +20,7 @@ from fl_core.training.losses import Loss
 
 from ..capture import batches
 from ..client_model import ClientModel, Measurement, logits, tensors_of, to_device
-from ..resampling import PARTS, check_resamples, draws, marked
+from ..resampling import PARTS, check_resamples, draws, mark_resample
 
 
 class Meter(Protocol):
@@ -123,7 +123,7 @@ def _redrawn(
         for reader, reading in zip(readers, read, strict=True):
             if id(reading.meter) in again:
                 one = replace(reading, meter=again[id(reading.meter)])
-                rows += marked(reader.rows(layers, [one]), number, parts)
+                rows += mark_resample(reader.rows(layers, [one]), number, parts)
     return rows
 
 

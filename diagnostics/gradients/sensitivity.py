@@ -16,8 +16,8 @@ from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..client_model import Tensors, tensors_of
-from ..resampling import draws, marked
-from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, resampled, trainable_names
+from ..resampling import draws, mark_resample
+from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, resample, trainable_names
 from .passes import Meter, Reading, why_unreadable
 
 WHEN = ("after", "training")
@@ -237,6 +237,6 @@ def recorded_rows(
     for client in clients:
         parts = len(client.result.get("parts", ()))
         for number, times in enumerate(draws(parts, resamples, seed, client.name), 1):
-            again = replace(client, result=resampled(client.result, times))
-            rows += marked(metric.table(layers, [again], sizes or {}), number, parts)
+            again = replace(client, result=resample(client.result, times))
+            rows += mark_resample(metric.table(layers, [again], sizes or {}), number, parts)
     return rows

@@ -52,7 +52,7 @@ class PlotStyle:
     beside: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def of(self, variant: str | None) -> PlotStyle:
+    def for_variant(self, variant: str | None) -> PlotStyle:
         """Return how a variant is drawn: as the metric, unless it has a look of its own."""
         return PlotStyle(**self.variants[variant]) if variant is not None and variant in self.variants else self
 
@@ -174,7 +174,7 @@ class Metric:
             with about(self.name):
                 settings.check(measurement)
 
-    def written(self, settings: Any) -> str:
+    def contents(self, settings: Any) -> str:
         """Return in words what of the samples the rows hold, apart from their values; empty for nothing."""
         return str(getattr(settings, "written", ""))
 
@@ -310,7 +310,7 @@ def _made(function: Callable[..., list[Row]], description: str, direction: str =
     return Metric(name, function, description, direction, options_type, **facts)
 
 
-def known(name: str) -> Metric:
+def metric_or_placeholder(name: str) -> Metric:
     """Return the metric of this name; if it cannot be imported, a placeholder that knows only the name.
 
     Rows outlive the code that made them. They may be read on a machine without somebody's own metric.
@@ -322,4 +322,4 @@ def _gone(measurement: Measurement) -> list[Row]:
     raise UsageError("the metric must be importable; got only its rows. Name its code as package.module:function.")
 
 
-__all__ = ["DEFAULT", "METRICS", "Layer", "Measurement", "Metric", "PlotStyle", "known", "metric"]
+__all__ = ["DEFAULT", "METRICS", "Layer", "Measurement", "Metric", "PlotStyle", "metric", "metric_or_placeholder"]

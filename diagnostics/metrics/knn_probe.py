@@ -10,7 +10,7 @@ import numpy as np
 from fl_core.bounds import OneOf, at_least
 from fl_core.rows import Row
 
-from ..representation.classifiers import ProbeOptions, nearest, probed
+from ..representation.classifiers import ProbeOptions, nearest_labels, probe_rows
 from ..representation.features import Array, NoValue, constant
 from .base import Measurement, metric
 
@@ -59,7 +59,7 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
     def classify(x: Array, y: Array, others: Array) -> Array:
         if constant(np.concatenate([x, others])):
             raise NoValue("constant over the samples")
-        return nearest(x, y, others, options.neighbours, options.distance)
+        return nearest_labels(x, y, others, options.neighbours, options.distance)
 
     estimator = f"{options.neighbours} nearest, {options.distance}"
-    return probed("knn_probe", classify, estimator, measurement, options)
+    return probe_rows("knn_probe", classify, estimator, measurement, options)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fl_core.bounds import ABOVE_0
 from fl_core.rows import Row
 
-from ..representation.classifiers import ProbeOptions, logistic, probed
+from ..representation.classifiers import ProbeOptions, logistic, probe_rows
 from ..representation.features import Array
 from .base import Measurement, metric
 
@@ -43,7 +43,7 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     Higher means that a linear classifier separates the classes better. The probe is never tested on samples that
     trained it. The samples of ``test`` are used if given, else a held-out fraction. Else each sample is tested once in
     cross-validation over folds that are stratified by class. The estimator names the way. For variants and error see
-    :func:`diagnostics.representation.classifiers.probed`. The error does not include the variation of the training
+    :func:`diagnostics.representation.classifiers.probe_rows`. The error does not include the variation of the training
     samples.
 
     Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
@@ -57,4 +57,4 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     def classify(x: Array, y: Array, others: Array) -> Array:
         return logistic(x, y, others, options.C)
 
-    return probed("linear_probe", classify, f"logistic regression, C={options.C:g}", measurement, options)
+    return probe_rows("linear_probe", classify, f"logistic regression, C={options.C:g}", measurement, options)

@@ -71,7 +71,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         ratios: dict[str, str | Ratio] = {}
         for path in paths:
             try:
-                x = features.of(path)
+                x = features.at(path)
                 kept[path].append((x[few], features.y[few]))
                 ratios[path] = scatter_ratio(x, features.y, seed)
             except NoValue as reason:

@@ -13,7 +13,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.rows import Row
 
 from ..client_model import tensors_of
-from ..weights import WeightOptions, each_layer, lacking, vector_of, weight_row
+from ..weights import WeightOptions, each_layer, reason_missing, vector_of, weight_row
 from .base import Measurement, metric
 
 
@@ -60,7 +60,7 @@ def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list
         if origin is not None:
             _check_start(origin, {name: params[name] for name in tensors_of(layer, options.tensors)})
             w0 = vector_of(origin, layer, options.tensors).to(w.device)
-            status = lacking(layer, options.tensors, w, w0)
+            status = reason_missing(layer, options.tensors, w, w0)
         moved = float(torch.linalg.vector_norm(w - w0)) if not status else 0.0
         base = float(torch.linalg.vector_norm(w0))
         zero = "" if base or status else f"the weights of layer {layer.name!r} were zero at the start"

@@ -9,7 +9,7 @@ import torch
 from fl_core.rows import Row
 
 from ..gradients.vectors import cosine
-from ..weights import WeightOptions, lacking, vector_of, weight_row
+from ..weights import WeightOptions, reason_missing, vector_of, weight_row
 from .base import Measurement, metric
 
 
@@ -50,7 +50,7 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
         ]  # one layer of every client at a time
         for i, j in itertools.combinations(range(len(subjects)), 2):
             a, b = vectors[i], vectors[j]
-            status = lacking(layer, options.tensors, a, b)
+            status = reason_missing(layer, options.tensors, a, b)
             lengths = [float(torch.linalg.vector_norm(v)) for v in (a, b)]
             zero = subjects[i if not lengths[0] else j].client
             both = sum(lengths)

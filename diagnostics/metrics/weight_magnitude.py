@@ -6,7 +6,7 @@ import torch
 
 from fl_core.rows import Row
 
-from ..weights import WeightOptions, each_layer, lacking, vector_of, weight_row
+from ..weights import WeightOptions, each_layer, reason_missing, vector_of, weight_row
 from .base import Measurement, metric
 
 
@@ -28,7 +28,7 @@ def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[R
     rows = []
     for _, params, layer, where in each_layer(measurement):
         w = vector_of(params, layer, options.tensors)
-        status = lacking(layer, options.tensors, w)
+        status = reason_missing(layer, options.tensors, w)
         mean = float(w.abs().mean()) if len(w) else 0.0
         for variant, value in (("mean_abs", mean), ("l2", float(torch.linalg.vector_norm(w)))):
             rows.append(weight_row("weight_magnitude", variant, value, status, len(w), options.tensors, **where))

@@ -40,7 +40,7 @@ from .drawing import (
     check_single,
     heat,
     legend,
-    missing,
+    missing_notes,
     of_metric,
     panels,
     with_notes,
@@ -88,7 +88,7 @@ def aggregation_weights(
         panel_axes = [panel.ax for panel in drawn]
         figure = panel_axes[0].figure
         figure.colorbar(colours, ax=panel_axes, shrink=0.8, label=f"aggregation weight{at}, a row sums to 1")
-        notes = missing(rows, "layer")
+        notes = missing_notes(rows, "layer")
         if notes or len(rows) < len(layers) * len(names) ** 2:
             figure.supxlabel(with_notes(NO_VALUE, notes), fontsize=8)
     return panel_axes
@@ -127,7 +127,7 @@ def aggregation_history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         axes.set_title("self-weight, mean of clients")
         axes.set(ylim=(-0.02, 1.02), ylabel="weight")
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
-        axes.set_xlabel(with_notes("round", missing(selves, "layer")))
+        axes.set_xlabel(with_notes("round", missing_notes(selves, "layer")))
         legend(axes, title="layer")
     return axes
 
@@ -185,7 +185,7 @@ def prompt_attention(
         whose = rows["client"].iloc[0]
         if high is None:
             axes.figure.colorbar(colours, ax=axes, label=ATTENTION_LABEL)
-        notes = missing(rows, "variant")
+        notes = missing_notes(rows, "variant")
         axes.set_title(f"{whose}{at}".removeprefix(", ") + (f", {layer}" if layer else ""))
         axes.set(ylabel="query", xlabel=with_notes("key" if not notes else f"key ({NO_VALUE})", notes))
     return axes
@@ -215,7 +215,7 @@ def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "train
         colours = heat(Panel(axes, True, True), shares, cmap=SHARE, names=(40, 16))
         axes.figure.colorbar(colours, ax=axes, label=labels[rows["client"].nunique() > 1])
         _framed(axes)
-        notes = missing(rows, "layer")
+        notes = missing_notes(rows, "layer")
         axes.set(ylabel="layer, input at the top")
         axes.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
     return axes
@@ -253,7 +253,7 @@ def allocation(
         left.ax.set(ylabel="client", xlabel="layer, input to output")
         colours = heat(right, shares, cmap=SHARE, names=(40, 16))
         right.ax.set_title(f"least held layer: {fewest:g} client" + "s" * bool(fewest != 1))
-        notes = missing(rows, "layer")
+        notes = missing_notes(rows, "layer")
         right.ax.set(ylabel="layer, input at the top")
         right.ax.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
         for panel in (left, right):

@@ -14,7 +14,7 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import in_file_name
 from fl_core.scores import SCORES, SHOWN
 
-from ..metrics.base import known
+from ..metrics.base import metric_or_placeholder
 from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .costs import costs
 from .layers import cka_matrices, metric
@@ -26,7 +26,7 @@ Draw = Callable[[pd.DataFrame], Drawn]
 
 
 @dataclass(frozen=True)
-class Further:
+class ExtraPicture:
     """A further picture of a metric, in addition to its curve.
 
     Attributes:
@@ -51,14 +51,14 @@ OWN: dict[str, dict[str, Draw]] = {
     "held": {"allocation": allocation},
 }
 """The pictures of metrics that are no curve over the layers."""
-FURTHER: dict[str, Further] = {
-    "matrices": Further(
+FURTHER: dict[str, ExtraPicture] = {
+    "matrices": ExtraPicture(
         "{metric}_matrices",
         lambda rows: bool(rows["value"].notna().any()),
         lambda frame, metric: cka_matrices(frame, metric=metric),
     ),
-    "spectral_density": Further("spectral_density", has_density, lambda frame, metric: spectral_density(frame)),
-    "costs": Further("costs", lambda rows: bool((rows["value"] > 0).any()), lambda frame, metric: costs(frame)),
+    "spectral_density": ExtraPicture("spectral_density", has_density, lambda frame, metric: spectral_density(frame)),
+    "costs": ExtraPicture("costs", lambda rows: bool((rows["value"] > 0).any()), lambda frame, metric: costs(frame)),
 }
 """Pictures beside a metric's curve, by the name under which its look asks for them."""
 
@@ -113,7 +113,7 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
         pictures[f"{name}_clients"] = lambda frame: clients(frame, name)
     elif (rows["layer"] != "").any():
         variants = set(rows["variant"])
-        kind = known(name)
+        kind = metric_or_placeholder(name)
         variant = next((usual for usual in (kind.default_variant, kind.variant) if usual and usual in variants), None)
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
         pictures[name] = lambda frame: metric(last, name, variant=variant)

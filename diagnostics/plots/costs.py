@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
 
-from .drawing import COLOURS, DASHES, NICE, canvas, check_single, missing, of_metric, panels, with_notes
+from .drawing import COLOURS, DASHES, NICE, canvas, check_single, missing_notes, of_metric, panels, with_notes
 
 _KINDS = {
     "bytes": ("sent, each way and round", "B"),
@@ -54,7 +54,7 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         raise UsageError("rows of layer_cost must have a cost above 0; got none. Measure again.")
     share = table.fillna(0.0).div(total, axis=0)
     y, left = np.arange(len(share)), np.zeros(len(share))
-    notes = missing(rows, "layer")
+    notes = missing_notes(rows, "layer")
     with canvas(ax, 6.4, 1.1 + 0.36 * len(share) + 0.13 * len(notes)) as axes:
         for k, layer in enumerate(layers):
             colour = _colour(k, len(layers))

@@ -193,7 +193,7 @@ def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
     return joined.iloc[np.argsort(joined["client"].map(order).to_numpy(dtype=int), kind="stable")]
 
 
-def missing(rows: pd.DataFrame, where: str) -> list[str]:
+def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
     """Return notes on missing values: for each place (a column's value) and reason, the clients concerned."""
     absent = rows[rows["value"].isna()]
     statuses = absent["status"].str.replace(r" at client '[^']*'", "", regex=True)  # the clients are listed behind it

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.ordering import in_order
 
-from ..metrics.base import METRICS, known
+from ..metrics.base import METRICS, metric_or_placeholder
 from ..null import NULLS, nulls_in
 from .drawing import (
     MEAN,
@@ -24,7 +24,7 @@ from .drawing import (
     client_style,
     heat,
     legend,
-    missing,
+    missing_notes,
     name_ticks,
     of_metric,
     of_variant,
@@ -69,13 +69,13 @@ def metric(
             was requested for values that are not above 0.
     """
     rows = of_metric(frame, metric)
-    kind = known(metric)
+    kind = metric_or_placeholder(metric)
     paired = kind.pairs or (metric not in METRICS and bool((rows["client_b"] != "").any()))
     distance = kind.distance
     name = metric.replace("_", " ")
     rows = of_variant(rows, variant, kind.variants)
-    look = kind.look.of(variant)
-    layers, notes = list(rows["layer"].unique()), ["× " + note for note in missing(rows, "layer")]
+    look = kind.look.for_variant(variant)
+    layers, notes = list(rows["layer"].unique()), ["× " + note for note in missing_notes(rows, "layer")]
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
     usual = f"mean {'' if distance else '1 − '}{name} to the others" if paired else name
     label, unit = (
@@ -148,7 +148,7 @@ def _null_curves(
     A null may lack the variant, such as untrained models for what is seen in training. It then shows the metric's usual
     variant, which its title names.
     """
-    kind = known(metric)
+    kind = metric_or_placeholder(metric)
     curves: dict[str, list[pd.Series]] = {}
     for null, draws in nulls_in(frame[frame["metric"] == metric]).items():
         for draw in draws:
@@ -214,7 +214,7 @@ def cka_matrices(
     Raises:
         UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
     """
-    rows = of_variant(of_metric(frame, metric), variant, known(metric).variants)
+    rows = of_variant(of_metric(frame, metric), variant, metric_or_placeholder(metric).variants)
     check_single(rows, ["client", "client_b", "layer"])
     pairs = both_ways(rows)
     layers, names = list(pairs["layer"].unique()), in_order(pairs["client"].unique())
@@ -236,7 +236,7 @@ def cka_matrices(
             shrink=0.8,
             label=f"{'CKA' if metric == 'cka' else metric.replace('_', ' ')}, 1 = same",
         )
-        notes = missing(rows, "layer")
+        notes = missing_notes(rows, "layer")
         if notes:
             figure.supxlabel(with_notes("grey: no value", notes), fontsize=8)
     return panel_axes

@@ -13,7 +13,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.ordering import in_order
 from fl_core.plan import LayerPlan
 
-from ..metrics.base import known
+from ..metrics.base import metric_or_placeholder
 from .drawing import COLOURS, MOST, canvas, small
 
 FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
@@ -46,7 +46,7 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     title += [] if why.status == "ok" else textwrap.wrap(why.status, 50)
     rows: list[tuple[float, str]] = []  # height in inches and name of each row beneath the boxes
     if why.values:
-        value = known(why.metric).look.symbol or why.metric.replace("_", " ") or "value"
+        value = metric_or_placeholder(why.metric).look.symbol or why.metric.replace("_", " ") or "value"
         rows += [(line, value), (line, "ratio")]
     rows += [(0.22, f"vote of {client}") for client in ends]
     if len(ends) > MOST:

@@ -26,7 +26,7 @@ from .drawing import (
     check_single,
     client_style,
     legend,
-    missing,
+    missing_notes,
     of_metric,
     small,
     weighted_mean,
@@ -262,4 +262,4 @@ def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> 
     )
     picked = picked.assign(seed=picked["seed"].fillna(-1), round=picked["round"].fillna(0))
     check_single(picked, ["algorithm", "seed", "round", "client"])
-    return picked, notes + missing(picked, "algorithm")
+    return picked, notes + missing_notes(picked, "algorithm")

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from fl_core.bounds import ABOVE_0, check_value
 from fl_core.errors import UsageError, check_known
 
-from ..curvature.spectrum import AT, smoothed
-from .drawing import COLOURS, DASHES, canvas, check_single, legend, missing, of_metric, with_notes
+from ..curvature.spectrum import AT, smooth_density
+from .drawing import COLOURS, DASHES, canvas, check_single, legend, missing_notes, of_metric, with_notes
 
 METRIC = "hessian_spectrum"
 
@@ -50,7 +50,7 @@ def spectral_density(
     shares = rows[rows["variant"].str.startswith(AT.strip())]
     tops = rows[rows["variant"].str.startswith("top") & rows["value"].notna()]
     layers, clients = list(shares["layer"].unique()), shares["client"].nunique()
-    notes = ["no curve of " + note for note in missing(shares, "layer")]
+    notes = ["no curve of " + note for note in missing_notes(shares, "layer")]
     with canvas(ax, 6.2, 3.6) as axes:
         lowest, highest = math.inf, 0.0
         for k, layer in enumerate(layers):
@@ -61,7 +61,7 @@ def spectral_density(
             low, high = nodes.min(), nodes.max()
             spread = width * max(high - low, abs(high), np.finfo(np.float64).tiny)
             grid = np.unique(np.concatenate([np.linspace(low - 5 * spread, high + 5 * spread, 400), nodes]))
-            density = smoothed(
+            density = smooth_density(
                 grid, nodes, of_layer["value"].to_numpy(dtype=float) / of_layer["client"].nunique(), spread
             )
             colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]

@@ -19,7 +19,7 @@ from fl_core.rows import Row, row
 
 from ..capture import Data
 from ..client_model import ClientModel, Measurement
-from .features import Array, Features, NoValue, features_of, folds_of, holdout_of, reduced, standardised
+from .features import Array, Features, NoValue, features_of, folds_of, holdout_of, reduce_to_span, standardise
 
 SAMPLES = 2000
 """Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
@@ -68,13 +68,13 @@ def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | Non
     """
     if len(np.unique(y)) == 1:
         return np.full(len(test), y[0])
-    x, test = standardised(x, test)
+    x, test = standardise(x, test)
     if x.shape[1] > len(x) if reduce is None else reduce:
-        x, test = reduced(x, test)
+        x, test = reduce_to_span(x, test)
     return np.asarray(LogisticRegression(C=C, max_iter=1000, tol=tol).fit(x, y).predict(test))
 
 
-def nearest(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
+def nearest_labels(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
     """Return the most frequent label among the nearest training samples; of ties the lowest."""
     model = KNeighborsClassifier(min(neighbours, len(x)), metric=distance, algorithm="brute")
     return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
@@ -117,7 +117,7 @@ class ProbeOptions:
         return folds_of(y, self.folds, seed) if self.holdout is None else holdout_of(y, self.holdout, seed)
 
 
-def probed(
+def probe_rows(
     metric: str, classify: Classify, estimator: str, measurement: Measurement, options: ProbeOptions
 ) -> list[Row]:
     """Return the rows of a probe: each client's own, then those of all clients pooled, layer by layer.
@@ -173,8 +173,8 @@ def probed(
 
 def _part(client: str, path: str, train: Features, tested: Features | None, folds: Array) -> _Part | str:
     try:
-        test = None if tested is None else (tested.of(path), tested.y)
-        return _Part(client, train.of(path), train.y, folds, test)
+        test = None if tested is None else (tested.at(path), tested.y)
+        return _Part(client, train.at(path), train.y, folds, test)
     except NoValue as reason:
         return f"at client {client!r}: {reason}"
 

@@ -17,7 +17,7 @@ from fl_core.rows import Row, row
 
 from ..capture import Data
 from ..client_model import ClientModel, Measurement
-from .probe import LEAST, POSITIONS, PROBE, Place, Take, check_batch, places, probe_of, watch
+from .probe import LEAST, POSITIONS, PROBE, Place, Take, batch_bounds, check_batch, probe_of, watch
 
 Spot = tuple[str, int]
 """Where features come from: the path of a module, and a client's number."""
@@ -112,7 +112,7 @@ class LayerComparison:
     @cached_property
     def where(self) -> list[Place]:
         """First and last position (exclusive) of each batch of the probe samples."""
-        return places(len(self.x), self.measurement.batch or max(len(self.x), LEAST), self.options.unbiased)
+        return batch_bounds(len(self.x), self.measurement.batch or max(len(self.x), LEAST), self.options.unbiased)
 
     @cached_property
     def paths(self) -> list[str]:

@@ -18,7 +18,7 @@ from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import Data, batches
 from ..client_model import to_device
-from .features import Array, NoValue, collect, constant, reduced
+from .features import Array, NoValue, collect, constant, reduce_to_span
 
 COLUMNS = ("client", "class", "x", "y", "sample")
 
@@ -74,7 +74,7 @@ def pool(
         share = max(samples // len(models), 1)
         found = collect(model, [path], client_data, at=side, samples=share, batch=batch, seed=seed, mode=mode)
         try:
-            parts.append(found.of(path))
+            parts.append(found.at(path))
         except NoValue as reason:
             raise UsageError(f"{side} of layer {name!r} at client {client!r}: {reason}") from reason
         labels.append(found.y)
@@ -110,7 +110,7 @@ def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, see
     x -= x.mean(axis=0)
     x /= np.abs(x).max()
     if x.shape[1] > n:
-        (x,) = reduced(x)  # the same distances
+        (x,) = reduce_to_span(x)  # the same distances
     rank = min(2, x.shape[1])
     left, size, _ = np.linalg.svd(x, full_matrices=False)
     start = np.zeros((n, 2))

@@ -40,7 +40,7 @@ class Features:
     sample: Array
     faults: dict[str, str]
 
-    def of(self, path: str) -> Array:
+    def at(self, path: str) -> Array:
         """Return the features of the module at a path, [n, d] in their own type.
 
         Raises:
@@ -193,14 +193,14 @@ def _spread(x: Array) -> tuple[Array, Array]:
     return mean, np.where(deviation > 8 * eps * np.abs(mean), deviation, 0.0)
 
 
-def standardised(train: Array, *others: Array) -> list[Array]:
+def standardise(train: Array, *others: Array) -> list[Array]:
     """Return features in float64 with mean 0 and deviation 1 over the training samples; constant ones become 0."""
     mean, deviation = _spread(train)
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     return [(x.astype(np.float64) - mean) * scale for x in (train, *others)]
 
 
-def reduced(train: Array, *others: Array) -> list[Array]:
+def reduce_to_span(train: Array, *others: Array) -> list[Array]:
     """Return features in the span of the training samples: [n, r], r <= n, with the same inner products.
 
     The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S U^T. They are U S^(1/2) for the

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .probe import LEAST, NoValue, Place, checked
+from .probe import LEAST, NoValue, Place, check_features
 
 ESTIMATORS = ("full", "minibatch")
 BANDWIDTH = 0.4
@@ -148,7 +148,7 @@ class Recorder:
 
     def _checked(self, total: Tensor, n: int) -> Tensor:
         offset = torch.linalg.vector_norm(self._reference, dtype=torch.float64).mul(self._scale).square() * n
-        return checked(total, offset, self._eps)
+        return check_features(total, offset, self._eps)
 
 
 def hsic(summaries: Sequence[Summary]) -> Tensor:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .probe import NoValue, Place, checked
+from .probe import NoValue, Place, check_features
 
 VARIANCE = 0.99
 """Of the variance that SVCCA keeps."""
@@ -44,9 +44,9 @@ def _spread(total: Tensor, offset: Tensor, eps: float) -> tuple[Tensor, float]:
     ones.
 
     Args:
-        total, offset, eps: as in :func:`~.probe.checked`.
+        total, offset, eps: as in :func:`~.probe.check_features`.
     """
-    total = checked(total, offset, min(eps, torch.finfo(torch.float32).eps))
+    total = check_features(total, offset, min(eps, torch.finfo(torch.float32).eps))
     return total, eps * math.sqrt(1 + float(offset / total))
 
 
@@ -115,7 +115,7 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
     return Measure(partial(_whitened, variance=variance), _mean_correlation)
 
 
-class Kept:
+class StoredFeatures:
     """Stored features [n, d] of several models, with samples as rows.
 
     Each model keeps min(n, d) features with the same inner products: n x min(n, d) numbers in float64.

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from .comparison import Faults, LayerComparison, Spot, Value
 from .gram import Recorder, Summary, hsic
-from .moments import Kept, Measure, Moments
-from .probe import NoValue, Place, arranged
-from .torch_cka import compared
+from .moments import Measure, Moments, StoredFeatures
+from .probe import NoValue, Place, arrange_positions
+from .torch_cka import compare_layers
 
 
 def _none(a: Spot, b: Spot) -> float | str:
@@ -34,7 +34,7 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
         try:
-            recorders[path].take(*place, arranged(module, output, place, comparison.options.positions))
+            recorders[path].take(*place, arrange_positions(module, output, place, comparison.options.positions))
         except NoValue as reason:
             recorders[path].fault = str(reason)
 
@@ -72,7 +72,7 @@ def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
     def value(a: Spot, b: Spot) -> float | str:
         (path_a, left), (path_b, right) = a, b
         models = comparison.subjects
-        return compared(
+        return compare_layers(
             models[left], path_a, models[right], path_b, comparison.x, comparison.where, comparison.measurement.seed
         )
 
@@ -87,16 +87,16 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
     if comparison.empty:
         return unseen(comparison)
     clients, n, rows = len(comparison.subjects), len(comparison.x), comparison.options.positions == "samples"
-    collected: dict[str, Kept | Moments] = {}
+    collected: dict[str, StoredFeatures | Moments] = {}
     faults: dict[Spot, str] = {}
     client = 0
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
         collector = collected.get(path)
         try:
-            x = arranged(module, output, place, comparison.options.positions)
+            x = arrange_positions(module, output, place, comparison.options.positions)
             if collector is None:
-                collector = collected[path] = Moments(clients, n) if x.ndim == 3 else Kept(clients, n)
+                collector = collected[path] = Moments(clients, n) if x.ndim == 3 else StoredFeatures(clients, n)
             if (x.ndim == 3) != isinstance(collector, Moments):
                 raise NoValue("positions in some of its outputs only")
             collector.take(client, place, x)
@@ -114,7 +114,7 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
             for collector in collected.values():
                 collector.flush()
     for path in comparison.paths:
-        collector = collected.setdefault(path, Kept(clients, n))
+        collector = collected.setdefault(path, StoredFeatures(clients, n))
         for k in range(clients):
             collector.done(k)
         collector.prepare(measure)
@@ -129,8 +129,8 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
         first, second = collected[path_a], collected[path_b]
         if path_a == path_b:
             return float(measure.value(first.product(left, right)))
-        assert isinstance(first, Kept)  # other layers are compared with samples as rows only
-        assert isinstance(second, Kept)
+        assert isinstance(first, StoredFeatures)  # other layers are compared with samples as rows only
+        assert isinstance(second, StoredFeatures)
         return float(measure.value(first.bases[left].T @ second.bases[right]))
 
     return faults, value

@@ -81,7 +81,7 @@ def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, 
         return _joined(list(batches(probe, None)))[0]
 
 
-def places(n: int, batch: int, unbiased: bool = False) -> list[Place]:
+def batch_bounds(n: int, batch: int, unbiased: bool = False) -> list[Place]:
     """Return first and last positions of batches.
 
     For the unbiased HSIC, too small a last batch joins the one before it.
@@ -198,7 +198,7 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
     return output.movedim(1, -1) if second else output
 
 
-def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) -> Tensor:
+def arrange_positions(module: nn.Module, output: Tensor, place: Place, positions: str) -> Tensor:
     """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
 
     Raises:
@@ -215,7 +215,7 @@ def arranged(module: nn.Module, output: Tensor, place: Place, positions: str) ->
     return rows if positions == "samples" else rows.mean(1)  # in half precision summed in float32, and rounded again
 
 
-def checked(total: Tensor, offset: Tensor, eps: float) -> Tensor:
+def check_features(total: Tensor, offset: Tensor, eps: float) -> Tensor:
     """Return the features' sum of squares around their mean; refuse values not finite or constant.
 
     Values within rounding of constant count as constant.

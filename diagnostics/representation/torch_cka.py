@@ -50,7 +50,7 @@ def _seen(subject: ClientModel, path: str, x: Tensor, place: Place, seed: int) -
     return found[-1]
 
 
-def compared(
+def compare_layers(
     a: ClientModel, path_a: str, b: ClientModel, path_b: str, x: Tensor, where: Sequence[Place], seed: int
 ) -> float | str:
     """Return minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it has none.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedlayers.backends.cluster import connected, reachable
+from fedlayers.backends.cluster import connect, reachable
 from fedlayers.backends.names import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
@@ -43,7 +43,7 @@ class Actors:
 
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
         self.transfer_seconds = 0.0
-        self._ray, self._ours = connected(address)
+        self._ray, self._ours = connect(address)
         try:
             gpu = client_runner.workspace.device.type != "cpu"
             free = self._ray.available_resources().get("GPU" if gpu else "CPU", 0)

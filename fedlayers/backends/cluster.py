@@ -47,7 +47,7 @@ class Cluster(WorkerPool[int]):
     here = False
 
     def __init__(self, address: str = "") -> None:
-        self._ray, self._ours = connected(address)
+        self._ray, self._ours = connect(address)
         self.side_by_side = self._cpus()
         self._begun = 0
         self._items: dict[int, Any] = {}  # the results of a job, by its handle
@@ -143,7 +143,7 @@ def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello 
     yield found[0]
 
 
-def connected(address: str) -> tuple[Any, bool]:
+def connect(address: str) -> tuple[Any, bool]:
     """Connect to a cluster. Return Ray's module, and whether this call connected it and must end it.
 
     Raises:

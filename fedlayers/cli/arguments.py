@@ -84,7 +84,7 @@ SetLoss = Annotated[
 
 
 @cache
-def documented() -> Mapping[str, str]:
+def key_descriptions() -> Mapping[str, str]:
     """Return the description beneath each key of the configuration, which is the help of its flag."""
     texts = {}
     for group in GROUPS.values():
@@ -154,10 +154,10 @@ def for_help(command: type, usual: bool) -> type:
 
 def _flag(name: str, field_type: Any) -> Any:
     if name == "dataset":
-        return Annotated[str, option(documented()[name]), FILES]
+        return Annotated[str, option(key_descriptions()[name]), FILES]
     switchable = field_type == bool | None  # the default may be yes, so that no must be sayable
     metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
-    field_type = Annotated[field_type, option(documented()[name], metavar)]
+    field_type = Annotated[field_type, option(key_descriptions()[name], metavar)]
     return Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
 
 
@@ -193,7 +193,7 @@ FILES = PrimitiveConstructorSpec(
 """A dataset's name, or one or more files, which are joined to one name."""
 
 
-def configured(
+def apply_options(
     config: RunConfig, options: Sequence[str], model_options: Sequence[str], loss_options: Sequence[str]
 ) -> RunConfig:
     """Return the configuration with the ``--option`` arguments filled in, after checks of names and choices.

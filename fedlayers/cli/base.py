@@ -51,7 +51,7 @@ class Command:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Configured(Command):
+class ConfiguredCommand(Command):
     """Base of the commands that take a run's configuration."""
 
     model_option: SetModel = ()

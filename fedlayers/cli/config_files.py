@@ -20,7 +20,7 @@ OPTIONS = {"options": "--option", "model_options": "--model-option", "loss_optio
 """The keys whose values are options, and the flag of one option."""
 
 
-def expanded(words: Sequence[str]) -> list[str]:
+def expand_config(words: Sequence[str]) -> list[str]:
     """Replace ``--config FILE`` by the flags that the file stands for; flags that are given stay and win.
 
     Raises:

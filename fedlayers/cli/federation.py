@@ -14,8 +14,8 @@ from tyro.conf import Positional
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, configured, option
-from fedlayers.cli.base import Command, Configured
+from fedlayers.cli.arguments import Set, apply_options, option
+from fedlayers.cli.base import Command, ConfiguredCommand
 from fedlayers.cli.runs import Log, finished
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, Reports
 from fl_core.config import RunConfig
@@ -232,16 +232,16 @@ class Site(Reports, Command):
 
     def main(self, line: str) -> None:
         from fedlayers.remote.flower.site_process import Connection, check_reachable, serve
-        from fedlayers.remote.keys import registered
+        from fedlayers.remote.keys import registered_sites
         from fedlayers.remote.secure_sum.keys import Identity
         from fedlayers.remote.site_config import SiteFile
 
         self.start_reports()
         found = SiteFile.read(self.file)
-        connection = Connection.of(found.connection, self.file.parent)
+        connection = Connection.from_table(found.connection, self.file.parent)
         check_reachable(connection.superlink, connection.ca)
         os.umask(0o077)  # nobody else on this machine reads the site's states
-        identity = Identity.read(found.name, connection.key, registered(connection.key.parent, least=0))
+        identity = Identity.read(found.name, connection.key, registered_sites(connection.key.parent, least=0))
         serve(found.site(identity), connection, found.folder / "flower")
 
     def interrupted(self) -> str:
@@ -249,7 +249,7 @@ class Site(Reports, Command):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Federate(Configured):
+class Federate(ConfiguredCommand):
     """Train one algorithm at the sites of a federation.
 
     It stores a run directory. It waits for all sites, unless --min-sites is set. Models and scores have the same bits
@@ -274,7 +274,7 @@ class Federate(Configured):
     logger: Log = ()
 
     def asked_config(self) -> RunConfig:
-        return configured(self.config, self.set, self.model_option, self.loss_option)
+        return apply_options(self.config, self.set, self.model_option, self.loss_option)
 
     def main(self, line: str) -> None:
         config = self.asked_config()
@@ -302,7 +302,7 @@ class Federate(Configured):
             if self.compress and stored[FEDERATION].get("compress") != self.compress:
                 raise UsageError(f"{self.resume} began without compression. Leave --compress out, or begin a new run.")
         out = self.resume or self.out
-        with _noted(out), self.network.linked(known) as link:
+        with _noted(out), self.network.connect_sites(known) as link:
             from fedlayers.remote import federation
             from fedlayers.remote.rpc import left
             from fedlayers.studies import federation_report as report

@@ -13,9 +13,9 @@ from tyro.conf import Positional
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import SetMetric, configured, option
-from fedlayers.cli.base import Command, Configured, ModelCode
-from fedlayers.cli.superlinks import NOWHERE, OfSites, changed
+from fedlayers.cli.arguments import SetMetric, apply_options, option
+from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
+from fedlayers.cli.superlinks import NOWHERE, OfSites, changed_keys
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
@@ -32,7 +32,7 @@ _DTYPES = ("float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diagnose(Configured):
+class Diagnose(ConfiguredCommand):
     """Measure every layer on every client.
 
     It measures the models of a run. With --dataset it first trains each client for one epoch, and measures these
@@ -100,7 +100,7 @@ class Diagnose(Configured):
     set: SetMetric = ()
 
     def asked_config(self) -> RunConfig:
-        config = configured(self.config, (), self.model_option, self.loss_option)
+        config = apply_options(self.config, (), self.model_option, self.loss_option)
         if self.dir is None:
             config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
             catalogue.check_names(config)
@@ -190,14 +190,16 @@ class Diagnose(Configured):
 
         site_diagnosis.check(metrics, self.null)
         del how["resamples"]
-        with self.network.linked() as link:
+        with self.network.connect_sites() as link:
             return site_diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self._draws, **how)
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round must be a number or last; got {self.round!r}.")
         names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
-        given = changed(self.config, names) + [name for name in ("model_option", "loss_option") if getattr(self, name)]
+        given = changed_keys(self.config, names) + [
+            name for name in ("model_option", "loss_option") if getattr(self, name)
+        ]
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset. A run has its own configuration.")
 
@@ -303,6 +305,6 @@ class Select(Command):
         from diagnostics.decide.rules.base import RULES
 
         rule = RULES[self.rule]
-        if self.threshold is not None and not rule.thresholded and rule.reads != "curves":
-            known = sorted(name for name, each in RULES.members().items() if each.thresholded)
+        if self.threshold is not None and not rule.takes_threshold and rule.reads != "curves":
+            known = sorted(name for name, each in RULES.members().items() if each.takes_threshold)
             raise UsageError(f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}.")

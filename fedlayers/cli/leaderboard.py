@@ -78,13 +78,13 @@ class Leaderboard(Command):
         if own and not any(runs.complete(rows, name, known) for name in chosen):
             print(f"{self.algorithm} is not in the table: its runs are not complete. Continue with --run.")
             known = METHODS
-        scored = analysis.scored(rows, known)
-        print("\n".join(analysis.lead(scored)), analysis.shown(scored).to_string(index=False), sep="\n\n")
+        scored = analysis.scored_runs(rows, known)
+        print("\n".join(analysis.lead(scored)), analysis.display_table(scored).to_string(index=False), sep="\n\n")
 
     def _again(self, rows: list[dict[str, Any]], methods: Mapping[str, Method]) -> None:
         from fedlayers.leaderboard import runs
 
-        for stored, new in runs.again(rows, self.again, data_root=self.data_root, methods=methods):
+        for stored, new in runs.repeat_runs(rows, self.again, data_root=self.data_root, methods=methods):
             same = stored == new
             print(
                 f"{stored['federation']} {stored['method']} seed {stored['seed']}: {'same' if same else 'other'} bits"

@@ -95,7 +95,7 @@ def _main(words: Sequence[str]) -> None:
         sys.exit(0)
     try:
         check_names(words)
-        command = parsed(words)
+        command = parse_command(words)
     except UsageError as error:
         _leave(2, str(error))
     import shlex
@@ -148,13 +148,13 @@ def overview(prefix: str = "") -> str:
         for name, (module, kind) in shown.items():
             summary = sources.summary(f"fedlayers.cli.{module}", kind)
             first = f"  {name.ljust(width)}  "
-            lines.append(wrapped(summary, first, " " * len(first)))
+            lines.append(wrap(summary, first, " " * len(first)))
     usage = f"usage: fedlayers {prefix}COMMAND [OPTIONS]"
     end = f"fedlayers {prefix}COMMAND --help shows options and examples."
-    return "\n".join([usage, "", wrapped(ABOUT), *lines, "", end])
+    return "\n".join([usage, "", wrap(ABOUT), *lines, "", end])
 
 
-def wrapped(text: str, first: str = "", later: str | None = None) -> str:
+def wrap(text: str, first: str = "", later: str | None = None) -> str:
     """Wrap a paragraph to the width of the terminal, at most 100 characters, with these indents of its lines."""
     import shutil
     import textwrap
@@ -183,7 +183,7 @@ def help_asked(words: Sequence[str]) -> str:
     return overview(group) if not rest or rest[0] in ("-h", "--help") else ""
 
 
-def split(words: Sequence[str]) -> tuple[str, list[str]]:
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """Split the words into the command's name, which has two words within a group, and its flags."""
     length = 2 if any(name.startswith(f"{words[0]} ") for name in COMMANDS) else 1
     return " ".join(words[:length]), list(words[length:])
@@ -193,7 +193,7 @@ def check_names(words: Sequence[str]) -> None:
     """Check names of members, such as algorithms, before the parser of all flags is made."""
     from itertools import takewhile
 
-    command, words = split(words)
+    command, words = split_command(words)
     given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     flags = CHECKED.get(command, {})
     if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(words):  # the command answers these
@@ -207,13 +207,13 @@ def check_names(words: Sequence[str]) -> None:
                 catalogue.check_value(flags[flag], name)
 
 
-def parsed(words: Sequence[str]) -> Command:
+def parse_command(words: Sequence[str]) -> Command:
     """Return the command with its flags parsed. Help ends the program.
 
     Raises:
         UsageError: an unknown command, or flags that do not parse.
     """
-    name, words = split(words)
+    name, words = split_command(words)
     command = command_class(name)
     import inspect
     import io
@@ -223,18 +223,18 @@ def parsed(words: Sequence[str]) -> Command:
     import tyro
 
     from fedlayers.cli.arguments import MARKERS, for_help
-    from fedlayers.cli.base import Configured
+    from fedlayers.cli.base import ConfiguredCommand
     from fedlayers.cli.refusals import one_line
 
-    if issubclass(command, Configured):
-        from fedlayers.cli.config_files import expanded
+    if issubclass(command, ConfiguredCommand):
+        from fedlayers.cli.config_files import expand_config
 
-        words = expanded(words)
+        words = expand_config(words)
     about, *after = re.split(r"\n\n(?=Next:|Examples)", inspect.getdoc(command) or "")
     form: type[Command] = command
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
         form, words = for_help(command, usual="--help-all" not in words), ["--help"]
-    text, said = "\n".join(wrapped(part, "  ") for part in about.split("\n\n")), io.StringIO()
+    text, said = "\n".join(wrap(part, "  ") for part in about.split("\n\n")), io.StringIO()
     try:
         with redirect_stderr(said):
             return tyro.cli(form, prog=f"fedlayers {name}", description=text, args=words, config=MARKERS)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, configured, option
-from fedlayers.cli.base import Command, Configured, ModelCode, OwnEpochs, RunDirectory
+from fedlayers.cli.arguments import Set, apply_options, option
+from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode, OwnEpochs, RunDirectory
 from fedlayers.runs import CHOOSE
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig
@@ -23,7 +23,7 @@ On = Annotated[str, option("Train clients on a Ray cluster: ray or ray:HOST:PORT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run(Configured):
+class Run(ConfiguredCommand):
     """Train one algorithm, and store a run directory.
 
     The run directory holds configuration, models and scores. A plan names the layers that clients share. The other
@@ -54,7 +54,7 @@ class Run(Configured):
 
     def _tuned(self) -> tuple[RunConfig, str]:
         """Return the configuration, and a note on the settings in it that are tuned defaults."""
-        config = configured(self.config, self.set, self.model_option, self.loss_option)
+        config = apply_options(self.config, self.set, self.model_option, self.loss_option)
         if not self.tuned_defaults:
             return config, ""
         from fedlayers.leaderboard.defaults import in_words, with_tuned_defaults

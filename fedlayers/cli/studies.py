@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, SetEach, configured, option
-from fedlayers.cli.base import Configured
+from fedlayers.cli.arguments import Set, SetEach, apply_options, option
+from fedlayers.cli.base import ConfiguredCommand
 from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
@@ -50,7 +50,7 @@ WithoutPlan = Annotated[RunConfig, arguments.flags(without=("algorithm", "plan",
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ManyRuns(Configured):
+class ManyRuns(ConfiguredCommand):
     """The base of commands that train many runs. They can be interrupted and started again."""
 
     seeds: Seeds
@@ -68,7 +68,7 @@ class ManyRuns(Configured):
         check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
             check_backend(self.backend)
-        config = configured(self.config, options, self.model_option, self.loss_option)
+        config = apply_options(self.config, options, self.model_option, self.loss_option)
         return config, tuple(range(config.seed, config.seed + self.seeds))
 
 
@@ -269,7 +269,7 @@ class Choose(OneAlgorithm):
             "tell": _say,
         }
         if over:
-            with self.network.linked() as link:
+            with self.network.connect_sites() as link:
                 choice = choose(config, self.out, link=link, timeouts=self.network.timeouts, **asked)
             from fedlayers.remote.rpc import left
 

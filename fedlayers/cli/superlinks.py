@@ -103,13 +103,13 @@ class Sites(Reports, _Network):
                     raise UsageError(f"--{flag} is for a federation over sites. Also give --superlink HOST:PORT.")
             return False
         _ = self.timeouts
-        for flag in (*changed(config, AT_SITES), *without):
+        for flag in (*changed_keys(config, AT_SITES), *without):
             way = " Each site sets it in [data] of its file." if flag in READING else ""
             raise UsageError(f"--{flag.replace('_', '-')} cannot be set over sites (--superlink). Leave it out.{way}")
         return True
 
     @contextmanager
-    def linked(self, names: Sequence[str] = ()) -> Iterator[SiteLink]:
+    def connect_sites(self, names: Sequence[str] = ()) -> Iterator[SiteLink]:
         """Connect to all sites. ``names`` are those of a resumed run, instead of the flag's.
 
         Raises:
@@ -131,7 +131,7 @@ NOWHERE = Sites()
 ON_THIS_MACHINE = Sites("127.0.0.1:8000")
 
 
-def changed(config: RunConfig, names: Collection[str]) -> list[str]:
+def changed_keys(config: RunConfig, names: Collection[str]) -> list[str]:
     """Return the keys, out of ``names``, whose values are not the defaults."""
     fields = (field for field in dataclasses.fields(RunConfig) if field.name in names)
     return [field.name for field in fields if getattr(config, field.name) != field.default]

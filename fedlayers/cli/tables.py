@@ -58,7 +58,7 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
     return f"{title}{mean}\n{shown.round(4).to_string()}"
 
 
-def measured(report: Report, metric: str, variant: str) -> str:
+def format_metric(report: Report, metric: str, variant: str) -> str:
     """Format the values of a metric: layers by clients, or each layer's lowest, median and highest of more than eight.
 
     If the metric has no values of clients, return the reason.
@@ -87,14 +87,14 @@ def measurements(report: Report, variants: Sequence[tuple[str, str]], most: int 
         variants: metrics, each with a variant.
         most: number of lines.
     """
-    text = "\n\n".join(f"{_about(report, *each)}\n{measured(report, *each)}" for each in variants)
+    text = "\n\n".join(f"{_about(report, *each)}\n{format_metric(report, *each)}" for each in variants)
     return text if text.count("\n") < most else _medians(report, variants, most)
 
 
 def _about(report: Report, metric: str, variant: str) -> str:
-    from diagnostics.metrics.base import known
+    from diagnostics.metrics.base import metric_or_placeholder
 
-    direction = known(metric).direction
+    direction = metric_or_placeholder(metric).direction
     about = ", ".join(filter(None, [metric, variant])) + (f" ({direction})" if direction else "")
     return ", ".join(filter(None, [about, splits(report, metric, variant)]))
 

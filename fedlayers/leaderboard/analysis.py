@@ -27,7 +27,7 @@ ENOUGH = 6
 BETTER, WORSE, EQUAL, OPEN = "better", "worse", "practically equal", "undecided"
 
 
-def scored(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) -> pd.DataFrame:
+def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) -> pd.DataFrame:
     """Return a line for each scored run of the federations that have all methods.
 
     Columns are ``federation``, ``family``, ``method``, ``seed``, :data:`SCORES` and :data:`COSTS`. A score is the mean
@@ -101,10 +101,10 @@ def differences(runs: pd.DataFrame, reference: str) -> pd.DataFrame:
     found = pd.DataFrame(lines, index=pd.Index(names, name="method"))
     found.columns = pd.Index(["difference", "low", "high", "p_value", "equal"])
     found["p_value"] = statistics.holm(found["p_value"].to_numpy(float))
-    shown = found["p_value"] <= 1 - LEVEL
+    display_table = found["p_value"] <= 1 - LEVEL
     other = found.pop("equal").map({True: EQUAL, False: OPEN})
-    found["verdict"] = other.mask(shown & (found["difference"] > 0), BETTER).mask(
-        shown & (found["difference"] < 0), WORSE
+    found["verdict"] = other.mask(display_table & (found["difference"] > 0), BETTER).mask(
+        display_table & (found["difference"] < 0), WORSE
     )
     return found
 
@@ -177,7 +177,7 @@ def lead(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def shown(runs: pd.DataFrame) -> pd.DataFrame:
+def display_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table as it is shown: scores in points, costs a client, and the difference to fine-tuned FedAvg."""
     found, gaps = table(runs), differences(runs, REFERENCES[0])
     out = pd.DataFrame({"method": list(map(title, found.index))}, index=found.index)

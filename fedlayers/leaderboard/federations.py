@@ -83,7 +83,9 @@ FEDERATIONS: dict[str, Federation] = {
 """By name, in the order in which they are run."""
 
 
-def turned(plain: Source, name: str, directions: tuple[str, ...] = ("upright", "left", "down", "right")) -> Source:
+def rotated_images(
+    plain: Source, name: str, directions: tuple[str, ...] = ("upright", "left", "down", "right")
+) -> Source:
     """Return square images with four clients. Each has a quarter of them, turned by 0, 90, 180 or 270 degrees."""
     owner = np.random.default_rng(0).permutation(len(plain.y)) % len(directions)
     x = np.array(plain.x)
@@ -107,7 +109,7 @@ def source_of(name: str, data_root: Location | None = None) -> Source:
     federation = FEDERATIONS[check_known("federation", name, FEDERATIONS)]
     if federation.origin == NAMED:
         whole = datasets.open_named(federation.family)
-        return turned(whole, name) if name == "digits_turned" else whole
+        return rotated_images(whole, name) if name == "digits_turned" else whole
     if federation.origin == TABLE:
         source = as_data(_table(name), Reading(**READING))
         assert isinstance(source, Source)

@@ -106,10 +106,10 @@ def best_setting(tried: Sequence[tuple[Setting, float]]) -> Setting:
     return max(tried, key=lambda each: (each[1] == each[1], each[1] if each[1] == each[1] else 0.0))[0]
 
 
-def configured(method: Method, setting: Mapping[str, Any]) -> dict[str, Any]:
+def configuration_keys(method: Method, setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a run's configuration that a setting means.
 
-    >>> configured(METHODS["fedprox"], {"lr": 0.01, "keep_optimizer": True, "mu": 1.0})
+    >>> configuration_keys(METHODS["fedprox"], {"lr": 0.01, "keep_optimizer": True, "mu": 1.0})
     {'algorithm': 'fedprox', 'lr': 0.01, 'keep_optimizer': True, 'options': {'mu': 1.0}}
     """
     keys: dict[str, Any] = {"algorithm": method.algorithm, "lr": setting["lr"]}

@@ -28,7 +28,7 @@ from fedlayers.leaderboard.methods import (
     Method,
     Setting,
     best_setting,
-    configured,
+    configuration_keys,
     next_setting,
 )
 from fedlayers.run_result import RunResult
@@ -106,7 +106,7 @@ def number(value: float | None) -> float:
 # --- what is missing ---------------------------------------------------------------------------------------------
 
 
-def missing(rows: Sequence[Row], federation: str, name: str, method: Method) -> tuple[int, Setting] | None:
+def next_run(rows: Sequence[Row], federation: str, name: str, method: Method) -> tuple[int, Setting] | None:
     """Return the seed and the setting of a cell's next run; None if the cell is complete.
 
     A cell is a federation with a method. Its trials come first, then its scored runs at the best of them.
@@ -162,16 +162,16 @@ def run(
             continue
         scenes: dict[int, Scene] = {}
         for name, method in methods.items():
-            while (asked := missing(rows, federation, name, method)) is not None:
+            while (asked := next_run(rows, federation, name, method)) is not None:
                 if time.monotonic() > end:
                     return count
                 seed, setting = asked
                 if seed not in scenes:
                     scenes[seed] = Scene(federation, seed, data_root)
-                rows.append(trained(scenes[seed], name, method, setting))
+                rows.append(make_run(scenes[seed], name, method, setting))
                 add(out, rows[-1])
                 count += 1
-                if missing(rows, federation, name, method) is None:
+                if next_run(rows, federation, name, method) is None:
                     tell(f"{federation}: {method.title} is complete")
     return count
 
@@ -185,7 +185,7 @@ def absent(federation: str, data_root: Location | None) -> str:
     return ""
 
 
-def again(
+def repeat_runs(
     rows: Sequence[Row],
     count: int,
     seed: int = 0,
@@ -202,13 +202,13 @@ def again(
     for row in random.Random(seed).sample(list(rows), count):
         method = methods[check_known("stored method", row["method"], methods)]
         setting = {} if method.kind == ADVICE and row["seed"] == TUNING else row["setting"]
-        yield row, trained(Scene(row["federation"], row["seed"], data_root), row["method"], method, setting)
+        yield row, make_run(Scene(row["federation"], row["seed"], data_root), row["method"], method, setting)
 
 
 # --- one run -----------------------------------------------------------------------------------------------------
 
 
-def trained(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
+def make_run(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
     """Make one run, and return its row. Runs of the tuning seed are not scored on held-out samples."""
     row: Row = dict.fromkeys(sorted(KEYS))
     row |= {"federation": scene.name, "method": name, "seed": scene.seed, "setting": setting, "status": "ok"}
@@ -221,20 +221,20 @@ def trained(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
             elif method.kind == ADVICE and scene.seed == TUNING:
                 row["setting"] = recommended_setting(scene)
             else:
-                row |= finished(scene, method, setting)
+                row |= train_to_stop(scene, method, setting)
     except NonFiniteError as error:
         row["status"] = f"diverged: {error}"
     return row
 
 
-def finished(scene: Scene, method: Method, setting: Setting) -> Row:
+def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
     """Train a method to its stop. Return its validation score, best round, costs and held-out scores."""
     data = scene.pooled() if method.kind == POOLED else scene.data
     config = scene.config
     plan = None
     if method.kind == ADVICE:
         plan = LayerPlan(scene.task.layers, tuple(setting["plan"]), Evidence(rule=CANDIDATE))
-    config = replace(config, **configured(method, setting))
+    config = replace(config, **configuration_keys(method, setting))
     engine = runner.run(config, loaded=data, plan=plan, progress=False, instruments=default_instruments())
     rule = engine.stopping
     assert rule is not None

@@ -62,11 +62,11 @@ class Packet:
 
 
 def encode(packet: Packet) -> bytes:
-    """Return the packet as bytes. Errors are as in :func:`encoded`."""
-    return b"".join(encoded(packet))
+    """Return the packet as bytes. Errors are as in :func:`encode_parts`."""
+    return b"".join(encode_parts(packet))
 
 
-def encoded(packet: Packet) -> list[bytes | memoryview]:
+def encode_parts(packet: Packet) -> list[bytes | memoryview]:
     """Return the packet's bytes in parts. Tensors are not copied.
 
     Raises:

@@ -36,17 +36,17 @@ def start_of(kind: str, name: str, received: Message, initial: Tree) -> Tensor |
     return initial.get(name) if found is None and kind == "model" else found
 
 
-def compressed(message: Message, received: Message, initial: Tree) -> Message:
+def compress_message(message: Message, received: Message, initial: Tree) -> Message:
     """Return a site's message with float32 tensors as their change in bfloat16. All else stays.
 
     Bfloat16 has 8 significant bits: a change keeps its value within 2^-8 of itself. A tensor without a start is
     rounded whole.
 
     >>> start, end = {"w": torch.ones(2)}, {"w": torch.tensor([1.001, 0.998])}
-    >>> sent = compressed(Message({"model": end}), Message({"model": start}), start)
+    >>> sent = compress_message(Message({"model": end}), Message({"model": start}), start)
     >>> sent.trees["model"]["w"].dtype, sent.bytes
     (torch.bfloat16, 4)
-    >>> expanded(sent, Message({"model": start}), start).trees["model"]["w"]
+    >>> expand_message(sent, Message({"model": start}), start).trees["model"]["w"]
     tensor([1.0010, 0.9980])
     """
 
@@ -59,8 +59,8 @@ def compressed(message: Message, received: Message, initial: Tree) -> Message:
     return _mapped(message, rounded)
 
 
-def expanded(message: Message, received: Message, initial: Tree) -> Message:
-    """Return the message that :func:`compressed` rounded, with its tensors in the types of the model.
+def expand_message(message: Message, received: Message, initial: Tree) -> Message:
+    """Return the message that :func:`compress_message` rounded, with its tensors in the types of the model.
 
     Raises:
         PacketError: a float32 tensor of the model did not arrive as bfloat16.

@@ -77,7 +77,7 @@ def federate(
             process (:mod:`fedlayers.remote.secure_sum`). Each row ``secure_sum`` has the number of summed clients.
         compress: ``bf16`` sends updates in half the bytes, so that bits differ from those of one process
             (:mod:`fedlayers.remote.compression`). The rows ``bytes_up`` name it.
-        known: the facts from an earlier :func:`greet`, which must be unchanged.
+        known: the facts from an earlier :func:`request_site_facts`, which must be unchanged.
 
     Warns:
         UserWarning: the plan was edited by hand, or shares none or all of the layers that train.
@@ -94,7 +94,7 @@ def federate(
         check_compressed(compress, config.algorithm)
         if secure_sum:
             raise UsageError("compress must be left out with a secure sum, which has fixed-point numbers; got both.")
-    facts = greet(line)
+    facts = request_site_facts(line)
     if known:
         check_same(list(map(_known, known)), facts, "this federation")
     data = data_of(facts, config.dataset)
@@ -136,10 +136,10 @@ def resume(
     stored = store.Run(out).task_config()
     check_at_home(Path(out), stored, True)
     line = RpcClient(link, timeouts)
-    facts = greet(line)
+    facts = request_site_facts(line)
     known = stored[FEDERATION]
     check_same(known["sites"], facts, str(out))
-    data = together(facts, stored["dataset"])
+    data = server_view(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
         return join(line, task, facts, known["run"], known.get("secure_sum", False), known.get("compress", ""))
@@ -203,7 +203,7 @@ def answered(site: str, packet: Packet | None) -> Packet:
     return packet
 
 
-def greet(line: RpcClient) -> list[dict[str, Any]]:
+def request_site_facts(line: RpcClient) -> list[dict[str, Any]]:
     """Ask every site for its facts. Return them in the federation's order.
 
     Raises:
@@ -278,10 +278,10 @@ def data_of(facts: Sequence[Mapping[str, Any]], asked: str) -> FederatedData:
     if asked in DATASETS and asked not in (name, RunConfig.dataset):
         has = repr(name) if name else "data of their own"
         raise UsageError(f"dataset must be what the sites have, {has}; got {asked!r}. Leave --dataset out.")
-    return together(facts, name or (OWN if asked in DATASETS else asked))
+    return server_view(facts, name or (OWN if asked in DATASETS else asked))
 
 
-def together(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
+def server_view(facts: Sequence[Mapping[str, Any]], dataset: str) -> FederatedData:
     """Return the federation's data as the server knows them."""
     return placeholder_data(dataset, facts[0], {each["name"]: each for each in facts})
 
@@ -329,7 +329,7 @@ def join(
         "session": line.session,
         "dataset": task.data.name,
         "config": config,
-        "plan": protocol.place(task.algorithm(task.plan))["plan"],
+        "plan": protocol.run_position(task.algorithm(task.plan))["plan"],
         "sites": [_known(each) for each in facts],
         "model": tree.digest(whole),
         "layers": [layer.name for layer in task.layers],
@@ -366,7 +366,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
             raise PacketError(f"moments of site {site!r} must be those of {width} features; got others.")
         numbers = (tuple(map(float, told[key])) for key in ("mean", "squares"))
         found[site] = Moments(told["count"], tuple(present), *numbers)
-    all_sites = reduce(Moments.with_, (found[name] for name in line.names))
+    all_sites = reduce(Moments.merge, (found[name] for name in line.names))
     return all_sites.preprocessing(facts[0]["columns"], facts[0]["scale"], facts[0]["impute"])
 
 

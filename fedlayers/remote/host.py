@@ -73,7 +73,7 @@ class Host:
         self.policy.check_algorithm(name, options)
         algorithms = find(name), find(name).base_algorithm(options)
         configurations(algorithms[0], options)
-        if self.privacy.on and any(each.keeps_server_pair for each in algorithms):
+        if self.privacy.active and any(each.keeps_server_pair for each in algorithms):
             raise UsageError(
                 f"the algorithm must allow noise in messages; got {name!r}, whose clients keep what they send. "
                 "Use another one, such as fedavg or fedprox."

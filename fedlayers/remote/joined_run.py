@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.remote import metrics, protocol
-from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encoded, fields, most_bytes
-from fedlayers.remote.compression import check_compressed, compressed
+from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode_parts, fields, most_bytes
+from fedlayers.remote.compression import check_compressed, compress_message
 from fedlayers.remote.host import Host
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import check_joined
@@ -149,7 +149,7 @@ class JoinedRun:
             kept = {kind: dict(each[self.site.name]) for kind, each in self.home.kept.items()}
             lane.commit(values["to"], state, kept, key, answer)
             self._present = (values["lane"], values["to"])
-            metrics.put("rounds_done", asked.rnd.index + 1)
+            metrics.set_number("rounds_done", asked.rnd.index + 1)
             lane.keep({values["saved"], values["from"], values["to"]})
         if isinstance(asked, FinetuneRequest):
             lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
@@ -177,14 +177,14 @@ class JoinedRun:
             raise PacketError("a packet 'measure' must have no tensors; got some.")
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
         check_nulls(asked["null"], asked["null_draws"])
-        if self.site.privacy.on:
+        if self.site.privacy.active:
             check_values_alone(asked["metrics"], asked["options"])
             folder, stored = Folder(self.root), f"measured-{key}"
             if folder.has(stored):
                 return decode(folder.read(stored))
         self.turns.check(session, seq)
         header, rows = self._measured(self.task, asked)
-        if not self.site.privacy.on:
+        if not self.site.privacy.active:
             self.write_answer("measure")
             self.turns.end(seq)
             return Packet({"kind": "measured", "header": header, **rows})
@@ -193,7 +193,7 @@ class JoinedRun:
         add_noise_to_rows(rows, shown, self.site.privacy, self.site.account)
         self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
-        folder.write(stored, *encoded(answer))
+        folder.write(stored, *encode_parts(answer))
         self.turns.end(seq)
         return answer
 
@@ -254,16 +254,16 @@ class JoinedRun:
             reply.message = Message()
         names = [name for each in reply.message.trees.values() for name in each]
         self.site.policy.check_sent(names, self.task.layers)
-        if self.site.privacy.on:
+        if self.site.privacy.active:
             reply.observations = []  # numbers of single samples, which nothing clips
-        if self.site.privacy.on and isinstance(asked, TrainRequest):
+        if self.site.privacy.active and isinstance(asked, TrainRequest):
             reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
             reply.epsilon = self.site.account.release(count), self.site.privacy.delta
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
         outline = StateSchema.from_state(self.home.states[self.site.name], begun)
         check_trees(reply.message.trees, self.initial, "this site")
         if self.compress and isinstance(asked, TrainRequest):
-            reply.message = compressed(reply.message, asked.message, self.initial)
+            reply.message = compress_message(reply.message, asked.message, self.initial)
         if member is None or self.sums is None:
             return protocol.reply_packet(reply, outline)
         masked = self.sums.masked(member, reply.message, self.home.algorithm.task_info, self.number)

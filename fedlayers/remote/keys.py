@@ -112,7 +112,7 @@ def public_file(server: Path, name: str) -> Path:
     return server / "sites" / f"{name}.pub"
 
 
-def registered(server: Path, least: int = 1) -> dict[str, bytes]:
+def registered_sites(server: Path, least: int = 1) -> dict[str, bytes]:
     """Return the public keys of the sites that may join, by name, in PEM.
 
     Raises:
@@ -179,7 +179,7 @@ def renew(folder: Path) -> Path:
     return server / "server.crt"
 
 
-def ending(folder: Path, now: datetime.datetime | None = None) -> list[str]:
+def expiry_warnings(folder: Path, now: datetime.datetime | None = None) -> list[str]:
     """Return a warning for each certificate in a folder that ends in less than :data:`WARN_DAYS` days."""
     found = []
     for name, way in (("server.crt", "fedlayers federation keys --renew"), ("ca.crt", "make new keys for all sites")):

@@ -43,7 +43,7 @@ def check_values_alone(names: Sequence[str], options: Mapping[str, Any]) -> None
     from diagnostics.diagnosis import chosen_metrics
 
     for metric in chosen_metrics(names):
-        written = metric.written(metric.settings(**options.get(metric.name, {})))
+        written = metric.contents(metric.settings(**options.get(metric.name, {})))
         if written:
             raise UsageError(
                 f"rows of {metric.name} must name nothing of the samples; got {written} in their names. "
@@ -55,12 +55,11 @@ def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
     """Return a client's own rows as JSON data, without variants that combine all clients' samples."""
     import pandas as pd
 
-    from diagnostics.metrics.base import known
+    from diagnostics.metrics.base import metric_or_placeholder
 
     pairs = zip(table["metric"], table["variant"], strict=True)
-    alone = pd.Series(
-        [variant not in known(metric).pooled_variants for metric, variant in pairs], table.index, dtype=bool
-    )
+    single = [variant not in metric_or_placeholder(metric).pooled_variants for metric, variant in pairs]
+    alone = pd.Series(single, table.index, dtype=bool)
     rows = table[(table["client"] == client) & alone].astype(object)
     found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
     return found

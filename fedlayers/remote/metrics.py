@@ -26,7 +26,7 @@ SECONDS = 5.0
 _values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in ABOUT}
 
 
-def put(name: str, value: float) -> None:
+def set_number(name: str, value: float) -> None:
     """Set a number."""
     _values[name][()] = value
 
@@ -106,4 +106,4 @@ class _LastError(logging.Handler):
     """Notes the time of each record."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        put("last_error_timestamp_seconds", record.created)
+        set_number("last_error_timestamp_seconds", record.created)

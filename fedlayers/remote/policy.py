@@ -158,7 +158,7 @@ class Policy:
         check_fields(self, "policy: ", "Leave it out for the default.")
 
     @contextmanager
-    def limited(self, idle: int) -> Iterator[None]:
+    def enforce_limits(self, idle: int) -> Iterator[None]:
         """Refuse work in the block that takes too much memory or time.
 
         Args:

@@ -76,7 +76,7 @@ class Privacy:
             raise UsageError(f"[privacy] epsilon must be at least 0, with noise; got {self.epsilon}. Set noise, too.")
 
     @property
-    def on(self) -> bool:
+    def active(self) -> bool:
         """True if anything is hidden."""
         return self.noise > 0
 

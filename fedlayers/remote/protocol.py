@@ -29,7 +29,7 @@ from torch import Tensor
 
 import fl_core
 from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
-from fedlayers.remote.compression import expanded
+from fedlayers.remote.compression import expand_message
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
 from fl_core.errors import UsageError, about
@@ -160,7 +160,7 @@ def check_spoken(who: str, said: Mapping[str, Any]) -> None:
         )
 
 
-def place(algorithm: Algorithm, **rest: Any) -> dict[str, Any]:
+def run_position(algorithm: Algorithm, **rest: Any) -> dict[str, Any]:
     """Return the part of a request that names its exchange, algorithm and plan."""
     plan = None if algorithm.plan is None else LayerPlan(algorithm.plan.layers, algorithm.plan.shared).to_json()
     return {"algorithm": algorithm.name, "options": dict(algorithm.options), "plan": plan, **rest}
@@ -315,7 +315,7 @@ def reply_of(
         message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
         sent = message.bytes
         if compress and isinstance(request, TrainRequest):
-            message = expanded(message, request.message, model)
+            message = expand_message(message, request.message, model)
         check_trees(message.trees, model, f"site {site!r}")
         _check_scores(values["scores"], request)
         if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):

@@ -81,7 +81,7 @@ class RemoteClients:
         packets: dict[str, Packet] = {}
         for request in requests:  # each client is asked once
             name = self.names[request.client]
-            where = protocol.place(self.algorithm, **self._where(name, request))
+            where = protocol.run_position(self.algorithm, **self._where(name, request))
             asked[name], packets[name] = request, protocol.request_packet(request, where)
         coming = self._replies(packets, asked)
         replies: dict[str, Packet | None] = {}
@@ -164,7 +164,7 @@ class RemoteClients:
         writer.checkpoint(Checkpoint(done, server, states, {}))
         self.saved = dict(self.versions)
         self.line.tally.write(writer, done)
-        metrics.put("rounds_done", done)
+        metrics.set_number("rounds_done", done)
         log.note(writer.path, round=done, missing=sorted(self._missing), error="")
         self._missing.clear()
 

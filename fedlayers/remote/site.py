@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fedlayers.remote import metrics, protocol, state_store
-from fedlayers.remote.codec import Packet, PacketError, decode, encode, encoded, fields
+from fedlayers.remote.codec import Packet, PacketError, decode, encode, encode_parts, fields
 from fedlayers.remote.host import Host
 from fedlayers.remote.joined_run import JoinedRun
 from fedlayers.remote.log import LOG
@@ -47,7 +47,7 @@ class Site(Host):
         asked: dict[str, Any] = {"kind": "", "run": "", "stamp": {}}
         size = len(request)
         try:
-            with self.policy.limited(self.idle):
+            with self.policy.enforce_limits(self.idle):
                 packet = decode(request, self.policy.memory * MEGABYTE)
                 key = state_store.key(packet.head, request)
                 del request  # the packet holds its tensors
@@ -109,7 +109,7 @@ class Site(Host):
     def _moments(self, packet: Packet) -> Packet:
         asked = fields(packet.head, protocol.MOMENTS)
         self.check_samples()
-        if self.privacy.on:
+        if self.privacy.active:
             raise UsageError("scale and impute must be none at a site with noise; got others. Leave both out.")
         self.audit.check(asked["number"], asked["seed"])
         found = self.audit.moments(asked["number"], asked["seed"])
@@ -136,7 +136,7 @@ class Site(Host):
         Turns(Folder(path), session).check_join(session)
         joined = self._made(asked["run"], packet, session)
         path.mkdir(parents=True, exist_ok=True)
-        Folder(path).write("join", *encoded(Packet({**packet.head, **stamp}, packet.trees)))
+        Folder(path).write("join", *encode_parts(Packet({**packet.head, **stamp}, packet.trees)))
         joined.turns.begin(session)
         self._joined[asked["run"]] = joined
         return Packet({"kind": "joined", "sizes": joined.sizes})

@@ -71,8 +71,9 @@ class SiteData(Protocol):
 class Moments:
     """The moments that a scaling needs: the number of samples, and of each feature its values' mean and spread.
 
-    >>> one, other = Moments.of(np.array([[1.0, 5.0], [3.0, np.nan]])), Moments.of(np.array([[8.0, 5.0]]))
-    >>> both = one.with_(other)
+    >>> one = Moments.from_features(np.array([[1.0, 5.0], [3.0, np.nan]]))
+    >>> other = Moments.from_features(np.array([[8.0, 5.0]]))
+    >>> both = one.merge(other)
     >>> both.count, both.present, both.mean, [round(each, 9) for each in both.squares]
     (3, (3, 2), (4.0, 5.0), [26.0, 0.0])
 
@@ -87,7 +88,7 @@ class Moments:
     squares: tuple[float, ...]
 
     @classmethod
-    def of(cls, x: Array) -> Moments:
+    def from_features(cls, x: Array) -> Moments:
         """Return the moments of features [n, d]; NaN values are missing."""
         values = x.astype(np.float64)
         known = ~np.isnan(values)
@@ -96,7 +97,7 @@ class Moments:
         squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
         return cls(len(values), tuple(present.tolist()), tuple(mean.tolist()), tuple(squares.tolist()))
 
-    def with_(self, other: Moments) -> Moments:
+    def merge(self, other: Moments) -> Moments:
         """Return the moments of both together (Chan, Golub and LeVeque 1983)."""
         own, more = np.array(self.present), np.array(other.present)
         present = own + more
@@ -360,7 +361,7 @@ class SiteDataset:
             raise UsageError(f"moments must be of data that are still to be scaled; got those of {self.name!r}.")
         x = self._source.x[np.sort(self._split(number, seed)[0])]
         x[:, [k for k, words in enumerate(self._source.categories) if words]] = 0.0  # which tells nothing of words
-        found = Moments.of(x)
+        found = Moments.from_features(x)
         names = self._source.columns or tuple(map(str, range(len(found.present))))
         few = [name for name, n in zip(names, found.present, strict=True) if 0 < n < FEWEST]
         if few:

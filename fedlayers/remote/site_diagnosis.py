@@ -62,7 +62,7 @@ def diagnose(
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     check(names, null, null_draws)
     line = RpcClient(link)
-    facts = federation.greet(line)
+    facts = federation.request_site_facts(line)
     task = federation.task_of(config, federation.data_of(facts, config.dataset), None)
     run = uuid4().hex
     federation.join(line, task, facts, run)

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from fedlayers.remote.codec import Packet, PacketError, decode, encoded
+from fedlayers.remote.codec import Packet, PacketError, decode, encode_parts
 from fl_core.algorithms.base import State
 from fl_core.errors import damaged
 from fl_core.storage.files import Folder, sign
@@ -53,8 +53,8 @@ class StateStore:
         self.folder.remove(f"{version}.reply")
         head = {"kind": "state", "meta": state.meta, "kept": list(kept)}
         trees = {STATE + name: each for name, each in state.trees.items()} | kept
-        self.folder.write(f"{version}.state", *encoded(Packet(head, trees)))
-        self.folder.write(f"{version}.reply", key.encode() + b"\n", *encoded(reply))
+        self.folder.write(f"{version}.state", *encode_parts(Packet(head, trees)))
+        self.folder.write(f"{version}.reply", key.encode() + b"\n", *encode_parts(reply))
 
     def state(self, version: str) -> State:
         """Return the state of a version.
@@ -86,7 +86,7 @@ class StateStore:
     def put_tuned(self, version: str, done: int, model: Tree) -> None:
         """Store the model that was fine-tuned from a version, or from the start, after ``done`` rounds."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.folder.write(_tuned(version, done), *encoded(Packet({"kind": "tuned"}, {"model": model})))
+        self.folder.write(_tuned(version, done), *encode_parts(Packet({"kind": "tuned"}, {"model": model})))
 
     def tuned(self, version: str, done: int) -> Tree | None:
         """Return the model that :meth:`put_tuned` stored, if any."""

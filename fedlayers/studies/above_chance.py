@@ -32,7 +32,7 @@ class AboveChance(NamedTuple):
     low: float
 
     @property
-    def shown(self) -> bool | None:
+    def significant(self) -> bool | None:
         """True if something was shown to be learned; None if unknown, with one seed or without scores."""
         return None if math.isnan(self.low) else self.low > 0
 
@@ -40,14 +40,14 @@ class AboveChance(NamedTuple):
 UNKNOWN = AboveChance(math.nan, math.nan)
 
 
-def guessing(data: FederatedData) -> dict[str, float]:
+def guessing_accuracy(data: FederatedData) -> dict[str, float]:
     """Return each client's balanced accuracy of guessing: 1 / classes in its validation samples.
 
     With k classes, predictions that ignore the sample reach a balanced accuracy of at most 1 / k. A client with a
     single class is left out, since every guess is right. For tasks without classes the result is empty.
 
     >>> from fl_core.data import load
-    >>> guessing(load("digits", partition="pathological", classes_per_client=2, clients=5))["client_0"]
+    >>> guessing_accuracy(load("digits", partition="pathological", classes_per_client=2, clients=5))["client_0"]
     0.5
     """
     if data.task != CLASSIFICATION:
@@ -87,7 +87,7 @@ def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
 
     >>> means = {"a": 0.5, "b": -9}
     >>> lines = [{"arm": arm, "seed": seed, "r2": means[arm] + 0.01 * seed} for arm in means for seed in range(3)]
-    >>> best_of(pd.DataFrame(lines), "r2").shown
+    >>> best_of(pd.DataFrame(lines), "r2").significant
     True
     """
     if column not in judged:

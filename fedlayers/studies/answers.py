@@ -54,7 +54,7 @@ def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
     """
     do = f"{used.words[0].upper()}{used.words[1:]}."
     split, which, guessing = _split(race, arms), _which(race, used), _guessing(race)
-    found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.above_chance.shown])
+    found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.above_chance.significant])
     if race.verdict == sure.NOTHING_LEARNED:
         return Answers(guessing, (f"The arm that sends least is used: {used.words}.",), *found)
     if race.early is not None:
@@ -164,6 +164,6 @@ def _guessing(race: Inference) -> str:
     else:
         what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
         least = "" if math.isnan(low) else f", at least {100 * low:.1f} with 95 % confidence"
-    if race.above_chance.shown:
+    if race.above_chance.significant:
         return f"Better than {what} on validation samples: {number}{least}."
     return f"No arm is shown to do better than {what} on validation samples (the best: {number}{least})."

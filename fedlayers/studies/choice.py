@@ -10,12 +10,12 @@ import pandas as pd
 
 from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.inference import Inference, ranked
-from fedlayers.studies.mixture import described
-from fedlayers.studies.personalise import OWN_EPOCHS, Personalised, last_scores
+from fedlayers.studies.inference import Inference, rank_arms
+from fedlayers.studies.mixture import describe_mixture
+from fedlayers.studies.personalise import OWN_EPOCHS, PersonalisedModels, last_scores
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import Cost, timed
+from fedlayers.studies.runtime_estimate import Cost, format_seconds
 from fl_core import __version__
 from fl_core.errors import UsageError
 from fl_core.limits import format_bytes
@@ -74,7 +74,7 @@ class Choice:
     cost: Cost
     measured: Cost
     seconds: float
-    personalised: Personalised | None = None
+    personalised: PersonalisedModels | None = None
     whole: bool = False
     rates: Rates | None = None
     mixture: Mixture | None = None
@@ -93,7 +93,7 @@ class Choice:
     def table(self) -> pd.DataFrame:
         """A table with a row per arm, the leader first: its mean scores over the seeds that did not fail."""
         judged = self.standing.judged
-        return judged.groupby("arm")[[self.main, "loss", "score"]].mean().loc[ranked(judged)].reset_index()
+        return judged.groupby("arm")[[self.main, "loss", "score"]].mean().loc[rank_arms(judged)].reset_index()
 
     def text(self) -> str:
         """Return the decision, its certainty, and the table of arms."""
@@ -122,10 +122,10 @@ class Choice:
                 f"Validation samples. Forecast: points of {word} above the kept arm at the end. Only that arm has a "
                 "final score; the same command with --thorough trains the others on."
             )
-        cost = self.cost.beside(self.measured)
+        cost = self.cost.compare_line(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
-        mixture = [] if self.mixture is None else [described(self.mixture, self.run.parents[1])]
+        mixture = [] if self.mixture is None else [describe_mixture(self.mixture, self.run.parents[1])]
         table = shown.to_string(index=False)
         found = [self.lead(), table, *notes, legend, *rates, self.promises, *mixture, cost, *beside]
         return "\n\n".join(found)
@@ -161,7 +161,7 @@ class Choice:
                 "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
                 "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
                 "sent": [format_bytes(cost.n_bytes) for _, _, cost in ways],
-                "training": [timed(cost.seconds) for _, _, cost in ways],
+                "training": [format_seconds(cost.seconds) for _, _, cost in ways],
             }
         )
         own = store.Run(self.run).config["seed"]  # another one where the winner failed with the first

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.above_chance import guessing
+from fedlayers.studies.above_chance import guessing_accuracy
 from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.choice import Choice
@@ -30,12 +30,12 @@ from fedlayers.studies.race import (
     entries_of,
     race_end,
     run_entries,
-    standing,
+    standings,
     with_evaluations,
     with_plan_algorithm,
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
-from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_seconds, measured
+from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_seconds, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing
@@ -195,7 +195,7 @@ def choose(
             failed = run_entries(entries, until, place, tell)
             if len(failed) == len(entries):
                 raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-            stands = standing(entries, until, failed, race.guesses)
+            stands = standings(entries, until, failed, race.guesses)
         failed, sure = stands.failed, replace(infer(stands.judged), early=early)
         winner = _winner(race.arms, sure, race.tasks)
         run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
@@ -206,7 +206,7 @@ def choose(
             reasons = run_entries(finishing, None, place, tell)
             if reasons:
                 raise RunError(next(iter(reasons.values())))
-        spent = measured(task, trained, until, finished, place.side_by_side)
+        spent = measured_cost(task, trained, until, finished, place.side_by_side)
         alternative = None
         if with_finetuning:
             made = _maker(over)
@@ -308,7 +308,9 @@ def _planned(
     if personalise:
         beside = [replace(config, algorithm=name, options={}, seed=seeds[0]) for name in (FEDAVG, OWN)]
         of_seed[seeds[0]] += [made(each, loaded=task.data) for each in beside]
-    guesses = {seed: guessing(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()}
+    guesses = {
+        seed: guessing_accuracy(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()
+    }
     return _Race(config, task, racing, entries, tasks, until, guesses)
 
 

@@ -151,7 +151,7 @@ def compare(
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
-        settings, options = tuned.applied(config, algorithms, seeds, options)
+        settings, options = tuned.apply(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
     with open_backend(backend, config.workers) as place:
         train([replace(job, instruments=instruments, command=command) for job in jobs], place, progress=progress)

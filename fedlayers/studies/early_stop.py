@@ -13,7 +13,7 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.studies import judge
 from fedlayers.studies.arms import CUTS, Arm
-from fedlayers.studies.race import PLAN_ALGORITHM, Entry, Standing, Tell, run_entries, standing
+from fedlayers.studies.race import PLAN_ALGORITHM, Entry, Standing, Tell, run_entries, standings
 from fl_core.errors import RunError, listing
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of, main_score
@@ -102,7 +102,7 @@ def run_judged(
         left = [entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed]
         if not left:
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
-        begun = standing(left, at, {}, guesses)
+        begun = standings(left, at, {}, guesses)
         main = main_score(begun.judged.columns)
         of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
         gains = judge.FROZEN.gains([of_arm[entry.arm.name].to_numpy(float) for entry in left])
@@ -119,7 +119,7 @@ def run_judged(
         break
     lead = {name: float(gain) for name, gain in zip(names, gains[won], strict=True) if name != kept.arm.name}
     early = EarlyStop(at, rounds, kept.arm.name, lead, finish)
-    ended = standing([kept], rounds, {}, guesses) if finish else None
+    ended = standings([kept], rounds, {}, guesses) if finish else None
     final = {} if ended is None else {str(key): value for key, value in ended.judged.iloc[0].items()}
     lines = []
     for entry in entries:

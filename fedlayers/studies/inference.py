@@ -68,7 +68,7 @@ class Inference:
         return max(float(self.pairs["high"][arm, used]) for arm in self.remaining if arm != used)
 
 
-def ranked(judged: pd.DataFrame) -> list[str]:
+def rank_arms(judged: pd.DataFrame) -> list[str]:
     """Return the arms, the best first: by the number of failed seeds, then by their mean score over the others.
 
     Equal scores are ordered by macro-F1, for a regression by R2. They arise if one of two arms has the higher macro-F1
@@ -99,8 +99,8 @@ def _tie(judged: pd.DataFrame) -> str:
 
 
 def leader_of(judged: pd.DataFrame) -> str:
-    """Return the first of :func:`ranked`. An arm that failed with any seed leads only if all did."""
-    return ranked(judged)[0]
+    """Return the first of :func:`rank_arms`. An arm that failed with any seed leads only if all did."""
+    return rank_arms(judged)[0]
 
 
 def infer(judged: pd.DataFrame) -> Inference:
@@ -144,7 +144,7 @@ def evidence_of(judged: pd.DataFrame, found: Inference, used: str, until: int) -
     """
     means = judged.groupby("arm")[[found.main, "loss", "score"]].mean().rename(columns={found.main: "value"})
     columns = ["difference", "low", "high", "p_value"]
-    lines = means.join(found.differences.set_index("arm")[columns]).loc[ranked(judged)]
+    lines = means.join(found.differences.set_index("arm")[columns]).loc[rank_arms(judged)]
     if found.early is not None:
         lines["forecast"] = judged.set_index("arm")["forecast"]
     lines = lines.astype(object).where(np.isfinite(lines), None)
@@ -154,7 +154,7 @@ def evidence_of(judged: pd.DataFrame, found: Inference, used: str, until: int) -
 
 
 def _certainty(judged: pd.DataFrame, main: str) -> Inference:
-    order = ranked(judged)
+    order = rank_arms(judged)
     leader = order[0]
     table = judged.pivot(index="arm", columns="seed", values=main).loc[order]
     if "status" in judged:  # a race that was judged early has scores of all arms, and a final score of one
@@ -174,7 +174,7 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
     shown = pairs[(pairs["p_value"] <= 1 - LEVEL) & (pairs["difference"] < 0)]
     worse = {arm for arm, _ in shown.index}
     verdict, left = LEVEL_ARMS, [name for name in names if name == leader or name not in worse]
-    if learned.shown is False and main != MAIN[REGRESSION]:
+    if learned.significant is False and main != MAIN[REGRESSION]:
         verdict, left = NOTHING_LEARNED, names
     elif leader in worse:
         verdict = DISAGREE

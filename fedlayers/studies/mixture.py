@@ -69,13 +69,13 @@ def fit_weights(logs: Any, weights: Any = None) -> Array:
     return found / found.sum()
 
 
-def mixed(logs: Any, weights: Any) -> Array:
+def mixture_log_probabilities(logs: Any, weights: Any) -> Array:
     """Return the log-probabilities [n, C] of a mixture of models.
 
     Args:
         logs: of the models, [K, n, C]. weights: of the models, [K].
 
-    >>> np.exp(mixed(np.log([[[0.9, 0.1]], [[0.5, 0.5]]]), [0.25, 0.75])).round(2)
+    >>> np.exp(mixture_log_probabilities(np.log([[[0.9, 0.1]], [[0.5, 0.5]]]), [0.25, 0.75])).round(2)
     array([[0.6, 0.4]])
     """
     weights = np.asarray(weights, dtype=np.float64)
@@ -135,14 +135,14 @@ def fit_mixture(entries: Sequence[Entry], winner: str) -> Mixture:
         "seed": entries[0].config.seed,
         "winner": winner,
         "losses": {e.arm.name: -float(np.average(of, weights=counts)) for e, of in zip(finite, table, strict=True)},
-        "loss": -float(np.average(mixed(table[:, :, None], weights)[:, 0], weights=counts)),
+        "loss": -float(np.average(mixture_log_probabilities(table[:, :, None], weights)[:, 0], weights=counts)),
         "data": task.data.digest,
         "version": __version__,
     }
     return Mixture(members, evidence=evidence)
 
 
-def described(found: Mixture, out: Path) -> str:
+def describe_mixture(found: Mixture, out: Path) -> str:
     """Return the weights, the log loss next to the winner's, and the price of a prediction, a line each."""
     said, losses = found.evidence, found.evidence["losses"]
     weights = listing(f"{member.name} {member.weight:.3f}" for member in found.members)

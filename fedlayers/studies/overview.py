@@ -9,7 +9,7 @@ import pandas as pd
 from fedlayers.studies import inference, summary
 from fedlayers.studies.answers import NO
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.runtime_estimate import timed
+from fedlayers.studies.runtime_estimate import format_seconds
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.errors import listing
@@ -114,7 +114,7 @@ def _raced(choice: Choice | None) -> str:
     if choice is None:
         return "A measurement decided, so no arm was trained for the decision."
     cost = choice.measured
-    sent, took = format_bytes(cost.n_bytes), timed(cost.seconds)
+    sent, took = format_bytes(cost.n_bytes), format_seconds(cost.seconds)
     return f"The race took {cost.rounds:,} rounds, {sent} sent and received, and {took} of training."
 
 

@@ -12,8 +12,8 @@ import pandas as pd
 from fedlayers.backends.base import Backend, InProcessBackend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.race import Entry, Tell, best_of_run, run_entries, standardised, validation_scores
-from fedlayers.studies.runtime_estimate import Cost, estimate_seconds, measured, round_seconds
+from fedlayers.studies.race import Entry, Tell, best_of_run, run_entries, standardise, validation_scores
+from fedlayers.studies.runtime_estimate import Cost, estimate_seconds, measured_cost, round_seconds
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -29,7 +29,7 @@ FEDAVG, OWN = "fedavg", "local_head"
 
 
 @dataclass(frozen=True)
-class Personalised:
+class PersonalisedModels:
     """FedAvg's model, personalised at several depths.
 
     Attributes:
@@ -74,7 +74,7 @@ def then_personalise(
     place: Backend,
     tell: Tell,
     made: Callable[..., Task] = runner.assemble,
-) -> Personalised:
+) -> PersonalisedModels:
     """Train FedAvg to the end, then each client's last layers alone at several depths. Validation chooses the depth.
 
     After a stop, the same call resumes.
@@ -108,14 +108,14 @@ def then_personalise(
     failed = run_entries(entries, None, near, tell)
     done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]
     table = pd.DataFrame({"arm": entry.arm.name, **last_scores(entry.path)} for entry in done)
-    table["score"] = standardised(table[main_score(table.columns)]) - standardised(table["loss"])
+    table["score"] = standardise(table[main_score(table.columns)]) - standardise(table["loss"])
     best = done[int(table["score"].idxmax())]
     spent = [
-        measured(task, [start], int(task.config.rounds or 1), 0, 1),
-        measured(task, entries, 1, 0, near.side_by_side),
+        measured_cost(task, [start], int(task.config.rounds or 1), 0, 1),
+        measured_cost(task, entries, 1, 0, near.side_by_side),
     ]
     n_bytes, seconds = (sum(getattr(each, name) for each in spent) for name in ("n_bytes", "seconds"))
-    return Personalised(best.arm, best.path, table, cost, replace(cost, n_bytes=n_bytes, seconds=seconds))
+    return PersonalisedModels(best.arm, best.path, table, cost, replace(cost, n_bytes=n_bytes, seconds=seconds))
 
 
 def last_scores(path: Path) -> dict[str, float]:

@@ -178,7 +178,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tel
     return failed
 
 
-def standing(
+def standings(
     entries: Sequence[Entry],
     until: int,
     failed: dict[tuple[str, int], str],
@@ -188,7 +188,7 @@ def standing(
 
     Args:
         guesses: by seed, each client's balanced accuracy by guessing
-            (:func:`~fedlayers.studies.above_chance.guessing`).
+            (:func:`~fedlayers.studies.above_chance.guessing_accuracy`).
 
     Raises:
         UsageError: no evaluated round up to there.
@@ -214,7 +214,7 @@ def standing(
     finite = rounds["loss"].where(rounds["loss"] < VAST)  # a loss beyond all bounds stands as the round's largest
     rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
     by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round[main].transform(standardised) - by_round["loss"].transform(standardised)
+    rounds["score"] = by_round[main].transform(standardise) - by_round["loss"].transform(standardise)
     racing = by_round["arm"].transform("size")
     common = rounds[racing == racing.groupby(rounds["seed"]).transform("max")]
     judged = []
@@ -226,7 +226,7 @@ def standing(
     table = pd.DataFrame(judged)
     if best:  # at rounds of their own, so that arms are compared by what they reach
         by_seed = table.groupby("seed")
-        table["score"] = by_seed[main].transform(standardised) - by_seed["loss"].transform(standardised)
+        table["score"] = by_seed[main].transform(standardise) - by_seed["loss"].transform(standardise)
     return Standing(rounds, table, failed, best)
 
 
@@ -281,7 +281,7 @@ def validation_scores(
     return lines
 
 
-def standardised(values: pd.Series) -> pd.Series:
+def standardise(values: pd.Series) -> pd.Series:
     """Return scores with mean 0 and deviation 1 over the arms; 0 if they are all equal.
 
     A collapsed arm counts as well, because the study of decisions registered this score. Its loss takes up the

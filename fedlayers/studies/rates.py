@@ -11,14 +11,14 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.inference import ranked
+from fedlayers.studies.inference import rank_arms
 from fedlayers.studies.race import (
     Entry,
     Tell,
     entries_of,
     race_end,
     run_entries,
-    standing,
+    standings,
     with_evaluations,
     with_plan_algorithm,
 )
@@ -98,10 +98,10 @@ class RateSearch:
         failed = run_entries(named, until, place, tell)
         if len(failed) == len(named):
             raise RunError(f"training failed at every rate, the first with: {next(iter(failed.values()))}")
-        judged = standing(named, until or race_end(named[0].config), failed).judged
+        judged = standings(named, until or race_end(named[0].config), failed).judged
         rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
         table = judged.assign(lr=judged["arm"].map(rate_of)).drop(columns=["arm", "skill", "score"])
-        best = rate_of[ranked(judged)[0]]
+        best = rate_of[rank_arms(judged)[0]]
         tell(f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used")
         return Rates(table, best, tuple(entries))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.decide.rules.base import RULES, deciding
+from diagnostics.decide.rules.base import RULES, curve_rule
 from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
@@ -313,7 +313,7 @@ def _parsed(text: str) -> tuple[str, str | None]:
         check_known("rule that decides by itself", rule, judged)
     joint = RULES[rule].reads == "curves"
     if not joint:
-        deciding(rule)
+        curve_rule(rule)
     if equals and joint:
         raise UsageError(f"Rule {rule!r} reads several metrics. Give it without a metric.")
     return rule, (METRICS[metric].name if equals else None)

@@ -45,18 +45,18 @@ class Cost:
 
     def text(self) -> str:
         """Return the estimated cost in one line."""
-        took = timed(self.seconds)
+        took = format_seconds(self.seconds)
         runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
         full = f" ({self.full_runs:.1f} full runs)" if f"{self.full_runs:.1f}" != f"{self.runs:.1f}" else ""
         sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
         return f"{runs}, {rounds} in all{full}, up to {sent} sent and received, {about}{took} of training"
 
-    def beside(self, measured: Cost) -> str:
+    def compare_line(self, measured: Cost) -> str:
         """Return the estimated and the measured cost in one line."""
         return (
             f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
             f"{format_bytes(self.n_bytes)} / {format_bytes(measured.n_bytes)} sent and received, "
-            f"{timed(self.seconds)} / {timed(measured.seconds)} of training"
+            f"{format_seconds(self.seconds)} / {format_seconds(measured.seconds)} of training"
         )
 
 
@@ -95,7 +95,7 @@ def estimate_seconds(
     return Cost(len(entries), rounds, rounds / full, n_bytes, seconds)
 
 
-def measured(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+def measured_cost(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
     """Return the cost of a race from its runs' rows and clocks. Earlier training counts as well.
 
     For the arguments see :func:`estimate_seconds`.
@@ -185,10 +185,10 @@ def _seconds_a_step(task: Task) -> float:
     return seconds / max(1.0, steps)
 
 
-def timed(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a time in seconds.
 
-    >>> timed(0.04), timed(1.04), timed(48), timed(600)
+    >>> format_seconds(0.04), format_seconds(1.04), format_seconds(48), format_seconds(600)
     ('< 0.1 s', '1.0 s', '48 s', '10 min')
     """
     if seconds < 0.1:

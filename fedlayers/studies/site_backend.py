@@ -40,9 +40,9 @@ class Federations(Backend):
         """The sites' first descriptions of themselves. They must not change later.
 
         Raises:
-            UsageError, RefusedError: see :func:`fedlayers.remote.federation.greet`.
+            UsageError, RefusedError: see :func:`fedlayers.remote.federation.request_site_facts`.
         """
-        return federation.greet(self._line)
+        return federation.request_site_facts(self._line)
 
     def task(self, config: RunConfig, *, plan: LayerPlan | None = None, loaded: FederatedData | None = None) -> Task:
         """Return the task of a run over these sites, as the server knows it.
@@ -59,7 +59,7 @@ class Federations(Backend):
         """Ask the sites to allow the runs of one seed before the first starts. Return the accuracy of guessing.
 
         Returns:
-            As :func:`fedlayers.studies.above_chance.guessing`, from the number of classes in each site's validation
+            As :func:`~.above_chance.guessing_accuracy`, from the number of classes in each site's validation
             samples.
 
         Raises:
@@ -98,7 +98,7 @@ class Federations(Backend):
             if not run.begun:
                 options |= {"plan": run.plan, "command": run.command, "known": self.facts}
                 federation.federate(run.config, self.link, run.path, **options)
-            elif not run.over:
+            elif not run.finished:
                 own = named_files(run.config)
                 federation.resume(run.path, self.link, allow_code=own["allow_code"], init=own["init"], **options)
 

@@ -58,15 +58,15 @@ class Range:
 Search = Values | Range
 
 
-def searched(key: str, text: Any) -> Search:
+def parse_search(key: str, text: Any) -> Search:
     """Parse what is searched for a key: ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
 
     Raises:
         UsageError: no numbers, a reversed range, or a repeated value.
 
-    >>> searched("lr", "1e-4..1e-1:log").at(1 / 3)
+    >>> parse_search("lr", "1e-4..1e-1:log").at(1 / 3)
     0.001
-    >>> searched("mu", "0.01,0.1,1").values
+    >>> parse_search("mu", "0.01,0.1,1").values
     (0.01, 0.1, 1)
     """
     found = _RANGE.fullmatch(text) if isinstance(text, str) else None
@@ -98,8 +98,8 @@ def spaces(
     """Return what is searched for each algorithm.
 
     Args:
-        over: by key, see :func:`searched`. A key is one of :data:`TRAINING`, for all algorithms; an algorithm's own,
-            for all that have it; or ``ALGORITHM.KEY``.
+        over: by key, see :func:`parse_search`. A key is one of :data:`TRAINING`, for all algorithms, or an algorithm's
+            own, for all that have it, or ``ALGORITHM.KEY``.
         options: fixed keys of the algorithms, by algorithm.
 
     Raises:
@@ -121,7 +121,7 @@ def spaces(
                 raise UsageError(f"{key} of {name} is searched, and set as well. Leave one out.")
             if key in found[name]:
                 raise UsageError(f"{key} of {name} must be searched once; got it twice. Leave one out.")
-            found[name][key] = searched(said, text)
+            found[name][key] = parse_search(said, text)
     return found
 
 
@@ -131,10 +131,10 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     A point's values depend on the key's name and the point's number, not on the algorithm's name. All algorithms
     therefore try the same learning rates. More trials begin with those of fewer.
 
-    >>> space = {"lr": searched("lr", "0.01..1:log"), "mu": searched("mu", "0.1,1")}
+    >>> space = {"lr": parse_search("lr", "0.01..1:log"), "mu": parse_search("mu", "0.1,1")}
     >>> points(space, 2, seed=0) == points(space, 5, seed=0)[:2]
     True
-    >>> len(points({"mu": searched("mu", "0.1,1")}, 5, seed=0))
+    >>> len(points({"mu": parse_search("mu", "0.1,1")}, 5, seed=0))
     2
     """
     whole = math.prod(len(each) if isinstance(each, Values) else trials for each in space.values())

@@ -177,7 +177,7 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
             "The choice of each seed's own race. These runs are `choose` below.",
         )
     page.text(choice.promises)
-    page.text(f"{choice.cost.beside(choice.measured)}.")
+    page.text(f"{choice.cost.compare_line(choice.measured)}.")
 
 
 def _add_worth(

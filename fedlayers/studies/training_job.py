@@ -68,13 +68,13 @@ class TrainingJob:
         return (self.path / "config.json").exists()
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """True if nothing is left to do."""
         run = store.Run(self.path) if self.begun else None
-        return run is not None and (run.rounds[-1:] >= [self.last] or run.finished)
+        return run is not None and (run.rounds[-1:] >= [self.final_round] or run.finished)
 
     @property
-    def last(self) -> int:
+    def final_round(self) -> int:
         """The round after which it is done."""
         return self.until or int(self.config.rounds or resolve(self.config).rounds or 1)
 
@@ -105,7 +105,7 @@ class TrainingJob:
                 until=self.until,
                 save_seconds=seconds,
             )
-        elif not self.over:
+        elif not self.finished:
             own = named_files(self.config)  # what the very command names
             runner.resume(
                 self.path, instruments=instruments, **own, progress=False, until=self.until, save_seconds=seconds

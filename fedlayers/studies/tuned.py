@@ -75,7 +75,7 @@ class Tuned:
         settings = {name: current_keys(each) for name, each in found["settings"].items()}
         return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
 
-    def applied(
+    def apply(
         self,
         config: RunConfig,
         algorithms: Sequence[str],

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from diagnostics.metrics.base import METRICS, known
+from diagnostics.metrics.base import METRICS, metric_or_placeholder
 from fl_core.statistics import Interval
 
 DRAWS = 3
@@ -92,7 +92,7 @@ def held_against(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str,
     found = {}
     for (run, seed), own in part[wanted].groupby(["run", "seed"]):
         variant = _common_variant(own, metric)
-        look = known(metric).look.of(variant)
+        look = metric_or_placeholder(metric).look.for_variant(variant)
         columns = own[own["variant"] == variant].pivot(index="layer", columns="model", values="value")
         curves = shapes(columns[sorted(columns.columns)], look.log)
         if curves.shape[1] < 2:
@@ -114,7 +114,7 @@ def _common_variant(part: pd.DataFrame, metric: str) -> str:
     """The variant that decides, where every curve has it; else the metric's first."""
     of_model = [set(each["variant"]) for _, each in part.groupby("model")]
     common = set.intersection(*of_model)
-    return next(name for name in (*known(metric).preferred, *sorted(common)) if name in common)
+    return next(name for name in (*metric_or_placeholder(metric).preferred, *sorted(common)) if name in common)
 
 
 def _share(told: Sequence[bool]) -> Interval:

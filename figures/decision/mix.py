@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from fedlayers.studies.mixture import fit_weights, mixed
+from fedlayers.studies.mixture import fit_weights, mixture_log_probabilities
 from figures import items, packing
 from figures.decision import finished_ways, runs, stitch
 from figures.decision.federations import cuts
@@ -149,7 +149,10 @@ def mixtures(federation: Federation, arms: Mapping[str, Logs]) -> Iterator[rows.
 
 def _mixed(arms: Sequence[Logs], weights: Array) -> Logs:
     return {
-        split: [mixed(np.stack(each), weights) for each in zip(*(arm[split] for arm in arms), strict=True)]
+        split: [
+            mixture_log_probabilities(np.stack(each), weights)
+            for each in zip(*(arm[split] for arm in arms), strict=True)
+        ]
         for split in arms[0]
     }
 

@@ -48,7 +48,7 @@ from matplotlib.axes import Axes
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.metrics.base import DEFAULT, METRICS, known
+from diagnostics.metrics.base import DEFAULT, METRICS, metric_or_placeholder
 from diagnostics.plots.drawing import style
 from diagnostics.report import Report
 from figures import items
@@ -143,7 +143,7 @@ def _decisions(report: Report, metrics: Sequence[str], named: Mapping[str, Any])
     lines = []
     for metric in metrics:
         try:
-            detail = select.select(report, known(metric).rule, metric=metric).why.detail["null"]
+            detail = select.select(report, metric_or_placeholder(metric).rule, metric=metric).why.detail["null"]
         except (RunError, UsageError) as error:
             lines.append(rows.row(SAME_DECISION, None, variant=metric, status=str(error), **named))
             continue
@@ -266,7 +266,7 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
         ]  # fmt: skip
     decisions = {
         "metric": metrics,
-        "its rule": [known(metric).rule for metric in metrics],
+        "its rule": [metric_or_placeholder(metric).rule for metric in metrics],
         **{
             f"same without {TITLES[null]}": [
                 f"{_percent(line.same_decision)}" + (f" of {line.decisions} runs" if line.decisions else "")

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.torch import save
 from torch import nn
 
-from fedlayers.leaderboard.federations import turned
+from fedlayers.leaderboard.federations import rotated_images
 from fl_core import models
 from fl_core.data import Source, open_named
 from fl_core.data.registry import Location, dataset
@@ -61,7 +61,7 @@ def tweets_table(data_root: Location | None) -> Source:
 )
 def mnist_turned(data_root: Location | None) -> Source:
     """MNIST, seen from another side by each client."""
-    return turned(open_named("mnist", data_root=data_root), "mnist_turned")
+    return rotated_images(open_named("mnist", data_root=data_root), "mnist_turned")
 
 
 @dataset(
@@ -71,7 +71,7 @@ def mnist_turned(data_root: Location | None) -> Source:
 )  # fmt: skip
 def digits_turned(data_root: Location | None) -> Source:
     """Handwritten digits of 8 x 8 pixels, seen from another side by each client."""
-    return turned(open_named("digits", data_root=data_root), "digits_turned")
+    return rotated_images(open_named("digits", data_root=data_root), "digits_turned")
 
 
 def lora_vit(shape: tuple[int, ...], n_classes: int) -> nn.Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diagnostics.capture import Batch, Data, batches
 from diagnostics.client_model import to_device
-from diagnostics.plots.drawing import COLOURS, MARKERS, canvas, missing, with_notes
+from diagnostics.plots.drawing import COLOURS, MARKERS, canvas, missing_notes, with_notes
 from diagnostics.representation.classifiers import accuracy_error, logistic
 from diagnostics.representation.features import NoValue, collect
 from fl_core import rows
@@ -201,7 +201,7 @@ def classifier_input(
     """
     features = collect(model, [head], data, at="input", batch=batch, seed=seed, mode=mode)
     try:
-        x = torch.from_numpy(features.of(head))
+        x = torch.from_numpy(features.at(head))
     except NoValue as reason:
         raise UsageError(f"input of the classifier {head!r} must be features for each sample: {reason}.") from reason
     x = to_device(model, x)
@@ -296,7 +296,7 @@ def picture(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         check_known("metric", kind, frame["metric"].unique())
     shown_rows = frame[frame["metric"].isin(list(kinds))]
     names = in_order(shown_rows["client"].unique())
-    notes = ["× " + note for note in missing(shown_rows, "metric")]
+    notes = ["× " + note for note in missing_notes(shown_rows, "metric")]
     with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
         for k, (kind, label) in enumerate(kinds.items()):
             of_kind = shown_rows[shown_rows["metric"] == kind].set_index("client").reindex(names)

@@ -69,7 +69,7 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
     parts, named, who, places = [], [], [], []
     for client in task.data.clients:
         found = collect(model, [path], (client.test.x, client.test.y), samples=share, seed=task.config.seed)
-        parts.append(found.of(path)[:, :width])
+        parts.append(found.at(path)[:, :width])
         named += [classes[k] for k in found.y]
         who += [client.name] * len(found.y)
         places.append(found.sample)

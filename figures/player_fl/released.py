@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 from diagnostics.capture import Data, batches
 from diagnostics.client_model import ClientModel, Measurement
 from diagnostics.curvature.exact import Verdict
-from diagnostics.curvature.hessian import UNUSED, TraceResult, Way, check_probes, measured
+from diagnostics.curvature.hessian import UNUSED, TraceMethod, TraceResult, check_probes, measure_traces
 from diagnostics.curvature.model import Differentiable, curvature
 from diagnostics.curvature.trace_estimates import Estimates, by_batch
 from diagnostics.gradients.importance import SensitivityAccumulator
@@ -29,9 +29,9 @@ from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.hessian_trace import rows_of
 from diagnostics.representation.comparison import Faults, LayerComparison, SimilarityOptions, Spot, Value
-from diagnostics.representation.moments import PROCRUSTES, Kept
+from diagnostics.representation.moments import PROCRUSTES, StoredFeatures
 from diagnostics.representation.passes import unseen
-from diagnostics.representation.probe import NoValue, Place, along_one, arranged, by_position
+from diagnostics.representation.probe import NoValue, Place, along_one, arrange_positions, by_position
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, with_hooks
@@ -123,14 +123,14 @@ class NuclearNorm:
 def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
     """Return one row a client and layer: the nuclear norm of :func:`released` over the layer's weights, not biases."""
 
-    def plan(verdict: Verdict, layer: Layer) -> Way:
+    def plan(verdict: Verdict, layer: Layer) -> TraceMethod:
         if not any(name in verdict.reached for name in layer.weights):
-            return Way(status="the layer has no weights" if not layer.weights else UNUSED)
-        return Way("nuclear norm of H v", options.probes, sample=released, only_weights=True)
+            return TraceMethod(status="the layer has no weights" if not layer.weights else UNUSED)
+        return TraceMethod("nuclear norm of H v", options.probes, sample=released, only_weights=True)
 
     shared: dict[str, Any] = {"loss": measurement.loss, "batch": measurement.batch, "seed": measurement.seed}
     shared |= {"layers": measurement.layers, "plan": plan, "mode": measurement.mode, "dtype": options.dtype}
-    return rows_of(measurement, partial(measured, **shared), {"released": _numbers})
+    return rows_of(measurement, partial(measure_traces, **shared), {"released": _numbers})
 
 
 def _numbers(result: TraceResult) -> tuple[float, float]:
@@ -168,7 +168,7 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
     values: dict[tuple[Spot, Spot], float | str] = {}
     for path in comparison.paths:
         spots = [(path, client) for client in range(len(comparison.subjects))]
-        maps, plain = {}, Kept(len(spots), len(comparison.x))
+        maps, plain = {}, StoredFeatures(len(spots), len(comparison.x))
         for spot, subject in zip(spots, comparison.subjects, strict=True):
             try:
                 seen = _seen(comparison, subject, path)
@@ -203,7 +203,7 @@ def _seen(comparison: LayerComparison, subject: ClientModel, path: str) -> Tenso
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
         try:
-            arranged(module, output, place, "flatten")
+            arrange_positions(module, output, place, "flatten")
         except NoValue as reason:
             faults.append(reason)
         else:

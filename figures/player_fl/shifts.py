@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from diagnostics.representation.probe import NoValue, checked
+from diagnostics.representation.probe import NoValue, check_features
 
 _SAMPLES = 64  # whose spectra are held at a time
 _SHIFTS = 64  # whose singular values are computed at a time
@@ -25,7 +25,7 @@ def unit_maps(x: Tensor) -> Tensor:
     means = x.flatten(0, -2).mean(0, dtype=torch.float64)
     x = x - means.to(x.dtype)
     total = torch.linalg.vector_norm(x, dtype=torch.float64).square()
-    checked(total, means.square().sum() * rows, torch.finfo(x.dtype).eps)
+    check_features(total, means.square().sum() * rows, torch.finfo(x.dtype).eps)
     return x / total.sqrt().to(x.dtype)
 
 

@@ -55,7 +55,7 @@ class Inputs:
     """The inputs of a trained model, with the fitted numbers that prepare raw samples, in a form for JSON.
 
     >>> from fl_core.data import load
-    >>> inputs = Inputs.of(load("heart"))
+    >>> inputs = Inputs.from_federation(load("heart"))
     >>> inputs.samples(np.zeros((2, 10))).x.shape
     torch.Size([2, 10])
 

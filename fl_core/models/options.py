@@ -89,7 +89,7 @@ def check_stored(
 def format_option(key: str, value: Any) -> str:
     """Return an option as ``KEY=VALUE``, the form in which a user confirms it.
 
-    >>> shown("pretrained", True), format_option("activation", "relu")
+    >>> format_option("pretrained", True), format_option("activation", "relu")
     ('pretrained=true', 'activation=relu')
     """
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from diagnostics.representation.gram import BANDWIDTH, Recorder
-from diagnostics.representation.moments import CCA, PROCRUSTES, VARIANCE, Kept, Measure, svcca_measure
-from diagnostics.representation.probe import LEAST, NoValue, places
+from diagnostics.representation.moments import CCA, PROCRUSTES, VARIANCE, StoredFeatures, Measure, svcca_measure
+from diagnostics.representation.probe import LEAST, NoValue, batch_bounds
 from figures.player_fl.shifts import least_angle, unit_maps
 
 
@@ -43,7 +43,7 @@ def rbf_cka(
 
 
 def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None) -> float:
-    where = places(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
+    where = batch_bounds(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
     grams = []
     for side in (x, y):
         recorder = Recorder(where, estimator, bandwidth=bandwidth)
@@ -91,7 +91,7 @@ def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
 
 
 def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
-    kept = Kept(2, len(x))
+    kept = StoredFeatures(2, len(x))
     for side, features in enumerate((x, y)):
         kept.take(side, (0, len(x)), features.reshape(len(x), -1))
         kept.done(side)

@@ -214,9 +214,9 @@ def test_features_are_those_of_the_weights_and_samples_as_they_are() -> None:
     for name, (change, anew) in changes.items():
         change()
         before = Counted.passes
-        found = collect(model, ["8"], (x, y), kept=kept).of("8")
+        found = collect(model, ["8"], (x, y), kept=kept).at("8")
         assert (Counted.passes > before) == anew, name
-        assert (found == collect(model, ["8"], (x, y)).of("8")).all(), name
+        assert (found == collect(model, ["8"], (x, y)).at("8")).all(), name
     loader = DataLoader(TensorDataset(x, y), 4)
     for _ in range(2):
         before = Counted.passes

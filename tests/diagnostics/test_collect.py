@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from diagnostics import plots
-from diagnostics.curvature.spectrum import AT, smoothed
+from diagnostics.curvature.spectrum import AT, smooth_density
 from diagnostics.diagnosis import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.collect import album
@@ -115,7 +115,7 @@ def test_one_clients_density_is_its_nodes_smoothed(spectrum: Any) -> None:
     own = spectrum.frame[(spectrum.frame["client"] == "south") & (spectrum.frame["layer"] == "2")]
     own = own[own["variant"].str.startswith(AT)]
     nodes = own["variant"].str.removeprefix(AT).astype(float).to_numpy()
-    expected = smoothed(ax.lines[1].get_xdata(), nodes, own["value"].to_numpy(), 0.02 * np.ptp(nodes))
+    expected = smooth_density(ax.lines[1].get_xdata(), nodes, own["value"].to_numpy(), 0.02 * np.ptp(nodes))
     drawn = ax.lines[1].get_ydata()
     np.testing.assert_allclose(drawn[~np.isnan(drawn)], expected[~np.isnan(drawn)])
     floor = 0.05 / 12 / (0.02 * np.ptp(nodes) * np.sqrt(2 * np.pi))  # a twentieth of one of the 12 eigenvalues

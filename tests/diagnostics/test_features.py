@@ -19,8 +19,8 @@ from diagnostics.representation.features import (
     constant,
     folds_of,
     holdout_of,
-    reduced,
-    standardised,
+    reduce_to_span,
+    standardise,
 )
 from diagnostics.representation.scatter import scatter_ratio
 from fl_core.errors import UsageError
@@ -56,23 +56,23 @@ def test_outputs_are_those_of_the_modules_although_a_relu_works_in_place(batch: 
         norm = model[1](conv)
         logits = model[4](norm.clamp(min=0).flatten(1))
     for path, expected in (("0", conv), ("1", norm), ("4", logits)):
-        np.testing.assert_allclose(found.of(path), expected.flatten(1).numpy(), atol=1e-6)
+        np.testing.assert_allclose(found.at(path), expected.flatten(1).numpy(), atol=1e-6)
     assert found.y.tolist() == y.tolist()
     np.testing.assert_allclose(
-        collect(model, ["4"], (x, y), at="input").of("4"), norm.clamp(min=0).flatten(1).numpy(), atol=1e-6
+        collect(model, ["4"], (x, y), at="input").at("4"), norm.clamp(min=0).flatten(1).numpy(), atol=1e-6
     )
 
 
 def test_a_shuffling_loader_keeps_features_and_labels_together_and_a_subset_is_one_of_the_whole() -> None:
     model, (x, y) = cnn().eval(), images()
     y = torch.arange(20) % 4
-    by_label = {k: collect(model, ["4"], (x, y)).of("4")[k] for k in range(20)}
+    by_label = {k: collect(model, ["4"], (x, y)).at("4")[k] for k in range(20)}
     found = collect(model, ["4"], DataLoader(TensorDataset(x, y), 6, shuffle=True))
-    for row, label in zip(found.of("4"), found.y, strict=True):
+    for row, label in zip(found.at("4"), found.y, strict=True):
         assert any(np.allclose(row, by_label[k], atol=1e-6) for k in range(20) if y[k] == label)
     some = collect(model, ["4"], (x, y), samples=9, batch=4, seed=3)
     assert len(some.y) == len(set(some.sample)) == 9
-    for k, row, label in zip(some.sample, some.of("4"), some.y, strict=True):
+    for k, row, label in zip(some.sample, some.at("4"), some.y, strict=True):
         np.testing.assert_allclose(row, by_label[k], atol=1e-6)
         assert label == y[k]
     assert collect(model, ["4"], (x, y), samples=9, seed=4).sample.tolist() != some.sample.tolist()
@@ -94,9 +94,9 @@ def odd() -> Wired:
 )
 def test_what_has_no_features_says_why(path: str, words: str) -> None:
     found = collect(odd(), [path, "head"], (torch.randn(5, 4), torch.zeros(5, dtype=torch.long)))
-    assert found.of("head").shape == (5, 3)
+    assert found.at("head").shape == (5, 3)
     with pytest.raises(NoValue, match=words):
-        found.of(path)
+        found.at(path)
 
 
 def test_bad_requests_are_named() -> None:
@@ -113,10 +113,10 @@ def test_bad_requests_are_named() -> None:
 def test_reduced_features_keep_all_inner_products_and_the_regression(n: int, d: int) -> None:
     x, y = blobs(n, d)
     others, _ = blobs(9, d, seed=1)
-    a, b = standardised(x, others)
+    a, b = standardise(x, others)
     assert np.allclose(a.mean(0), 0)
     assert np.allclose(a.std(0), 1)
-    p, q = reduced(a, b)
+    p, q = reduce_to_span(a, b)
     assert p.shape[1] <= min(n, d)
     np.testing.assert_allclose(p @ p.T, a @ a.T, atol=1e-10 * d)
     np.testing.assert_allclose(q @ p.T, b @ a.T, atol=1e-9 * d)
@@ -130,10 +130,10 @@ def test_a_feature_that_varies_by_rounding_only_counts_as_constant() -> None:
     x = np.full((6, 2), 1e3, dtype=np.float32)
     x[0, 0] = np.nextafter(x[0, 0], np.float32(np.inf))
     assert constant(x)
-    assert (standardised(x)[0] == 0).all()
+    assert (standardise(x)[0] == 0).all()
     x[:, 1] += np.arange(6, dtype=np.float32)
     assert not constant(x)
-    assert (standardised(x)[0][:, 0] == 0).all()
+    assert (standardise(x)[0][:, 0] == 0).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -228,7 +228,7 @@ def rows(subjects: list[ClientModel], **how: Any) -> dict[tuple[str, str, str], 
 def test_separability_of_each_client_and_of_all_together() -> None:
     model, a, b = cnn().eval(), images(20, 1), images(16, 2)
     found = rows([ClientModel("a", model, a, 20), ClientModel("b", model, b, 16)])
-    x = {name: collect(model, ["4"], data).of("4") for name, data in (("a", a), ("b", b))}
+    x = {name: collect(model, ["4"], data).at("4") for name, data in (("a", a), ("b", b))}
     assert found["own", "a", "4"]["value"] == pytest.approx(dense(x["a"], a[1].numpy()))
     together = dense(np.concatenate([x["a"], x["b"]]), torch.cat([a[1], b[1]]).numpy())
     assert found["pooled", "", "4"]["value"] == pytest.approx(together)

@@ -15,10 +15,10 @@ from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.decide.curve import curve_of
 from diagnostics.diagnosis import diagnose
-from diagnostics.null import NULLS, kept_in, marked, null_data, null_samples, nulls_in, of_null, untrained
+from diagnostics.null import NULLS, kept_in, mark_null, null_data, null_samples, nulls_in, of_null, untrained_copy
 from diagnostics.plots.collect import album
 from diagnostics.report import Report
-from diagnostics.resampling import parted
+from diagnostics.resampling import split_resamples
 from fedlayers.cli import main as cli
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -170,7 +170,7 @@ def test_readers_of_rows_read_past_nulls(plain, report, tmp_path):
     assert len(read.frame) == len(plain.frame)
     assert read.values("cka").equals(plain.values("cka"))
     _, table = rows.read(tmp_path / "rows.jsonl")
-    assert len(parted(table)[0]) == len(plain.frame)
+    assert len(split_resamples(table)[0]) == len(plain.frame)
     assert curve_of(read.layers, table, "cka") == curve_of(plain.layers, plain.frame, "cka")
     assert album(table).keys() == album(plain.frame).keys()
 
@@ -222,7 +222,7 @@ def table(*curves):
             rows.row("m", v, client="a", layer=layer.name, variant="x", n_train=1)
             for layer, v in zip(LAYERS, values, strict=True)
         )
-        parts.append(marked(part, *mark) if mark else part)
+        parts.append(mark_null(part, *mark) if mark else part)
     header = {"layers": [asdict(layer) for layer in LAYERS]}
     return header, pd.concat(parts, ignore_index=True)
 
@@ -327,7 +327,7 @@ def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_that_the
 
 def test_models_that_are_trained_anew_are_those_that_are_measured():
     models, data = silos()
-    other, seen = {name: untrained(model, seed=7) for name, model in models.items()}, []
+    other, seen = {name: untrained_copy(model, seed=7) for name, model in models.items()}, []
 
     def retrain(shuffled):
         seen.append({name: y.tolist() for name, (_, y) in shuffled.items()})
@@ -342,15 +342,15 @@ def test_models_that_are_trained_anew_are_those_that_are_measured():
 
 def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
     models, data = silos()
-    start = untrained(models["north"], seed=5)
+    start = untrained_copy(models["north"], seed=5)
     for given in ({"start": start}, {}):
         report = measured(models, data, null="fresh", **given)
-        fresh = given.get("start") or untrained(models["north"], seed=3)
+        fresh = given.get("start") or untrained_copy(models["north"], seed=3)
         same_values(nulls_in(report.nulls)["fresh"][0], measured(dict.fromkeys(models, fresh), data).frame)
     model = models["north"]
     model[0].requires_grad_(False)
     before = [parameter.clone() for parameter in model.parameters()]
-    fresh = untrained(model, seed=3)
+    fresh = untrained_copy(model, seed=3)
     assert [torch.equal(a, b) for a, b in zip(fresh.parameters(), before, strict=True)] == [True, True, False, False]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
@@ -363,7 +363,7 @@ def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
             return x * self.scale
 
     with pytest.raises(UsageError, match="'0', a Scaled"):
-        untrained(nn.Sequential(Scaled(), nn.Linear(4, 3)), seed=0)
+        untrained_copy(nn.Sequential(Scaled(), nn.Linear(4, 3)), seed=0)
 
 
 def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():

@@ -84,7 +84,7 @@ def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str, l
     tests = {"a": pair(11, 7), "b": pair(13, 8)}
     how: dict[str, Any] = {"folds": {"folds": 4}, "holdout": {"holdout": 0.3}, "test": {"test": tests}}[held]
     found = report(metric, models, data, **how, **options)
-    x = {c: collect(models[c], [layer], data[c]).of(layer) for c in models}
+    x = {c: collect(models[c], [layer], data[c]).at(layer) for c in models}
     y = {c: data[c][1].numpy() for c in models}
     fold = {
         c: folds_of(y[c], 4, 0) if held == "folds" else holdout_of(y[c], 0.3, 0) if held == "holdout" else None
@@ -96,7 +96,7 @@ def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str, l
             return (
                 x[client],
                 y[client],
-                collect(models[client], [layer], tests[client]).of(layer),
+                collect(models[client], [layer], tests[client]).at(layer),
                 tests[client][1].numpy(),
             )
         out = fold[client] == number

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from diagnostics import measure
-from diagnostics.decide.rules.base import RULES, deciding, rule
+from diagnostics.decide.rules.base import RULES, curve_rule, rule
 from diagnostics.decide.select import explain, select
 from diagnostics.diagnosis import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
@@ -310,7 +310,7 @@ def test_a_run_decides_by_a_rule_from_outside() -> None:
     plan = LayerPlan.load(Path("run/plan.json"))
     assert (plan.why.rule, len(plan.shared)) == ("own_layers:half", 2)
     with pytest.raises(UsageError, match=r"rule .*'vote'"):
-        deciding("vote")
+        curve_rule("vote")
 
 
 @pytest.mark.parametrize(

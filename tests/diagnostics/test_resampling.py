@@ -24,7 +24,7 @@ from diagnostics.metrics.grad_norm import GradNorm
 from diagnostics.metrics.grad_similarity import GradSimilarity
 from diagnostics.metrics.grad_variance import GradVariance
 from diagnostics.report import Report
-from diagnostics.resampling import PARTS, draws, marked, parted, resamples_of
+from diagnostics.resampling import PARTS, draws, mark_resample, resamples_of, split_resamples
 from fedlayers.cli import main as cli
 from figures.player_fl.released import ReleasedTables
 from fl_core import rows
@@ -80,7 +80,7 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(metric: Any, varia
     how: dict[str, Any] = {"loss": CE, "batch": 3}
     found = measure([ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, resamples=4, **how)
     plain = measure([ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, **how)
-    own, again = parted(frame(found))
+    own, again = split_resamples(frame(found))
     assert own["value"].tolist() == pytest.approx([r["value"] for r in plain], rel=1e-12)
     for number, times in enumerate(draws(min(n_batches, PARTS), 4, 5, "a"), 1):
         redrawn = [b for b in range(n_batches) for _ in range(times[b % PARTS])]
@@ -103,7 +103,7 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
     for metric in metrics:
         alone = measure(subjects, layers, [metric], loss=CE, batch=3, resamples=3)
         assert alone == [r for r in together if r["metric"] == alone[0]["metric"]]
-    _, again = parted(frame(together))
+    _, again = split_resamples(frame(together))
     assert set(again["metric"]) == {"grad_variance", "grad_norm", "federation_sensitivity"}
     similar = [r["value"] for r in together if r["metric"] == "grad_similarity"]
     assert similar == pytest.approx(
@@ -114,7 +114,7 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
 def test_one_batch_has_no_resample_and_a_negative_number_is_refused() -> None:
     subject = ClientModel("a", net(), pair(5), 5)
     layers = layers_of(net(), pair(2)[0])
-    assert parted(frame(measure([subject], layers, [Sensitivity()], loss=CE, batch=9, resamples=5)))[1].empty
+    assert split_resamples(frame(measure([subject], layers, [Sensitivity()], loss=CE, batch=9, resamples=5)))[1].empty
     with pytest.raises(UsageError, match="got -1"):
         diagnose(net(), pair(5), "grad_variance", resamples=-1, progress=False)
 
@@ -135,7 +135,7 @@ def test_training_is_resampled_by_its_steps() -> None:
         assert values(found, f"importance, resample {number}") == pytest.approx([expected, 1])
         assert values(found, f"training, resample {number}") == pytest.approx([1, 1 + 1 / expected])
     del result["parts"]
-    assert parted(frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6)))[1].empty
+    assert split_resamples(frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6)))[1].empty
 
 
 @pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
@@ -183,7 +183,7 @@ def table(clients: dict[str, list[list[float]]], stderr: float | None = None, me
                 row(metric, v, client=client, layer=layer.name, variant="x", n_train=1, stderr=stderr, estimator="e")
                 for layer, v in zip(LAYERS, curve, strict=True)
             ]
-            found += marked(own, number, len(curves) - 1) if number else own
+            found += mark_resample(own, number, len(curves) - 1) if number else own
     return frame(found)
 
 

@@ -14,7 +14,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from diagnostics.representation.moments import CCA as CCA_MEASURE, LINEAR_CKA, PROCRUSTES, Kept, Moments, svcca_measure
+from diagnostics.representation.moments import (
+    CCA as CCA_MEASURE,
+    LINEAR_CKA,
+    PROCRUSTES,
+    Moments,
+    StoredFeatures,
+    svcca_measure,
+)
 from fl_core.errors import UsageError
 from tests.diagnostics.similarities import mean_cca, procrustes_distance, rbf_cka, shifted_procrustes, svcca
 from tests.diagnostics.test_similarity import dense, features, mixed, song
@@ -224,7 +231,7 @@ def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
 @pytest.mark.parametrize("batch", [3, 10])
 def test_cross_products_over_positions_are_those_of_all_rows(measure: Any, batch: int) -> None:
     x = [50 + features(60, 4, k).reshape(10, 6, 4) + 2 * features(60, 4, 9).reshape(10, 6, 4) for k in range(3)]
-    collected, whole = Moments(3, 10), Kept(3, 60)
+    collected, whole = Moments(3, 10), StoredFeatures(3, 60)
     for start in range(0, 10, batch):
         for side in range(3):
             collected.take(side, (start, min(start + batch, 10)), x[side][start : start + batch])

@@ -12,7 +12,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics.curvature.spectrum import hessian_spectrum, smoothed, spectral_density
+from diagnostics.curvature.spectrum import hessian_spectrum, smooth_density, spectral_density
 from diagnostics.diagnosis import diagnose
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
@@ -122,7 +122,7 @@ def test_density_with_all_steps_has_the_eigenvalues_for_nodes() -> None:
     assert all(np.abs(truth - node).min() <= 1e-8 for node in held)
     assert nodes.max() == pytest.approx(truth[0], rel=1e-8)
     grid = np.linspace(nodes.min() - 1, nodes.max() + 1, 4000)
-    density = smoothed(grid, nodes, weights, 0.1)
+    density = smooth_density(grid, nodes, weights, 0.1)
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
     assert (density >= 0).all()
     assert np.trapezoid(density * grid, grid) == pytest.approx((weights * nodes).sum(), abs=1e-3)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from fedlayers.cli.federation import Federate, Site, Superlink
-from fedlayers.cli.main import parsed
+from fedlayers.cli.main import parse_command
 from fedlayers.remote.site_config import SiteFile
 
 ROOT = Path(__file__).parents[2]
@@ -54,14 +54,14 @@ def test_the_dockerfile_copies_what_there_is_and_its_ignore_file_lets_it_pass() 
 def test_an_image_s_own_command_is_one_of_the_program(stage: str, command: type) -> None:
     found = dict(stages()[stage])
     assert json.loads(found["ENTRYPOINT"]) == ["fedlayers"]
-    assert isinstance(parsed(json.loads(found["CMD"])), command)
+    assert isinstance(parse_command(json.loads(found["CMD"])), command)
     assert found["USER"] == "fedlayers"
 
 
 def test_the_services_of_compose_have_stages_and_commands_that_there_are() -> None:
     kinds = {"superlink": Superlink, "north": Site, "south": Site, "run": Federate}
     for name, service in COMPOSE["services"].items():
-        command = parsed(service["command"])
+        command = parse_command(service["command"])
         assert isinstance(command, kinds.pop(name))
         assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
         assert service["build"]["target"] in stages()
@@ -83,7 +83,7 @@ def test_the_service_starts_a_site() -> None:
     (line,) = re.findall(r"^ExecStart=(.*)$", UNIT, re.MULTILINE)
     program, *words = shlex.split(line)
     assert Path(program).name == "fedlayers"
-    assert isinstance(parsed(words), Site)
+    assert isinstance(parse_command(words), Site)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from diagnostics.decide.select import select
-from fedlayers.cli.config_files import expanded
+from fedlayers.cli.config_files import expand_config
 from fedlayers.remote.site_config import SiteFile
 from fedlayers.studies.tuned import Tuned
 from fl_core import limits, models, rows, runner
@@ -217,7 +217,7 @@ def test_a_nested_file_that_a_command_names(tmp_path):
         ("rows.jsonl", header + DEEP, rows.read, CorruptError),
         ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
         ("tuned.json", DEEP, Tuned.load, UsageError),
-        ("run.toml", NESTED_TOML, lambda path: expanded(["--config", str(path)]), UsageError),
+        ("run.toml", NESTED_TOML, lambda path: expand_config(["--config", str(path)]), UsageError),
         ("site.toml", NESTED_TOML, SiteFile.read, UsageError),
     ):
         (tmp_path / name).write_bytes(data)

@@ -37,7 +37,7 @@ def refused(link: Any, config: Any, metric: str) -> str:
     from fedlayers.remote.rpc import RefusedError, RpcClient
 
     line, run = RpcClient(link), "0" * 32
-    facts = federation.greet(line)
+    facts = federation.request_site_facts(line)
     federation.join(line, federation.task_of(config, federation.data_of(facts, config.dataset), None), facts, run)
     head = {"kind": "measure", "run": run, "metrics": [metric], "options": {}, "measure_batch": 8, "mode": "eval"}
     packet = Packet({**head, "layers": None, "null": [], "null_draws": 1})

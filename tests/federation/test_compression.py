@@ -12,7 +12,7 @@ import torch
 from fedlayers.cli.main import main
 from fedlayers.remote import federation, rpc
 from fedlayers.remote.codec import PacketError
-from fedlayers.remote.compression import compressed, expanded
+from fedlayers.remote.compression import compress_message, expand_message
 from fl_core import tree
 from fl_core.algorithms.base import Message
 from fl_core.engine import Engine
@@ -37,9 +37,9 @@ def test_a_change_is_within_the_precision_of_bfloat16_and_all_else_stays() -> No
     end = {"w": start["w"] + 0.01 * torch.randn(1000, generator=draw), "n": torch.tensor(9), "mask": torch.ones(3) > 0}
     extra = {"w": torch.randn(1000, generator=draw)}
     message, received = Message({"model": end, "control": extra}, {"k": 1}), Message({"model": start})
-    small = compressed(message, received, start)
+    small = compress_message(message, received, start)
     assert small.trees["model"]["w"].dtype == torch.bfloat16
-    back = expanded(small, received, start)
+    back = expand_message(small, received, start)
     assert back.meta == {"k": 1}
     assert torch.equal(back.trees["model"]["n"], end["n"])
     assert torch.equal(back.trees["model"]["mask"], end["mask"])
@@ -47,7 +47,7 @@ def test_a_change_is_within_the_precision_of_bfloat16_and_all_else_stays() -> No
     assert ((back.trees["model"]["w"] - end["w"]).abs() <= change * 2**-8 + 1e-6).all()
     assert ((back.trees["control"]["w"] - extra["w"]).abs() <= extra["w"].abs() * 2**-8).all()
     exact = {"w": torch.full((1000,), 0.5)}
-    back = expanded(compressed(Message({"control": exact}), Message(), start), Message(), start)
+    back = expand_message(compress_message(Message({"control": exact}), Message(), start), Message(), start)
     assert torch.equal(back.trees["control"]["w"], exact["w"])
 
 
@@ -71,7 +71,7 @@ def test_resume_compresses_as_before_and_gives_the_same_bits(tmp_path: Path) -> 
 
 
 def test_a_site_that_does_not_compress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlayers.remote.joined_run.compressed", lambda message, *_: message)
+    monkeypatch.setattr("fedlayers.remote.joined_run.compress_message", lambda message, *_: message)
     with pytest.raises(PacketError, match=r"site 'a'.*bfloat16"):
         federation.federate(WHOLE, link(tmp_path), progress=False, compress="bf16")
 

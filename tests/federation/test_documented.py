@@ -59,7 +59,7 @@ def test_its_noise_allows_20_rounds(name: str, tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(FILES[name])
     privacy = SiteFile.read(path).privacy
-    assert privacy.on
+    assert privacy.active
     assert privacy.epsilon > 0
     config = replace(config_for("fedavg"), rounds=ROUNDS, participation=1.0)
     found = federation.federate(config, link(tmp_path / "sites", privacy=privacy), progress=False)

@@ -26,7 +26,7 @@ def test_a_federation_has_one_authority_and_a_key_for_each_site(tmp_path):
     }
     assert files["sites/a/ca.crt"] == files["server/ca.crt"]
     assert files["sites/a/key"] != files["sites/b/key"]
-    assert list(keys.registered(tmp_path / "server")) == ["a", "b"]
+    assert list(keys.registered_sites(tmp_path / "server")) == ["a", "b"]
     authority, server = (x509.load_pem_x509_certificate(files[f"server/{name}.crt"]) for name in ("ca", "server"))
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -47,7 +47,7 @@ def test_sites_are_added_and_keys_stay(tmp_path):
     after = everything(tmp_path)
     assert {name: after[name] for name in before} == before
     assert after["sites/a/sites/b.pub"] == after["sites/b/sites/b.pub"] == after["server/sites/b.pub"]
-    assert list(keys.registered(tmp_path / "server")) == ["a", "b"]
+    assert list(keys.registered_sites(tmp_path / "server")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_a_server_needs_a_host(tmp_path, hosts, says):
 def test_a_site_can_make_its_own_key(tmp_path):
     keys.make(tmp_path / "all", ["localhost"], [])
     with pytest.raises(UsageError, match="public key"):
-        keys.registered(tmp_path / "all/server")
+        keys.registered_sites(tmp_path / "all/server")
     keys.make_site(tmp_path / "own", "basel")
     with pytest.raises(UsageError, match="overwritten"):
         keys.make_site(tmp_path / "own", "basel")
     for name in ("basel", "zurich"):
         keys.public_file(tmp_path / "all/server", name).write_bytes((tmp_path / "own/basel.pub").read_bytes())
     with pytest.raises(UsageError, match=r"'basel'.*'zurich'"):
-        keys.registered(tmp_path / "all/server")
+        keys.registered_sites(tmp_path / "all/server")
     keys.public_file(tmp_path / "all/server", "zurich").write_bytes(b"no key")
     with pytest.raises(UsageError, match=r"zurich\.pub"):
-        keys.registered(tmp_path / "all/server")
+        keys.registered_sites(tmp_path / "all/server")
 
 
 def test_a_renewed_certificate_has_the_old_names_and_authority(tmp_path):
@@ -110,15 +110,15 @@ def test_a_renewed_certificate_has_the_old_names_and_authority(tmp_path):
 def test_a_certificate_that_ends_soon_is_named(tmp_path):
     keys.make(tmp_path, ["localhost"], ["a"])
     end = x509.load_pem_x509_certificate((tmp_path / "server/server.crt").read_bytes()).not_valid_after_utc
-    assert keys.ending(tmp_path / "server", end - datetime.timedelta(days=31)) == []
-    (line,) = keys.ending(tmp_path / "server", end - datetime.timedelta(days=29, hours=23))
+    assert keys.expiry_warnings(tmp_path / "server", end - datetime.timedelta(days=31)) == []
+    (line,) = keys.expiry_warnings(tmp_path / "server", end - datetime.timedelta(days=29, hours=23))
     assert "29 days" in line
-    assert keys.ending(tmp_path / "sites/a", end) == []  # the authority's lasts longer
-    assert len(keys.ending(tmp_path / "sites/a", end + datetime.timedelta(days=3650))) == 1
+    assert keys.expiry_warnings(tmp_path / "sites/a", end) == []  # the authority's lasts longer
+    assert len(keys.expiry_warnings(tmp_path / "sites/a", end + datetime.timedelta(days=3650))) == 1
 
 
 def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path):
     keys.make(tmp_path / "keys", ["127.0.0.1"], ["a"])
     (tmp_path / "keys" / "server" / "sites" / "b.pub").mkdir()
     with pytest.raises(UsageError, match=r"b\.pub"):
-        keys.registered(tmp_path / "keys" / "server")
+        keys.registered_sites(tmp_path / "keys" / "server")

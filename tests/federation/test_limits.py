@@ -350,14 +350,14 @@ def honest(name: str, join: Packet) -> tuple[Packet, Packet]:
     config = {key: value for key, value in task.config.to_json().items() if key not in (*HERE, "dataset")}
     layers = [layer.name for layer in task.layers]
     initial = tree.state_dict(task.model)
-    plan = protocol.place(algorithm)["plan"]
+    plan = protocol.run_position(algorithm)["plan"]
     head = {**join.head, "config": config, "plan": plan, "layers": layers, "model": tree.digest(initial)}
     rnd = Round(0, algorithm.exchanges(0)[0], tuple(range(len(TOY.clients))))
     server = algorithm.server_state(tree.clone(initial))
     at = {"run": join.head["run"], "lane": "main", "from": "", "to": "000001-x", "saved": ""}
     request = TrainRequest(0, rnd, algorithm.server_message(server, 0, rnd), ())
     stamp = {"session": join.head["session"], "seq": 10**6}
-    train = protocol.request_packet(request, protocol.place(algorithm, **at))
+    train = protocol.request_packet(request, protocol.run_position(algorithm, **at))
     return Packet(head, {"start": initial}), Packet({**train.head, **stamp}, train.trees)
 
 

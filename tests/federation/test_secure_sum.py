@@ -33,7 +33,7 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedlayers.remote.secure_sum import shamir
-from fedlayers.remote.secure_sum.fixed_point import FRACTION_BITS, STEP, decoded, encoded
+from fedlayers.remote.secure_sum.fixed_point import FRACTION_BITS, STEP, decode_mean, encode_tree
 from fedlayers.remote.secure_sum.keys import Identity
 from fedlayers.remote.secure_sum.members import Member, context_of, remove_masks, threshold
 
@@ -57,7 +57,7 @@ def sites(folder: Path, **options: Any) -> dict[str, Site]:
 
 def test_any_threshold_of_the_shares_give_the_secret() -> None:
     secret = bytes(range(32))
-    shares = dict(enumerate(shamir.split(secret, 3, 5), 1))
+    shares = dict(enumerate(shamir.make_shares(secret, 3, 5), 1))
     for chosen in combinations(shares, 3):
         assert shamir.combine({x: shares[x] for x in chosen}) == secret
     with pytest.raises(ValueError, match="one secret"):  # two points of a random parabola: any number of 521 bits
@@ -94,7 +94,7 @@ def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors()
         leaves = {name: draw.choice((0, 1, 2, 3, 4, 4, 4, 4)) for name in group}
         updates = {name: {"w": torch.randn(3)} for name in group}
         weights = {name: draw.randint(1, 50) for name in group}
-        words = {name: encoded(updates[name], weights[name], sum(weights.values())) for name in group}
+        words = {name: encode_tree(updates[name], weights[name], sum(weights.values())) for name in group}
         try:
             keys = {name: each for name, each in keys.items() if leaves[name] > 0}
             shares = {name: group[name].share(keys) for name in keys if leaves[name] > 1}
@@ -114,7 +114,7 @@ def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors()
         expected = [sum(int(words[name].view(np.int64)[k]) for name in survivors) for k in range(3)]
         assert total.view(np.int64).tolist() == expected
         weight = sum(weights[name] for name in survivors)
-        mean = decoded(total, {"w": torch.zeros(3, dtype=torch.float64)}, weight)["w"]
+        mean = decode_mean(total, {"w": torch.zeros(3, dtype=torch.float64)}, weight)["w"]
         assert mean.tolist() == [each * STEP / weight for each in expected]
         exact = sum(weights[name] * updates[name]["w"].double() for name in survivors) / weight
         assert (mean - exact).abs().max() <= STEP
@@ -125,15 +125,15 @@ def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors()
 
 def test_values_that_would_overflow_a_sum_are_refused() -> None:
     largest = 2.0 ** (62 - FRACTION_BITS) / 10
-    encoded({"w": torch.tensor([largest], dtype=torch.float64)}, 10, 10)
+    encode_tree({"w": torch.tensor([largest], dtype=torch.float64)}, 10, 10)
     with pytest.raises(UsageError, match="'w'"):
-        encoded({"w": torch.tensor([largest * 1.01])}, 1, 10)
+        encode_tree({"w": torch.tensor([largest * 1.01])}, 1, 10)
 
 
 def test_one_masked_update_is_uniform() -> None:
     """Chi-square over the values of a byte: 255 degrees of freedom, beyond 350 with probability 0.00007."""
     group, keys, _ = members(3)
-    words = encoded({"w": torch.zeros(30_000)}, 1, 3)
+    words = encode_tree({"w": torch.zeros(30_000)}, 1, 3)
     plain = chi_square(words)
     shares = {name: member.share(keys) for name, member in group.items()}
     group["a"].receive({other: shares[other]["a"] for other in "bc"})

@@ -136,8 +136,8 @@ def losses(site: Site, weights: tuple[Path, dict[str, torch.Tensor]], seeds: ran
         line = RpcClient(InMemoryTransport({"north": site}))
         config = replace(CONFIG, seed=seed, init=str(weights[0]))
         try:
-            facts = federation.greet(line)
-            task = federation.task_of(config, federation.together(facts, "toy"), None)
+            facts = federation.request_site_facts(line)
+            task = federation.task_of(config, federation.server_view(facts, "toy"), None)
             home = federation.join(line, task, facts, uuid4().hex)
         except RefusedError:
             continue
@@ -225,8 +225,8 @@ def test_a_damaged_audit_is_no_reason_to_answer_anew(tmp_path: Path) -> None:
 
 def test_least_samples_are_checked_at_join(tmp_path: Path) -> None:
     line = RpcClient(InMemoryTransport({"a": (site := Site(PresplitData(TOY, "a"), tmp_path))}))
-    facts = federation.greet(line)
-    task = federation.task_of(replace(CONFIG, model_options={}), federation.together(facts, "toy"), None)
+    facts = federation.request_site_facts(line)
+    task = federation.task_of(replace(CONFIG, model_options={}), federation.server_view(facts, "toy"), None)
     site.policy = Policy(least_samples=31)
     with pytest.raises(RefusedError, match="got 30"):
         federation.join(line, task, facts, uuid4().hex)

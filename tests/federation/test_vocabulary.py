@@ -63,7 +63,7 @@ def link(silos: list[SiteDataset], folder: Path, **options: Any) -> InMemoryTran
 def test_texts_train_over_sites_as_in_one_process(folder: Path, vocabulary: str) -> None:
     named = vocabulary if ":" in vocabulary else folder / vocabulary
     silos = [silo(folder, name, vocabulary=named) for name in NAMES]
-    facts = federation.greet(RpcClient(link(silos, folder)))
+    facts = federation.request_site_facts(RpcClient(link(silos, folder)))
     tokens = len(SPECIAL) + (32 if ":" in vocabulary else len(WORDS))
     assert [each["tokens"] for each in facts] == [tokens, tokens]
     assert not any(word in json.dumps(facts) for word in ("snow", "sand", "crew"))

@@ -39,7 +39,7 @@ def test_a_race_decides_only_where_something_was_learned(gains, verdict, left):
 
 def test_one_seed_cannot_show_that_something_was_learned():
     lines = race((0.2, 0.2, 0.2)).query("seed == 0")
-    assert above_chance.best_of(lines).shown is None
+    assert above_chance.best_of(lines).significant is None
     assert infer(lines).verdict == ONE_RACE
 
 
@@ -51,7 +51,7 @@ def test_guessing_is_taken_for_learning_in_at_most_one_of_twenty(seeds, together
     lines = pd.DataFrame([(arm, seed) for arm in range(arms) for seed in range(seeds)], columns=["arm", "seed"])
     of_seeds = draw.normal(0, 0.02, (races, 1 if together else arms, seeds))
     gains = np.broadcast_to(of_seeds, (races, arms, seeds)).reshape(races, -1)
-    wrong = np.mean([above_chance.best_of(lines.assign(skill=gain)).shown for gain in gains])
+    wrong = np.mean([above_chance.best_of(lines.assign(skill=gain)).significant for gain in gains])
     assert wrong <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / races)
 
 
@@ -59,7 +59,7 @@ def test_a_candidate_far_below_guessing_hides_nothing_of_the_others():
     """Such as one model for clients that have different classes."""
     judged = race((0.10, 0.12, 0.11))
     judged.loc[judged["arm"] == "all", "skill"] -= 0.9
-    assert above_chance.best_of(judged).shown
+    assert above_chance.best_of(judged).significant
     assert above_chance.best_of(judged).value == pytest.approx(0.11)
 
 
@@ -68,7 +68,7 @@ def test_a_candidate_that_failed_takes_no_seed_from_the_others():
     without = judged[judged["arm"] != "all"]
     judged.loc[(judged["arm"] == "all") & (judged["seed"] == 1), ["macro_f1", "score", "skill"]] = math.nan
     assert above_chance.best_of(judged) == above_chance.best_of(without)
-    assert above_chance.best_of(judged).shown
+    assert above_chance.best_of(judged).significant
 
 
 def test_predictions_that_do_not_look_reach_no_more_than_guessing():
@@ -85,13 +85,13 @@ def test_predictions_that_do_not_look_reach_no_more_than_guessing():
 
 def test_guessing_counts_the_classes_of_validation_and_leaves_out_a_client_with_one():
     data = load("heart")
-    guesses = above_chance.guessing(data)
+    guesses = above_chance.guessing_accuracy(data)
     for client in data.clients:
         classes = len(client.validation.y.unique())
         assert guesses.get(client.name) == (1 / classes if classes > 1 else None)
     x = np.random.default_rng(0).normal(size=(40, 3))
     one = from_clients({"mixed": (x, np.arange(40) % 2), "single": (x, np.zeros(40, int))})
-    assert above_chance.guessing(one) == {"mixed": 0.5}
+    assert above_chance.guessing_accuracy(one) == {"mixed": 0.5}
 
 
 def test_what_is_above_guessing_is_the_mean_by_training_samples_over_clients_that_have_it():

@@ -21,7 +21,7 @@ from fedlayers.studies.inference import (
     Inference,
     infer,
     leader_of,
-    ranked,
+    rank_arms,
 )
 from fl_core import statistics
 from fl_core.layers import Layer
@@ -93,7 +93,7 @@ def test_an_arm_that_collapsed_changes_nothing_for_the_others() -> None:
     both = infer(pd.concat([judged, collapsed.assign(skill=-0.9 + 0.3 * (collapsed["seed"] % 2))]))
     assert both.remaining == infer(judged).remaining == ("arm2",)
     assert both.above_chance.value == infer(judged).above_chance.value
-    assert both.above_chance.shown
+    assert both.above_chance.significant
 
 
 def test_of_arms_left_none_is_significantly_worse_than_another() -> None:
@@ -135,7 +135,7 @@ def test_where_every_arm_failed_with_some_seed_nothing_is_decided() -> None:
     judged = judged_of([0.5, 0.9, 0.4, 0.6], 0.01, 3)
     for arm, seeds in {"arm0": (0, 1, 2), "arm1": (0, 1), "arm2": (0,), "arm3": (2,)}.items():
         judged.loc[(judged["arm"] == arm) & judged["seed"].isin(seeds), ["macro_f1", "score"]] = np.nan
-    assert ranked(judged) == ["arm3", "arm2", "arm1", "arm0"]
+    assert rank_arms(judged) == ["arm3", "arm2", "arm1", "arm0"]
     seen = infer(judged)
     assert (seen.verdict, seen.remaining, seen.usable) == (ALL_DIVERGED, ("arm3", "arm2", "arm1"), ("arm3",))
     excluded = dict(zip(seen.differences["arm"], seen.differences["excluded"], strict=True))
@@ -155,7 +155,7 @@ def test_macro_f1_breaks_a_tie_of_it_against_loss(seeds: int, first: str) -> Non
 
 def test_equal_arms_are_in_their_order_and_no_tie_is_said_to_be_broken() -> None:
     judged = judged_of([0.5, 0.5, 0.4], 0.0, 2)
-    assert ranked(judged) == ["arm0", "arm1", "arm2"]
+    assert rank_arms(judged) == ["arm0", "arm1", "arm2"]
     assert infer(judged).tie == ""
     assert infer(judged_of([0.5, 0.4], 0.0, 2)).tie == ""
 

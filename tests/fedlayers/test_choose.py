@@ -156,7 +156,7 @@ def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced)
     assert choice.measured.n_bytes == sent <= choice.cost.n_bytes
     assert choice.measured.rounds == choice.cost.rounds
     assert choice.measured.seconds > 0
-    assert choice.text().splitlines()[-1] == choice.cost.beside(choice.measured)
+    assert choice.text().splitlines()[-1] == choice.cost.compare_line(choice.measured)
 
 
 def test_what_is_foreseen_is_the_time_of_a_clients_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_steps_that_are_foreseen_are_those_that_are_made(algorithm: str, monkeyp
 def test_a_short_time_is_not_said_to_be_none() -> None:
     short = runtime_estimate.Cost(2, 4, 2.0, 1000, 0.01)
     assert short.text().rpartition(", ")[2].startswith("< 0.1 s")
-    assert "0.0 s" not in short.beside(replace(short, seconds=0.0))
+    assert "0.0 s" not in short.compare_line(replace(short, seconds=0.0))
 
 
 def test_the_same_call_goes_on_and_another_is_refused(raced: Raced, monkeypatch: pytest.MonkeyPatch) -> None:

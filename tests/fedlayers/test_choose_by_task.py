@@ -50,8 +50,8 @@ def test_tune_searches_for_the_main_score(task: str, tmp_path: Path, capsys: pyt
 def test_an_arm_at_the_chance_value_is_no_better_than_guessing() -> None:
     judged = pd.DataFrame({"arm": "all", "seed": range(3), "c_index": [0.49, 0.50, 0.51]})
     assert best_of(judged, "c_index").value == pytest.approx(0.0, abs=1e-12)
-    assert best_of(judged, "c_index").shown is False
-    assert best_of(judged.assign(c_index=judged["c_index"] + 0.2), "c_index").shown is True
+    assert best_of(judged, "c_index").significant is False
+    assert best_of(judged.assign(c_index=judged["c_index"] + 0.2), "c_index").significant is True
 
 
 @each_task
@@ -65,4 +65,4 @@ def test_metrics_of_single_samples_refuse_survival() -> None:
     from diagnostics.diagnosis import DEFAULT, DiagnosisRequest
 
     with pytest.raises(UsageError, match=r"hessian_trace; got survival\. Pass --metrics grad"):
-        DiagnosisRequest.of(DEFAULT).check_task(SURVIVAL)
+        DiagnosisRequest.from_arguments(DEFAULT).check_task(SURVIVAL)

@@ -116,7 +116,7 @@ def test_one_run_is_its_own_mixture(raced: tuple[Path, Choice]) -> None:
     found = mixture.fit_mixture([Entry(arm, config, out / "arms" / "half-0")], "half")
     assert [(member.name, member.weight) for member in found.members] == [("half", 1.0)]
     assert found.evidence["loss"] == found.evidence["losses"]["half"]
-    assert "needs 1 model, " in mixture.described(found, out)
+    assert "needs 1 model, " in mixture.describe_mixture(found, out)
 
 
 @pytest.mark.parametrize("task", TASKS)

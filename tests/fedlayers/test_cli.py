@@ -113,7 +113,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     assert len(out.splitlines()) < 160
     assert "None" not in out
     for line in examples:
-        assert isinstance(cli.parsed(line.split()), cli.command_class(name))
+        assert isinstance(cli.parse_command(line.split()), cli.command_class(name))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_help_names_what_plan_and_score_take(fedlayers):
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
     keys = {f.name for f in fields(RunConfig)} - {*arguments.OTHERWISE}
-    assert keys <= set(arguments.documented())
+    assert keys <= set(arguments.key_descriptions())
     assert {key.name for group in GROUPS.values() for key in fields(group)} == {f.name for f in fields(RunConfig)}
     shown = [fedlayers("run", flag) for flag in ("--help", "--help-all")]
     usual, every = (re.findall(r"^[^\w-]*(--[\w-]+)", text, re.MULTILINE) for text in shown)
@@ -210,7 +210,7 @@ def test_a_wrong_configuration_file_is_one_line(fedlayers, tmp_path, text, says)
 def test_flags_become_the_configuration():
     line = "run --dataset digits --clients 3 --partition dirichlet --lr 0.5 --seed 4 --amsgrad False --batchnorm drop"
     wanted = {"dataset": "digits", "clients": 3, "partition": "dirichlet", "lr": 0.5, "seed": 4}
-    assert cli.parsed(line.split()).config == RunConfig(**wanted, amsgrad=False, batchnorm="drop")
+    assert cli.parse_command(line.split()).config == RunConfig(**wanted, amsgrad=False, batchnorm="drop")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_flags_become_the_configuration():
     [("", None), ("--keep-optimizer", True), ("--keep-optimizer True", True), ("--keep-optimizer False", False)],
 )
 def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
-    assert cli.parsed(f"run --seed 1 {words} --rounds 2".split()).config.keep_optimizer is kept
+    assert cli.parse_command(f"run --seed 1 {words} --rounds 2".split()).config.keep_optimizer is kept
 
 
 @pytest.mark.parametrize(

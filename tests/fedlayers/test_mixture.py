@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import optimize
 
-from fedlayers.studies.mixture import GAP, fit_weights, mixed
+from fedlayers.studies.mixture import GAP, fit_weights, mixture_log_probabilities
 from fl_core.errors import UsageError
 
 
@@ -48,8 +48,8 @@ def test_a_weight_counts_as_repeated_samples():
 
 def test_one_model_s_mixture_is_that_model_also_far_from_probability_one():
     logs = np.log(np.random.default_rng(0).dirichlet(np.ones(4), (3, 7))) - 900
-    assert np.array_equal(mixed(logs[:1], fit_weights(logs[:1, :, 0])), logs[0])
-    assert np.array_equal(mixed(logs, [0, 1, 0]), logs[1])
+    assert np.array_equal(mixture_log_probabilities(logs[:1], fit_weights(logs[:1, :, 0])), logs[0])
+    assert np.array_equal(mixture_log_probabilities(logs, [0, 1, 0]), logs[1])
     assert fit_weights(logs[:, :, 0]).sum() == pytest.approx(1)
 
 
@@ -57,7 +57,7 @@ def test_mixed_probabilities_are_weighted_means():
     probabilities = np.random.default_rng(1).dirichlet(np.ones(4), (3, 7))
     weights = np.array([0.2, 0.3, 0.5])
     expected = np.tensordot(weights, probabilities, axes=1)
-    np.testing.assert_allclose(np.exp(mixed(np.log(probabilities), weights)), expected, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(mixture_log_probabilities(np.log(probabilities), weights)), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

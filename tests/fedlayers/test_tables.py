@@ -48,7 +48,7 @@ def test_clients_are_printed_by_their_numbers() -> None:
 def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
     config = RunConfig(dataset="digits", clients=clients, max_samples=300, batch_size=8, model_options={"sizes": [8]})
     report = fl.measure.diagnose_task(runner.assemble(config), ["grad_variance"], progress=False)
-    values, text = report.values("grad_variance"), tables.measured(report, "grad_variance", "epoch")
+    values, text = report.values("grad_variance"), tables.format_metric(report, "grad_variance", "epoch")
     header, first = text.splitlines()[0].split(), text.splitlines()[2].split()
     of_first = values.iloc[0]
     if clients <= 8:
@@ -64,7 +64,7 @@ def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
 def test_a_metric_of_pairs_of_a_single_client_is_printed_with_its_reason() -> None:
     config = RunConfig(dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]})
     report = fl.measure.diagnose_task(runner.assemble(config), ["weight_divergence"], progress=False)
-    assert tables.measured(report, "weight_divergence", "relative_l2").startswith("no value: ")
+    assert tables.format_metric(report, "weight_divergence", "relative_l2").startswith("no value: ")
 
 
 def test_scores_that_do_not_fit_are_condensed() -> None:
@@ -79,7 +79,7 @@ def test_measurements_that_do_not_fit_are_medians() -> None:
         (name, variant) for name in ("grad_variance", "cka") for variant in fl.measure.shown_variants(report, name)
     ]
     whole = tables.measurements(report, shown)
-    assert all(tables.measured(report, *each) in whole for each in shown)
+    assert all(tables.format_metric(report, *each) in whole for each in shown)
     least = len(whole.splitlines())
     assert tables.measurements(report, shown, least) == whole
     for most in (least - 1, 8):

@@ -13,7 +13,7 @@ import fedlayers as fl
 from fedlayers.studies import spaces
 from fedlayers.studies.compare import jobs_of
 from fedlayers.studies.runtime_estimate import Cost
-from fedlayers.studies.spaces import points, searched
+from fedlayers.studies.spaces import parse_search, points
 from fedlayers.studies.training_job import TrainingJob
 from fedlayers.studies.tuned import Tuned
 from fl_core import statistics
@@ -39,7 +39,7 @@ def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
 
 
 def test_lists_without_more_points_than_trials_are_a_grid() -> None:
-    space = {"lr": searched("lr", "0.1,0.01,0.001"), "mu": searched("mu", [1, 2, 3, 4])}
+    space = {"lr": parse_search("lr", "0.1,0.01,0.001"), "mu": parse_search("mu", [1, 2, 3, 4])}
     whole = points(space, 100, seed=0)
     assert sorted((p["lr"], p["mu"]) for p in whole) == [(lr, mu) for lr in (0.001, 0.01, 0.1) for mu in (1, 2, 3, 4)]
     assert points(space, 5, seed=0) == whole[:5]
@@ -232,7 +232,7 @@ def test_comparisons_that_tuning_does_not_fit_are_refused(done, tmp_path: Path, 
 
 def test_another_dataset_is_noted(done) -> None:
     with pytest.warns(UserWarning, match="heart.*digits"):
-        done[1].tuned.applied(RunConfig(dataset="digits"), ["fedavg"], [0])
+        done[1].tuned.apply(RunConfig(dataset="digits"), ["fedavg"], [0])
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ def score(federation: str, method: str, seed: int, client: int) -> float:
     return 0.4 + 0.01 * list(METHODS).index(method) + 0.001 * EIGHT.index(federation)
 
 
-RUNS = analysis.scored(planted.rows(EIGHT, score))
+RUNS = analysis.scored_runs(planted.rows(EIGHT, score))
 
 
 def test_the_page_is_up_to_date():
     """``python -m figures.leaderboard`` brings it up to date."""
     text = leaderboard.PAGE.read_text(encoding="utf-8")
-    assert leaderboard.updated(text, analysis.scored(read(STORED))) == text
+    assert leaderboard.updated(text, analysis.scored_runs(read(STORED))) == text
     assert [kind for _, kind, _ in BLOCK.findall(text)] == list(leaderboard.LISTS)
 
 

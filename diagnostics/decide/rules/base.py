@@ -52,12 +52,12 @@ class Rule:
         return self.reads == "curve"
 
     @property
-    def budgeted(self) -> bool:
+    def takes_budget(self) -> bool:
         """True if the rule takes a budget."""
         return self.reads in ("bytes", "flops")
 
     @property
-    def thresholded(self) -> bool:
+    def takes_threshold(self) -> bool:
         """True if the rule takes a threshold."""
         return self.decides and len(inspect.signature(self.choose).parameters) > 1
 
@@ -67,7 +67,7 @@ class Rule:
         Raises:
             RunError: the rule does not return a number from 1 to the number of layers.
         """
-        count = self.choose(values, threshold) if self.thresholded else self.choose(values)
+        count = self.choose(values, threshold) if self.takes_threshold else self.choose(values)
         if count not in range(1, len(values) + 1):
             raise RunError(f"rule {self.name!r} must share 1 to {len(values)} layers; got {count!r}.")
         return int(count)
@@ -123,7 +123,7 @@ def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
     return Rule(function.__name__, function, summary, **facts)
 
 
-def deciding(name: str) -> Rule:
+def curve_rule(name: str) -> Rule:
     """Return the rule of this name, which must decide on its own from one curve.
 
     Raises:

@@ -76,7 +76,7 @@ class Superlink:
     def _nodes(self) -> dict[str, Any]:
         """Return the sites that the superlink knows, by name."""
         found = self._control.ListNodes(ListNodesRequest()).nodes_info
-        metrics.put("sites_connected", sum(node.status == wire.ONLINE for node in found))
+        metrics.set_number("sites_connected", sum(node.status == wire.ONLINE for node in found))
         return {node.name: node for node in found if node.status != wire.UNREGISTERED}
 
 
@@ -166,7 +166,7 @@ class FlowerLink(Superlink):
             site, _ = sent.pop(message.metadata.reply_to_message_id, ("", ""))
             if site in waiting and not message.has_error():  # an error: asked again at the next look
                 try:
-                    answered[site] = wire.unpacked(message.content)
+                    answered[site] = wire.from_record(message.content)
                 except ValueError:
                     continue
         return answered

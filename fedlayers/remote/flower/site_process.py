@@ -49,7 +49,7 @@ class Connection:
     key: Path
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], folder: Path) -> Connection:
+    def from_table(cls, table: Mapping[str, Any], folder: Path) -> Connection:
         """Return the connection of a file's table. Paths are relative to the file's folder.
 
         Raises:
@@ -209,7 +209,7 @@ def serve(answers: RequestHandler, connection: Connection, home: Path) -> None:
         UsageError: the superlink cannot be reached or does not know this key.
     """
     check_reachable(connection.superlink, connection.ca)
-    for line in keys.ending(connection.ca.parent):
+    for line in keys.expiry_warnings(connection.ca.parent):
         LOG.warning(line)
     mark = home / "connected"  # where it was left behind, the superlink may hold the former connection for a minute
     patience = time.monotonic() + (LINGERS if mark.exists() else 0.0)
@@ -220,14 +220,14 @@ def serve(answers: RequestHandler, connection: Connection, home: Path) -> None:
             nonlocal patience
             patience = float("inf")
             mark.touch()
-            metrics.put("sites_connected", 1)
+            metrics.set_number("sites_connected", 1)
             LOG.info(f"site {answers.name} is connected to {connection.superlink} (Ctrl-C ends it)")
 
         try:
             reason = _attend(answers, node, connected)
         finally:
             node.close()
-            metrics.put("sites_connected", 0)
+            metrics.set_number("sites_connected", 0)
             if node.process.returncode >= 0:
                 mark.unlink(missing_ok=True)
         clock = _clock(connection)
@@ -284,7 +284,7 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
             if message.has_error():
                 return task.drop()
             try:
-                request = [wire.taken(message)]
+                request = [wire.take_bytes(message)]
             except ValueError as error:
                 reply = wire.failure(message, str(error))
             else:

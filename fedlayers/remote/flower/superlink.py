@@ -85,7 +85,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     for file in need.values():
         if not file.is_file():
             raise UsageError(f"{file} is missing. Make it with `fedlayers federation keys`.")
-    sites = keys.registered(folder)
+    sites = keys.registered_sites(folder)
     listening = _bound(host, port)
     port = listening.getsockname()[1]
     os.umask(0o077)  # the database holds messages in transit
@@ -118,7 +118,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     )
     app = create_app(config, SuperLinkLifespan)
     registered = threading.Event()
-    app.add_middleware(Guard, word=wire.word(secret), registered=registered)
+    app.add_middleware(Guard, word=wire.guard_token(secret), registered=registered)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -142,10 +142,10 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         while not server.should_exit:
             if time.monotonic() - warned >= DAY:
                 warned = time.monotonic()
-                for line in keys.ending(folder):
+                for line in keys.expiry_warnings(folder):
                     LOG.warning(line)
             try:
-                changes = register(control, keys.registered(folder, least=0))
+                changes = register(control, keys.registered_sites(folder, least=0))
             except (UsageError, httpx.HTTPError) as error:
                 if not registered.is_set() and isinstance(error, UsageError):
                     failed.append(error)
@@ -173,7 +173,7 @@ def register(control: Any, sites: dict[str, bytes]) -> list[str]:
         UsageError: a withdrawn key is back.
     """
     nodes = [node for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != wire.UNREGISTERED]
-    metrics.put("sites_connected", sum(node.status == wire.ONLINE for node in nodes))
+    metrics.set_number("sites_connected", sum(node.status == wire.ONLINE for node in nodes))
     known = {node.name for node in nodes if sites.get(node.name) == node.public_key}
     gone = [node for node in nodes if node.name not in known or sites[node.name] != node.public_key]
     for node in gone:

@@ -126,7 +126,7 @@ class Task:
             ttl=LIFETIME,
             message_type=KIND,
         )
-        return Message(content=packed(payload), metadata=head)  # type: ignore[call-overload]
+        return Message(content=to_record(payload), metadata=head)  # type: ignore[call-overload]
 
     def drop(self) -> None:
         """Stop the signs of life of a task that Flower no longer knows."""
@@ -167,7 +167,7 @@ WORD = "fedlayers-word"
 """The header with the word of a caller that may start runs."""
 
 
-def word(secret: bytes) -> str:
+def guard_token(secret: bytes) -> str:
     """Return the word that the superlink's guard asks for. The secret itself is not sent."""
     return hmac.new(secret, b"fedlayers control", hashlib.sha256).hexdigest()
 
@@ -175,7 +175,7 @@ def word(secret: bytes) -> str:
 def control(address: Address, secret: bytes, verify: ssl.SSLContext | None = None) -> Any:
     """Return a client of the superlink's interface that starts runs and registers keys."""
     checked = address.verify() if verify is None else verify
-    return ControlHttpClient(address.url, interceptors=[_Word(word(secret))], verify=checked, timeout=60.0)
+    return ControlHttpClient(address.url, interceptors=[_Word(guard_token(secret))], verify=checked, timeout=60.0)
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,10 @@ class _Word:
         return call_next(context)
 
 
-def packed(payload: bytes) -> RecordDict:
+def to_record(payload: bytes) -> RecordDict:
     """Return bytes as Flower's record.
 
-    >>> unpacked(packed(b"weights"))
+    >>> from_record(to_record(b"weights"))
     b'weights'
     """
     if len(payload) <= SMALL:  # three objects to move instead of five
@@ -200,8 +200,8 @@ def packed(payload: bytes) -> RecordDict:
     return RecordDict({RECORD: ArrayRecord({BYTES: Array("uint8", (len(payload),), "bytes", payload)})})
 
 
-def unpacked(content: RecordDict) -> bytes:
-    """Return the bytes in a record of :func:`packed`.
+def from_record(content: RecordDict) -> bytes:
+    """Return the bytes in a record of :func:`to_record`.
 
     Raises:
         ValueError: the record was made otherwise.
@@ -214,15 +214,15 @@ def unpacked(content: RecordDict) -> bytes:
     return payload
 
 
-def taken(message: Message) -> bytes:
-    """Remove a message's bytes and return them, so that the caller alone holds them. Errors: see :func:`unpacked`."""
+def take_bytes(message: Message) -> bytes:
+    """Remove and return a message's bytes, so that only the caller holds them. Errors: see :func:`from_record`."""
     content, message.content = message.content, RecordDict()
-    return unpacked(content)
+    return from_record(content)
 
 
 def answer(message: Message, payload: bytes) -> Message:
     """Return the reply to a message."""
-    return Message(packed(payload), reply_to=message)
+    return Message(to_record(payload), reply_to=message)
 
 
 def failure(message: Message, reason: str) -> Message:

@@ -12,7 +12,7 @@ import torch
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields, most_bytes
 from fedlayers.remote.remote_clients import EXTRA_TREES, RemoteClients
-from fedlayers.remote.secure_sum.fixed_point import Words, decoded
+from fedlayers.remote.secure_sum.fixed_point import Words, decode_mean
 from fedlayers.remote.secure_sum.members import check_enough, context_of, remove_masks, threshold
 from fl_core.algorithms.base import Message
 from fl_core.errors import UsageError, about, listing
@@ -69,7 +69,7 @@ class SummingClients(RemoteClients):
         revealed = self._step("sum_reveal", place, {name: {"survivors": sorted(found)} for name in found})
         remove_masks(total, context, place["group"], keys, shares, found, revealed)
         weight = sum(self.algorithm.task_info.weight(asked[name].client) for name in found)
-        mean = Message({"model": decoded(total, tensors, weight)})
+        mean = Message({"model": decode_mean(total, tensors, weight)})
         replies = {}
         for name, request in asked.items():
             reply = self._taken(name, request, found.get(name))
@@ -85,7 +85,7 @@ class SummingClients(RemoteClients):
         self, name: str, request: TrainRequest, place: Mapping[str, Any], shares: Mapping[str, Mapping[str, str]]
     ) -> Packet:
         """Return the request to train, with the other members' shares for this one."""
-        packet = protocol.request_packet(request, protocol.place(self.algorithm, **self._where(name, request)))
+        packet = protocol.request_packet(request, protocol.run_position(self.algorithm, **self._where(name, request)))
         given = {other: shares[other][name] for other in shares if other != name}
         packet.head["secure_sum"] = {"sum": place["sum"], "group": place["group"], "shares": given}
         return packet

@@ -9,7 +9,7 @@ import torch
 
 from fedlayers.remote import protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
-from fedlayers.remote.secure_sum.fixed_point import encoded
+from fedlayers.remote.secure_sum.fixed_point import encode_tree
 from fedlayers.remote.secure_sum.keys import Identity
 from fedlayers.remote.secure_sum.members import Member, context_of
 from fl_core.algorithms.base import Message, TaskInfo
@@ -102,7 +102,7 @@ class SiteSums:
                 "Use another algorithm."
             )
         total = sum(task.weight(each) for each in range(len(task.n_train)))
-        words = encoded(message.trees.get("model", {}), task.weight(client), total)
+        words = encode_tree(message.trees.get("model", {}), task.weight(client), total)
         member.mask(words)
         return {protocol.MASKED: {"words": torch.from_numpy(words.view("int64"))}}
 

@@ -19,12 +19,12 @@ STEP = 2.0**-FRACTION_BITS
 SUM_BITS = 62
 
 
-def encoded(tree: Mapping[str, Tensor], weight: int, total: int) -> Words:
+def encode_tree(tree: Mapping[str, Tensor], weight: int, total: int) -> Words:
     """Return a tree as whole numbers modulo 2^64, times a weight.
 
     Values are rounded to steps of :data:`STEP`. Tensors follow one another by name.
 
-    >>> words = encoded({"fc.bias": torch.tensor([0.5, -1.0])}, weight=3, total=10)
+    >>> words = encode_tree({"fc.bias": torch.tensor([0.5, -1.0])}, weight=3, total=10)
     >>> (words.view(np.int64) / 2**FRACTION_BITS).tolist()
     [1.5, -3.0]
 
@@ -54,7 +54,7 @@ def encoded(tree: Mapping[str, Tensor], weight: int, total: int) -> Words:
     return words.view(np.uint64)
 
 
-def decoded(words: Words, like: Mapping[str, Tensor], weight: int) -> Tree:
+def decode_mean(words: Words, like: Mapping[str, Tensor], weight: int) -> Tree:
     """Return the weighted mean in a sum of encoded trees.
 
     Args:

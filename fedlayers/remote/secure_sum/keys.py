@@ -89,7 +89,7 @@ def public(key: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
 
 
-def agreed(key: bytes, other: bytes, context: bytes) -> bytes:
+def shared_secret(key: bytes, other: bytes, context: bytes) -> bytes:
     """Return the secret of 32 bytes that a private and a public key have in common, for one use.
 
     Raises:
@@ -120,14 +120,14 @@ def add_mask(words: Words, seed: bytes, sign: int) -> None:
         (np.add if sign > 0 else np.subtract)(part, mask, out=part)
 
 
-def sealed(key: bytes, data: bytes, way: bytes) -> bytes:
+def encrypt(key: bytes, data: bytes, way: bytes) -> bytes:
     """Encrypt data for the owner of the same key. ``way`` names sender and receiver."""
     nonce = os.urandom(NONCE)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, data, way)
 
 
-def opened(key: bytes, data: bytes, way: bytes) -> bytes:
-    """Decrypt what :func:`sealed` encrypted.
+def decrypt(key: bytes, data: bytes, way: bytes) -> bytes:
+    """Decrypt what :func:`encrypt` encrypted.
 
     Raises:
         PacketError: it was changed, or is for another way.

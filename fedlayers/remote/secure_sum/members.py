@@ -14,7 +14,7 @@ from typing import Any
 from fedlayers.remote.codec import PacketError
 from fedlayers.remote.secure_sum import shamir
 from fedlayers.remote.secure_sum.fixed_point import Words
-from fedlayers.remote.secure_sum.keys import Identity, add_mask, agreed, new_key, opened, public, sealed
+from fedlayers.remote.secure_sum.keys import Identity, add_mask, decrypt, encrypt, new_key, public, shared_secret
 from fl_core.errors import UsageError, check_distinct, listing
 
 LEAST = 3
@@ -112,14 +112,14 @@ class Member:
             raise PacketError("keys of a secure sum must have this site's own; got others under its name.")
         self.state["keys"] = {name: dict(each) for name, each in keys.items()}
         least, count = threshold(len(self.group)), len(self.group)
-        parts = [shamir.split(self._secret(name), least, count) for name in ("mask", "seed")]
+        parts = [shamir.make_shares(self._secret(name), least, count) for name in ("mask", "seed")]
         made = {name: b"".join(part[at] for part in parts) for at, name in enumerate(self.group)}
         self.state["own"] = made[self.name].hex()
         others = [name for name in keys if name != self.name]
         context = b"shares" + self.context
-        sealing = {name: agreed(self._secret("share"), raw(keys[name]["share"]), context) for name in others}
+        sealing = {name: shared_secret(self._secret("share"), raw(keys[name]["share"]), context) for name in others}
         self.state["sealing"] = {name: key.hex() for name, key in sealing.items()}
-        return {name: sealed(sealing[name], made[name], way(self.name, name)).hex() for name in others}
+        return {name: encrypt(sealing[name], made[name], sender_and_receiver(self.name, name)).hex() for name in others}
 
     def receive(self, shares: Mapping[str, str]) -> None:
         """Open the other members' shares.
@@ -133,7 +133,8 @@ class Member:
             raise PacketError(f"shares must be of other members of the sum; got {strange[0][:64]!r}.")
         check_enough([self.name, *shares], len(self.group), "sites with shares")
         found = {
-            name: opened(bytes.fromhex(sealing[name]), raw(each), way(name, self.name)) for name, each in shares.items()
+            name: decrypt(bytes.fromhex(sealing[name]), raw(each), sender_and_receiver(name, self.name))
+            for name, each in shares.items()
         }
         if any(len(each) != 2 * shamir.SHARE_BYTES for each in found.values()):
             raise PacketError(f"shares of a secure sum must have {2 * shamir.SHARE_BYTES} bytes; got others.")
@@ -213,10 +214,10 @@ def remove_masks(
 
 def pair_seed(key: bytes, keys: Mapping[str, str], context: bytes) -> bytes:
     """Return the seed of the mask of two members, from a private key and the other's public ones."""
-    return agreed(key, raw(keys["mask"]), b"mask" + context)
+    return shared_secret(key, raw(keys["mask"]), b"mask" + context)
 
 
-def way(sender: str, receiver: str) -> bytes:
+def sender_and_receiver(sender: str, receiver: str) -> bytes:
     """Return the words that bind an envelope to its sender and receiver."""
     return f"from {sender} to {receiver}".encode()
 

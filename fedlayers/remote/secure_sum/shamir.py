@@ -10,10 +10,10 @@ PRIME = 2**521 - 1
 SECRET_BYTES, SHARE_BYTES = 32, 66
 
 
-def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+def make_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Return ``count`` shares of a secret: the values of a random polynomial at 1, 2, ..., count.
 
-    >>> shares = split(bytes(31) + b"x", threshold=2, count=3)
+    >>> shares = make_shares(bytes(31) + b"x", threshold=2, count=3)
     >>> combine({1: shares[0], 3: shares[2]})[-1:]
     b'x'
 

@@ -38,5 +38,5 @@ def say(line: str) -> None:
 if __name__ == "__main__":
     log.start()
     found = SiteFile.read(sys.argv[1])
-    connection = Connection.of(dict(found.connection), Path(sys.argv[1]).parent)
+    connection = Connection.from_table(dict(found.connection), Path(sys.argv[1]).parent)
     serve(Slow(found.site()), connection, found.folder / "flower")

@@ -125,7 +125,7 @@ def test_nobody_listens_and_somebody_does(made, capsys):
 )
 def test_a_connection_that_cannot_be(made, table, says):
     with pytest.raises(UsageError, match=says):
-        Connection.of(table, made / "keys/sites/a")
+        Connection.from_table(table, made / "keys/sites/a")
 
 
 def test_a_local_federation_in_a_relative_folder_has_site_files_that_find_their_keys(made):
@@ -133,7 +133,7 @@ def test_a_local_federation_in_a_relative_folder_has_site_files_that_find_their_
     file = made / "out/sites/a/site.toml"
     file.parent.mkdir(parents=True)
     file.write_text(f'name = "a"\n[data]\ndataset = "heart"\n{local.connection("a")}'.replace(":0", ":1"))
-    found = Connection.of(SiteFile.read(file).connection, file.parent)
+    found = Connection.from_table(SiteFile.read(file).connection, file.parent)
     assert found.key.read_bytes() == (made / "out/keys/sites/a/key").read_bytes()
 
 
@@ -144,7 +144,7 @@ def test_the_site_file_of_the_documentation_is_one(made):
     file.write_text(text)
     found = SiteFile.read(file)
     assert (found.name, found.policy.never_send, found.privacy.noise) == ("cleveland", ("fc4",), 6.0)
-    assert Connection.of(found.connection, file.parent).superlink == "fed.example.org:8443"
+    assert Connection.from_table(found.connection, file.parent).superlink == "fed.example.org:8443"
 
 
 @pytest.mark.parametrize("place", ["x", "x:", ":1", "x:0", "x:99999", "https://x:1", "x:y"])

@@ -31,7 +31,7 @@ class Link(FlowerLink):
     def _replies(self, identifiers):
         for name in set(identifiers) - {"c"}:
             head = SimpleNamespace(reply_to_message_id=name)
-            yield SimpleNamespace(metadata=head, has_error=lambda: False, content=wire.packed(b"done"))
+            yield SimpleNamespace(metadata=head, has_error=lambda: False, content=wire.to_record(b"done"))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.flower import superlink, wire
 from fl_core.errors import UsageError
 
-WORD = wire.word(b"secret")
+WORD = wire.guard_token(b"secret")
 
 
 def registered():
@@ -52,7 +52,7 @@ def status(path, **headers):
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/control/register-node", "/docs", "/openapi.json", "/"])
 def test_only_who_says_the_word_starts_runs_and_registers_keys(path):
     assert status(path) == 403
-    assert status(path, **{wire.WORD: wire.word(b"other")}) == 403
+    assert status(path, **{wire.WORD: wire.guard_token(b"other")}) == 403
     assert status(path, **{wire.WORD: WORD}) == 200
 
 
@@ -112,7 +112,7 @@ def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
         return {node.name for node in state.get_node_info() if node.status != NodeStatus.UNREGISTERED}
 
     keys.make(tmp_path, ["localhost"], ["a", "b"])
-    sites = keys.registered(tmp_path / "server")
+    sites = keys.registered_sites(tmp_path / "server")
     for changes in (2, 0):  # a restart finds them there
         assert len(superlink.register(control, sites)) == changes
         assert listed() == {"a", "b"}
@@ -123,33 +123,33 @@ def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
         superlink.register(control, sites)
     keys.public_file(tmp_path / "server", "b").unlink()
     keys.make(tmp_path, [], ["c"])
-    assert len(superlink.register(control, keys.registered(tmp_path / "server"))) == 1
+    assert len(superlink.register(control, keys.registered_sites(tmp_path / "server"))) == 1
     assert listed() == {"a", "c"}
     for name in "ac":
         keys.public_file(tmp_path / "server", name).unlink()
-    assert len(superlink.register(control, keys.registered(tmp_path / "server", least=0))) == 2
+    assert len(superlink.register(control, keys.registered_sites(tmp_path / "server", least=0))) == 2
     assert listed() == set()
 
 
 @pytest.mark.parametrize("size", [0, 10, wire.SMALL, wire.SMALL + 1])
 def test_bytes_come_out_as_they_went_in(size):
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    assert wire.unpacked(wire.packed(payload)) == payload
+    assert wire.from_record(wire.to_record(payload)) == payload
 
 
 def test_the_same_large_tensors_for_two_sites_are_the_same_chunks_for_flower():
     trees = {"message/model": {"w": torch.randn(5 * 2**20)}}
-    one, two = (wire.packed(encode(Packet({"kind": "train", "seq": seq}, trees)))["fedlayers"] for seq in (7, 12345))
+    one, two = (wire.to_record(encode(Packet({"kind": "train", "seq": seq}, trees)))["fedlayers"] for seq in (7, 12345))
     chunks = [[name for name, _ in record["bytes"].slice_array()] for record in (one, two)]
     assert len(chunks[0]) > 3
     assert chunks[0][0] != chunks[1][0]
     assert chunks[0][1:] == chunks[1][1:]
-    assert decode(wire.unpacked(wire.packed(encode(Packet({"kind": "train", "seq": 7}, trees))))).head["seq"] == 7
+    assert decode(wire.from_record(wire.to_record(encode(Packet({"kind": "train", "seq": 7}, trees))))).head["seq"] == 7
 
 
 def test_what_somebody_else_sent_is_no_payload():
     with pytest.raises(ValueError, match="fedlayers"):
-        wire.unpacked(RecordDict())
+        wire.from_record(RecordDict())
 
 
 def test_names_of_kept_optimisers_are_read_back():

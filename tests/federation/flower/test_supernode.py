@@ -26,7 +26,7 @@ def test_a_message_whose_run_ends_is_given_to_nobody(ends, monkeypatch):
     state.set_node_id(1)
     state.store_run(Run.create_empty(RUN))
     head = Metadata(RUN, "", 2, 1, "", "", 0.0, 3600.0, "query")
-    message = make_message(metadata=head, content=wire.packed(b"a request"))
+    message = make_message(metadata=head, content=wire.to_record(b"a request"))
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = {each.object_id: each for each in flower.get_all_nested_objects(message).values()}
 

@@ -205,10 +205,10 @@ def test_a_late_cluster_is_started_again_and_given_up_in_one_line(
     ray = LateRay(late)
     monkeypatch.setattr(cluster, "reachable", lambda _: ray)
     if started:
-        assert cluster.connected(address) == (ray, True)
+        assert cluster.connect(address) == (ray, True)
     else:
         with pytest.raises(UsageError, match=r"^a Ray cluster .* timed out during startup\. Try .*\.$"):
-            cluster.connected(address)
+            cluster.connect(address)
     assert ray.ended == late, "what is half started is ended"
 
 

@@ -23,7 +23,7 @@ def planted(federation: str, method: str, seed: int, client: int) -> float:
     return level + shift + np.random.default_rng([EIGHT.index(federation), *same.encode(), seed]).normal(0, 0.002)
 
 
-RUNS = analysis.scored(rows(EIGHT, planted))
+RUNS = analysis.scored_runs(rows(EIGHT, planted))
 
 
 def test_a_planted_winner_is_first_and_better():
@@ -59,7 +59,7 @@ def test_scores_are_means_by_training_samples_with_the_worst_client_and_the_shar
     def score(federation: str, method: str, seed: int, client: int) -> float:
         return {"local": (0.5, 0.5), "ditto": (0.4, 0.8)}.get(method, (0.5, 0.5))[client]
 
-    found = analysis.table(analysis.scored(rows(EIGHT, score)))
+    found = analysis.table(analysis.scored_runs(rows(EIGHT, score)))
     line = found.loc["ditto"]
     assert line["macro_f1"] == line["accuracy"] == pytest.approx((10 * 0.4 + 30 * 0.8) / 40)
     assert line["loss"] == pytest.approx(1 - line["macro_f1"])
@@ -71,7 +71,7 @@ def test_scores_are_means_by_training_samples_with_the_worst_client_and_the_shar
 def test_seeds_and_federations_of_one_family_count_once():
     two = ["heart", "digits_turned", "digits_dirichlet"]
     levels = {"heart": 0.2, "digits_turned": 0.6, "digits_dirichlet": 0.8}
-    runs = analysis.scored(rows(two, lambda federation, *_: levels[federation]))
+    runs = analysis.scored_runs(rows(two, lambda federation, *_: levels[federation]))
     assert analysis.by_family(runs).loc["ditto"].to_dict() == pytest.approx({"heart": 0.2, "digits": 0.7})
     assert analysis.table(runs).loc["ditto", "macro_f1"] == pytest.approx(0.45)
 
@@ -79,15 +79,15 @@ def test_seeds_and_federations_of_one_family_count_once():
 def test_a_federation_enters_once_all_methods_are_complete():
     found = rows(EIGHT[:2], planted)
     missing = [each for each in found if (each["federation"], each["method"]) != (EIGHT[1], "ditto")]
-    assert set(analysis.scored(missing)["federation"]) == {EIGHT[0]}
+    assert set(analysis.scored_runs(missing)["federation"]) == {EIGHT[0]}
     with pytest.raises(UsageError, match=r"all 23 methods.*--run"):
-        analysis.scored(missing[1:])
+        analysis.scored_runs(missing[1:])
 
 
 def test_a_run_that_diverged_has_the_scores_of_the_majority_class():
     found = [each for each in rows(EIGHT[:1], planted) if each["method"] != "pfedme"]
     found += [row(EIGHT[0], "pfedme", seed, None, status="diverged: NaN") for seed in SCORED]
-    runs = analysis.scored(found)
+    runs = analysis.scored_runs(found)
     means = runs.groupby("method")["macro_f1"].mean()
     assert means["pfedme"] == means["majority"]
 
@@ -97,12 +97,12 @@ def test_a_score_without_a_value_makes_what_rests_on_it_nan():
     for each in found:
         if each["method"] == "ditto":
             each["clients"]["c1"] = [None, None, None, 30]
-    line = analysis.table(analysis.scored(found)).loc["ditto"]
+    line = analysis.table(analysis.scored_runs(found)).loc["ditto"]
     assert line[["worst", "below"]].isna().all()
 
 
 def test_one_family_has_differences_without_intervals():
-    runs = analysis.scored(rows(EIGHT[:1], planted))
+    runs = analysis.scored_runs(rows(EIGHT[:1], planted))
     gaps = analysis.differences(runs, "fedavg_finetuned")
     assert gaps["difference"].notna().all()
     assert gaps[["low", "high", "p_value"]].isna().all(axis=None)
@@ -115,7 +115,7 @@ def test_winners_and_how_badly_they_predict():
         best = {"heart": "ditto", "chile": "apfl"}.get(federation, "fedper")
         return 0.6 if method == best else 0.5
 
-    runs = analysis.scored(rows(["heart", "chile", "aids", "stops"], score))
+    runs = analysis.scored_runs(rows(["heart", "chile", "aids", "stops"], score))
     won = analysis.winners(runs)
     assert won["best"].to_dict() == {"heart": "ditto", "chile": "apfl", "aids": "fedper", "stops": "fedper"}
     assert won["agree"].tolist() == [1, 1, 1, 1]
@@ -128,7 +128,7 @@ def test_winners_and_how_badly_they_predict():
 
 
 def test_the_table_is_shown_in_points_the_best_first():
-    found = analysis.shown(RUNS)
+    found = analysis.display_table(RUNS)
     assert found["method"].iloc[0] == METHODS["centralised"].title
     assert found["macro-F1"].astype(float).is_monotonic_decreasing
     assert found.loc["ditto", "to FedAvg with fine-tuning"].endswith("better")

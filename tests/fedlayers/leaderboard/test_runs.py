@@ -170,7 +170,7 @@ SETTING = {"lr": 0.01, "keep_optimizer": False}
 
 def test_runs_are_scored_on_held_out_samples_with_costs(short):
     scene = Scene("diabetes", SCORED[0])
-    row = runs.trained(scene, "fedper", METHODS["fedper"], SETTING)
+    row = runs.make_run(scene, "fedper", METHODS["fedper"], SETTING)
     assert row.keys() == runs.KEYS
     assert row["status"] == "ok"
     assert list(row["clients"]) == [client.name for client in scene.data.clients]
@@ -178,33 +178,33 @@ def test_runs_are_scored_on_held_out_samples_with_costs(short):
     head = 16 * 3 + 3
     body = 10 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16
     assert (row["sent"], row["stored"]) == (2 * 2 * 4 * body, 4 * head)  # two rounds, both ways, four bytes a number
-    pooled = runs.trained(scene, "centralised", METHODS["centralised"], SETTING)
+    pooled = runs.make_run(scene, "centralised", METHODS["centralised"], SETTING)
     assert list(pooled["clients"]) == list(row["clients"])
     assert pooled["sent"] is None
 
 
 def test_runs_of_the_tuning_seed_are_not_scored(short):
-    row = runs.trained(Scene("diabetes", TUNING), "local", METHODS["local"], SETTING)
+    row = runs.make_run(Scene("diabetes", TUNING), "local", METHODS["local"], SETTING)
     assert row["clients"] is None
     assert 0 <= row["validation"] <= 1
 
 
 def test_the_advice_is_a_plan_and_a_rate_that_choose_tuned(short):
     scene = Scene("diabetes", TUNING)
-    told = runs.trained(scene, "advice", METHODS["advice"], {})["setting"]
+    told = runs.make_run(scene, "advice", METHODS["advice"], {})["setting"]
     assert told["lr"] in RATES
     assert set(told["plan"]) <= {layer.name for layer in scene.task.layers}
-    row = runs.trained(Scene("diabetes", SCORED[0]), "advice", METHODS["advice"], told)
+    row = runs.make_run(Scene("diabetes", SCORED[0]), "advice", METHODS["advice"], told)
     assert row["clients"]
 
 
 def test_stored_runs_have_the_same_bits_again(short, tmp_path):
     made = {name: METHODS[name] for name in ("local", "majority")}
     runs.run(tmp_path, federations=["diabetes"], methods=made, known=tmp_path)
-    for stored, new in runs.again(runs.read(tmp_path), 3):
+    for stored, new in runs.repeat_runs(runs.read(tmp_path), 3):
         assert stored == json.loads(json.dumps(new))
     with pytest.raises(UsageError, match="again must be from 1"):
-        list(runs.again([], 1))
+        list(runs.repeat_runs([], 1))
 
 
 def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
@@ -213,7 +213,7 @@ def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     rows = runs.read(tmp_path)
     own, usual = ([row for row in rows if row["method"] == each] for each in (name, "fedper"))
     assert own == [{**row, "method": name} for row in usual]  # the same algorithm has the same bits
-    ((stored, new),) = runs.again(own, 1, methods={name: own_method(name)})
+    ((stored, new),) = runs.repeat_runs(own, 1, methods={name: own_method(name)})
     assert stored == json.loads(json.dumps(new))
 
 
