@@ -196,7 +196,7 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
 
 @contextmanager
 def pfl(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """pfl-research's federated averaging: as many processes as this package has workers share a round's clients."""
+    """pfl-research's federated averaging, with the same number of processes as this package's workers."""
     ranks = job.config.workers or 1
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -285,7 +285,7 @@ def _pfl_rank(job: Job, rank: int, ranks: int, port: int) -> tuple[Callable[[], 
 
 @contextmanager
 def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """Fedjax's federated averaging with its default backend, which compiles a client's step."""
+    """Fedjax's federated averaging with its default backend. It compiles a client's step."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 

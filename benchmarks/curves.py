@@ -93,7 +93,7 @@ def _diagnosis(metrics: Sequence[str], clients: int = 2, samples: int = 256, lay
 
 @contextmanager
 def _stored(count: int) -> Iterator[Path]:
-    """A run of so many rounds, the last one yet to come, with a checkpoint and an evaluation after each."""
+    """A run of ``count`` rounds before its last one, with a checkpoint and an evaluation after each."""
     data = federation(4, BATCH, (10,), classes=5)
     config = replace(TINY, batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Benchmark J4: what a diagnosis by all metrics costs beside the passes that it cannot do without."""
+"""Benchmark J4: the cost of a diagnosis by all metrics, compared with the passes that it needs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _row(ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | Non
 
 
 def _sides() -> dict[str, Callable[[], float]]:
-    """Return the timed groups: all metrics, those of gradients or features, each alone, and bare forward passes."""
+    """Return the timed groups: all metrics, metrics of gradients or features, each alone, and bare forward passes."""
     models, data, start = clients()
     subjects = [ClientModel(name, model, data[name], EACH) for name, model in models.items()]
     layers = layers_of(subjects[0].model, subjects[0].data[0][:2])

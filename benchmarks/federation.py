@@ -79,7 +79,7 @@ class Run(NamedTuple):
 
 
 def flower(job: str, pairs: int = 3) -> list[Measured]:
-    """A round of FedAvg over superlink and supernodes on 127.0.0.1: time and where it goes, bytes, memory."""
+    """A round of FedAvg over superlink and supernodes on 127.0.0.1: time by part, bytes, memory."""
     from examples.local_federation import Local
     from fedlayers.remote.flower.server import FlowerLink
 

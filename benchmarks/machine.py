@@ -80,7 +80,7 @@ class Steps:
         return partial(plain_epoch, model, self.data, self.batch, make)
 
     def kernels(self) -> Callable[[], object]:
-        """The matrix products and convolutions of one pass over the data, those of its first batch over and over."""
+        """The matrix products and convolutions of one pass over the data, as repetitions of its first batch."""
         first = Split(self.data.x[: self.batch], self.data.y[: self.batch])
         return alone(replace(self, data=first).prepared(), times=math.ceil(len(self.data) / self.batch))
 
@@ -116,7 +116,7 @@ def _serve(link: Connection, steps: Steps) -> None:
 
 @contextmanager
 def _started(made: tuple[Any, ...], layer: str, **own: Any) -> Iterator[Engine]:
-    """The rounds of what a job made; where one layer trains alone, once what frozen layers give is at hand."""
+    """The rounds of a job's result. If one layer trains alone, the outputs of frozen layers are ready before."""
     config, data, *model = made
     algorithm = partial(OneLayer, layer=layer) if layer else None
     with rounds(replace(config, stack="off", **own), data, algorithm, *model) as engine:
@@ -126,7 +126,7 @@ def _started(made: tuple[Any, ...], layer: str, **own: Any) -> Iterator[Engine]:
 
 
 class Cores:
-    """A process for each core, all of which do the same at once."""
+    """A process for each core. All do the same at once."""
 
     def __init__(self, links: Sequence[Connection]) -> None:
         self.links = links

@@ -1,4 +1,4 @@
-"""Counts floating-point operations, repeats them alone, and those that training one layer cannot do without."""
+"""Counts floating-point operations, repeats them alone, and counts the ones that training one layer needs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
 
 
 def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
-    """The least operations of a step that trains one layer alone, as a share of those of a step that trains all.
+    """The least operations of a step that trains one layer alone, as a share of a step that trains all.
 
     Count the forward pass from that layer on, the backward pass to it and its weights' gradients. Earlier layers are
     frozen and known.

@@ -160,7 +160,7 @@ def harness(pairs: int = PAIRS) -> list[Measured]:
 
 
 def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
-    """S1 to S3 beside public packages: PFLlib, Flower's simulation, pfl-research and fedjax, if they are installed."""
+    """S1 to S3 against public packages: PFLlib, Flower's simulation, pfl-research and fedjax, if installed."""
     checkout = sources(pflib)
     training.tuned()
     return [row for job in JOBS for row in measure(job, PEERS, pairs, checkout)]

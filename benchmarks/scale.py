@@ -35,7 +35,7 @@ LEAST = {"seconds": 0.0, "megabytes": 1.0}
 
 
 def scale(repeats: int = REPEATS) -> list[Measured]:
-    """Slopes of time and memory against size on logarithmic axes, beside their exponents in theory; with a picture.
+    """Slopes of time and memory against size on logarithmic axes, compared with theory; with a picture.
 
     Every point is measured in a process of its own with one thread. The work has run once at the least size before.
     Points in results/scale-points.jsonl are not measured again.
@@ -69,7 +69,7 @@ def wanted(repeats: int) -> list[tuple[str, int, int]]:
 
 
 def point(name: str, size: int) -> tuple[float, float]:
-    """CPU seconds of a curve's work at one size, and the MB by which it raised its process's memory at most.
+    """CPU seconds of a curve's work at one size, and the rise of its process's peak memory in MB.
 
     The process is forked from one that has imported what is needed and computed nothing.
 
@@ -108,7 +108,7 @@ def _measure(name: str, size: int, answer: multiprocessing.connection.Connection
 
 
 def peak_from_now() -> float:
-    """MB of this process now, which the kernel's peak (VmHWM) is counted from again."""
+    """MB of this process now. The kernel's peak (VmHWM) is reset to it."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 
@@ -129,7 +129,7 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float
 
 
 def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
-    """A curve's exponents at its largest sizes, each beside theory's: whether it grows so, slower or faster."""
+    """A curve's exponents at its largest sizes, each against theory: equal, slower or faster growth."""
     curve, rows = CURVES[name], []
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
         own = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]

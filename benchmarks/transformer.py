@@ -71,7 +71,7 @@ def _kept(engine: Engine) -> float:
 
 
 def _alone(adapt: str | None) -> float:
-    """Return the MB by which a round raises the peak memory of a new process."""
+    """Return the rise of a new process's peak memory in a round, in MB."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_peak, adapt).result()
 

@@ -1,4 +1,4 @@
 """Measures layers on models and data, and turns the measurements into a plan.
 
-Public names are those of ``import fedlayers as fl``, such as ``fl.diagnose``.
+Public names come with ``import fedlayers as fl``, such as ``fl.diagnose``.
 """

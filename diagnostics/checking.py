@@ -53,7 +53,7 @@ def check_modules(models: Any) -> None:
 
 
 def check_arrays(data: Any, whose: str) -> None:
-    """Refuse NumPy arrays in place of a pair of tensors.
+    """Refuse NumPy arrays instead of a pair of tensors.
 
     Raises:
         UsageError: the message explains how to convert arrays to tensors.

@@ -273,7 +273,7 @@ class DiagnosisRequest:
         return every if metric.uses_gradient_pass or metric.needs_all_layers else self.kept(every)
 
     def check_task(self, task: str) -> None:
-        """Refuse metrics that need classes, or single samples' losses, if the task has none.
+        """Refuse metrics that need classes, or single samples' losses, in a task without them.
 
         Raises:
             UsageError: the message names the metrics.

@@ -49,7 +49,7 @@ class Groups:
 
     @property
     def shown(self) -> bool:
-        """Whether no shuffled federation shows groups that are as clear."""
+        """True if no shuffled federation has groups that are as clear."""
         return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
 
     def text(self) -> str:
@@ -96,9 +96,9 @@ def best_grouping(similarity: NDArray[np.float64]) -> tuple[NDArray[np.int64], f
 def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
     """Group clients by the directions of a layer's updates in their first local training, from a common start.
 
-    The same is done with samples that are dealt to clients at random (the null ``clients``). Groups are shown if the
-    real silhouette is above that of every draw. Chance shows them in 1 of ``draws`` + 1 federations without any. Five
-    local epochs tell clients apart better than one.
+    The same is done with samples assigned to clients at random (the null ``clients``). Groups are shown if the real
+    silhouette is above that of every draw. Chance shows them in 1 of ``draws`` + 1 federations without any. Five local
+    epochs tell clients apart better than one.
 
     >>> from fl_core.config import RunConfig
     >>> found = client_groups(runner.assemble(RunConfig(dataset="heart")), draws=1)

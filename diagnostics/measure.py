@@ -256,7 +256,7 @@ def _diagnosed(
 def _settings(
     task: Task, metrics: str | Sequence[str], clients: Collection[str], options: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return each metric's options completed by the task, and the split of samples on which it is measured."""
+    """Return each metric's options completed by the task, and its split of samples."""
     settings = {name: dict(given) for name, given in (options.get("options") or {}).items()}
     splits = {}
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}

@@ -1,4 +1,4 @@
-"""Nulls: shuffled data or untrained models on which metrics are measured again.
+"""Nulls: repeated measurements on shuffled data or untrained models.
 
 A curve means little by itself, because the network and its initialisation shape it too. A *null* takes one thing away:
 what the labels mean, how clients differ, or the training. Model, batch size and client sizes stay the same. Measuring
@@ -147,7 +147,7 @@ def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
 
 
 def _parts(order: np.ndarray, clients: Mapping[str, Any]) -> list[np.ndarray]:
-    """Return the positions assigned to each client, as many as its data have samples."""
+    """Return the positions assigned to each client, one for each of its samples."""
     sizes = [len(each[1]) if isinstance(each, tuple) else len(each) for each in clients.values()]
     return np.split(order, np.cumsum(sizes)[:-1])
 
@@ -270,7 +270,7 @@ _MARK = rf"null ({'|'.join(NULLS)}) (\d+)({_KEPT})?"
 
 
 def mark_null(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.DataFrame:
-    """Mark rows as those of a null's draw in their column ``model``: ``null labels 1``.
+    """Mark rows with a null's draw in their column ``model``: ``null labels 1``.
 
     Args:
         kept: whether the models were trained on the real data and only measured on the null's. The mark adds that.

@@ -51,7 +51,7 @@ class Report:
 
     @property
     def table(self) -> pd.DataFrame:
-        """All rows, including those of resamples and nulls."""
+        """All rows, including resamples and nulls."""
         further = [table for table in (self.resamples, self.nulls) if len(table)]
         return pd.concat([self.frame, *further], ignore_index=True) if further else self.frame
 

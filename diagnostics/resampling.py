@@ -48,7 +48,7 @@ def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]
 
 
 def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
-    """Mark single clients' rows as those of resample ``number`` (from 1), in variant and estimator."""
+    """Mark single clients' rows with resample ``number`` (from 1), in variant and estimator."""
     return [
         {
             **row,
@@ -62,7 +62,7 @@ def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
 
 
 def split_resamples(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split a frame into its own rows and those of resamples.
+    """Split a frame into its own rows and the rows of resamples.
 
     Rows of :mod:`diagnostics.null` are in neither part.
     """

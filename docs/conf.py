@@ -1,4 +1,4 @@
-"""Sphinx's configuration of the site; ``python -m docs`` puts it beside the pages."""
+"""Sphinx's configuration of the site; ``python -m docs`` puts it next to the pages."""
 
 project = "fedlayers"
 copyright = "the authors of fedlayers; MIT licence"

@@ -54,6 +54,6 @@ def broken(site: Path) -> Iterator[str]:
 
 
 def _within(site: Path, target: Path) -> Path:
-    """The path by which a page of the site was read."""
+    """The source path of a page of the site."""
     root = site.resolve()
     return site / target.relative_to(root) if target.is_relative_to(root) else target

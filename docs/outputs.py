@@ -53,7 +53,7 @@ def steps(text: str) -> list[Step]:
 
 
 def folder(path: Path, text: str = "") -> Path:
-    """Put the files that pages name, and those that this page writes, into a folder."""
+    """Put the files that pages name, and the files that this page writes, into a folder."""
     for file in FILE.finditer(text):
         (path / file["name"]).write_text(file["text"], encoding="utf-8")
     for name in FILES:
@@ -82,7 +82,7 @@ def run(command: str, cwd: Path, short: str = "", refused: bool = False) -> str:
 
 
 def replaced(words: list[str], short: list[str]) -> list[str]:
-    """Replace flags and their values, and add those that are new.
+    """Replace flags and their values, and add new ones.
 
     >>> replaced(["run", "--rounds", "20", "--seeds", "3"], ["--rounds", "2", "--workers", "2"])
     ['run', '--seeds', '3', '--rounds', '2', '--workers', '2']

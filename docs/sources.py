@@ -191,7 +191,7 @@ def _html(cell: str) -> str:
 
 
 def figures_by_paper(wanted: Iterable[str]) -> str:
-    """A table for each paper of its figures and tables: the page, or why there is none; then all other studies."""
+    """A table of each paper's figures and tables, with the page or a reason; then all other studies."""
     wanted = set(wanted)
     with (ROOT / "figures" / "catalogue.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))

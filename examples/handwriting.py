@@ -18,7 +18,7 @@ SLANT = 0.6
 def main(folder: str, seed: int = 0) -> None:
     """Write the images as FOLDER/writer/digit/number.png, and say what they are.
 
-    Each image is dealt to one writer. Writers differ in the slant of their hands alone, which is constructed.
+    Each image belongs to one writer. Writers differ only in their constructed slant.
     """
     digits = load_digits()
     owner = np.random.default_rng(seed).permutation(len(digits.images)) % WRITERS

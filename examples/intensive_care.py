@@ -21,7 +21,7 @@ MISSING = 0.47
 
 
 def tables(seed: int = 0) -> dict[str, pd.DataFrame]:
-    """Return one table for each ward: an id, age, sex, admission, 37 measurements, and the outcome in words.
+    """Return one table for each ward: an id, age, sex, admission, 37 measurements, and the outcome as text.
 
     All are constructed. Severity drives twelve measurements, and the risk of death. In each ward the risk also follows
     its own four measurements.

@@ -58,7 +58,7 @@ class RunResult:
 
     @property
     def plan(self) -> LayerPlan | None:
-        """Return the plan in force: which layers are shared. None if the algorithm has none."""
+        """Return the plan in force: which layers are shared. None if the algorithm has no plan."""
         return self.engine.algorithm.plan
 
     def to_frame(self) -> pd.DataFrame:

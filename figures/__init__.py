@@ -1,1 +1,1 @@
-"""Reproduces the papers' figures and tables: recipes, their stored rows, and pictures beside published values."""
+"""Reproduces the papers' figures and tables: recipes, stored rows, and pictures next to published values."""

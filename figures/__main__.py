@@ -40,7 +40,7 @@ from fl_core.errors import RunError, UsageError
 
 @dataclass(frozen=True)
 class Figures:
-    """Redraw one of the papers' figures or tables from stored rows, beside the published values.
+    """Redraw a figure or table of the papers from stored rows, next to the published values.
 
     Examples:
         python -m figures list player_fl
@@ -52,29 +52,26 @@ class Figures:
         python -m figures gallery
     """
 
-    name: Annotated[Positional[str], arg(help="An item's name, or: list, all, gallery, scorecard.")] = "list"
-    paper: Annotated[Positional[str], arg(help="With list: only what belongs to this paper.")] = ""
-    train: Annotated[bool, arg(help="Make the rows anew first.")] = False
-    pack: Annotated[
-        bool, arg(help="Of an item that is kept run by run: put all stored runs into the one file of the repository.")
-    ] = False
+    name: Annotated[Positional[str], arg(help="Name of an item, or list, all, gallery or scorecard.")] = "list"
+    paper: Annotated[Positional[str], arg(help="With list: show only the items of this paper.")] = ""
+    train: Annotated[bool, arg(help="Train the runs and store new rows first.")] = False
+    pack: Annotated[bool, arg(help="Put the stored runs of a study into the one file of the repository.")] = False
     out: Annotated[
-        Path | None, arg(help="Folder for everything that is written; default: where the project keeps it.")
+        Path | None, arg(help="Folder for everything that is written. The default is the project's own folders.")
     ] = None
     scale: Annotated[
-        Literal["quick", "paper"], arg(help="What runs on two cores within an hour, or the papers' full setting.")
+        Literal["quick", "paper"],
+        arg(help="quick runs on two cores within an hour; paper is the papers' full setting."),
     ] = "quick"
-    seeds: Annotated[int | None, arg(help="With --train: number of seeds in place of the item's own.")] = None
-    only: Annotated[
-        tuple[str, ...], arg(help="With --train, of an item that is kept run by run: the runs to make.")
-    ] = ()
+    seeds: Annotated[int | None, arg(help="With --train: the number of seeds.")] = None
+    only: Annotated[tuple[str, ...], arg(help="With --train: train only these runs of a study.")] = ()
     budget: Annotated[
-        float | None, arg(help="With --train, of an item that is kept run by run: minutes after which no run begins.")
+        float | None, arg(help="With --train: begin no further run of a study after this many minutes.")
     ] = None
     backend: Annotated[
-        str, arg(help="With --train: where runs are trained: local:N (processes), ray, or ray:HOST:PORT (a cluster).")
+        str, arg(help="With --train: where to train: local:N (N processes), ray, or ray:HOST:PORT (a cluster).")
     ] = ""
-    data_root: Annotated[str | None, arg(help="With --train: folder with the data; default FEDLAYERS_DATA_ROOT.")] = (
+    data_root: Annotated[str | None, arg(help="With --train: the data folder. The default is FEDLAYERS_DATA_ROOT.")] = (
         None
     )
 

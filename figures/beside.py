@@ -1,4 +1,4 @@
-"""Draws scores of several lines from the top, each with its interval, beside the published ones."""
+"""Draws scores as lines from the top, each with its interval, next to the published scores."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """The title of what is drawn here, which says what is fewer than published; else the published one."""
+        """The title of this drawing. It says where the drawing has less than the published figure."""
         item = items.REGISTRY.get(self.name)
         return self.title if item is None else item.title
 
@@ -76,7 +76,7 @@ class Entry:
 
         A table of settings has a word; an item without runs is empty.
 
-        A pretraining, the run of a single client, counts where there is nothing else.
+        A pretraining counts only without other runs. It is the run of a single client.
         """
         item = items.REGISTRY.get(self.name)
         if item is None or (scale != QUICK and not item.study.paper):

@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 
 def changes(path: Path = CHANGES) -> list[Change]:
-    """Return all changes in the order in which they were made."""
+    """Return all changes in their order."""
     with path.open(encoding="utf-8", newline="") as file:
         return [Change(**entry) for entry in csv.DictReader(file)]
 

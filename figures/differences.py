@@ -1,4 +1,4 @@
-"""Compares the scores of two runs: their differences paired by seed, what those decide, and how they are drawn.
+"""Compares the scores of two runs: differences paired by seed, their verdicts, and their drawing.
 
 A run's score is the mean of its last three evaluations (:func:`settled`). Some studies store only the last evaluation
 of a run. They are judged by that one.
@@ -100,7 +100,7 @@ def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Diff
 
 
 def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return each row's mean of its last three evaluations, rows x seeds; of fewer there is none.
+    """Return each row's mean of its last three evaluations, rows x seeds; NaN with fewer.
 
     Args:
         curves: (row, round) x seeds.
@@ -157,7 +157,7 @@ def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, i
 
 
 def draw(ax: Axes, differences: Sequence[Difference], label: str) -> None:
-    """Draw differences from the top with their 95 % intervals, in percentage points, and a line where there is none.
+    """Draw differences from the top with their 95 % intervals, in percentage points, and a line at 0.
 
     Args:
         label: of the axis, what is subtracted from what.
@@ -182,5 +182,5 @@ def outcome(difference: Interval, pairs: int) -> str:
 
 
 def joint(verdicts: list[bool | None]) -> bool | None:
-    """The verdict on a statement of which every part must hold: False if one does not, None if one is open."""
+    """The verdict on a statement whose parts must all hold: False if one does not, None if one is open."""
     return False if False in verdicts else True if verdicts and None not in verdicts else None

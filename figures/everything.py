@@ -37,7 +37,7 @@ def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
 def redraw(out: Path | None = None) -> int:
     """Draw everything that has rows, into ``out`` or where the project keeps it; returns how much was drawn.
 
-    What fails is told on the error stream and stops nothing else.
+    A failure is reported on the error stream and stops nothing else.
 
     Raises:
         RunError: something failed; names it.

@@ -214,7 +214,7 @@ def _diagnose(metric: str) -> str:
 
 
 def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figure]:
-    """The album's picture of a metric, or a further one beside it."""
+    """The album's picture of a metric, or an extra one."""
 
     def draw(stored: Stored) -> Figure:
         return album(stored.frame[stored.frame["metric"] == metric], [metric])[picture or metric]()

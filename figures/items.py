@@ -1,9 +1,9 @@
-"""Items: a figure or table of a paper with its runs, what is measured on them, and how it is drawn.
+"""Items: a figure or table of a paper with its runs, measurements and drawing.
 
-Training and drawing never meet. :func:`train` makes rows from an item's runs. :func:`redraw` makes a picture, a table
-and a page from stored rows alone. The table has published and measured values. An item whose runs are long keeps a
-file of rows for each of them (:mod:`figures.recipe`). Where several figures rest on the same runs, these are a study,
-and each figure is a :class:`View` of it. An item may also have the papers' own setting beside its quick one.
+Training and drawing are separate. :func:`train` makes rows from an item's runs. :func:`redraw` makes a picture, a table
+and a page from stored rows alone. The table has published and measured values. An item whose runs are long keeps a file
+of rows for each of them (:mod:`figures.recipe`). Runs behind several figures form a study. Each figure is a
+:class:`View` of it. An item may also have the papers' own setting, in addition to its quick one.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def train(
     command: str = "",
     progress: bool = True,
 ) -> float:
-    """Make an item's rows anew and store them; returns the seconds taken.
+    """Make an item's rows again and store them. Return the seconds taken.
 
     Args:
         seeds: number of seeds in place of the item's own.
@@ -366,7 +366,7 @@ def write_page(item: Drawn, header: Mapping[str, Any], drawing: Drawing, out: Pa
 
 
 def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
-    """The study whose training an item shows, and those of its runs that it shows, newly added ones aside."""
+    """The study behind an item, and the runs of it that the item shows, without newly added ones."""
     study, chosen = item.study, item.runs if isinstance(item, View) else ()
     if isinstance(item, View) and item.beside:
         study, chosen = find(item.beside).study, ()

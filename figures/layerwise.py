@@ -158,7 +158,7 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 
 
 def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str) -> pd.DataFrame:
-    """Published range of a quantity: layers x (low, high, how); ``attrs`` says where it is published."""
+    """Published range of a quantity: layers x (low, high, how). ``attrs`` names the place in the paper."""
     printed = items.published(paper)
     printed = printed[(printed["dataset"] == dataset) & (printed["quantity"] == quantity) & (printed["place"] == place)]
     ranges = printed.set_index("layer").reindex(layers)[["low", "high", "how"]]
@@ -167,7 +167,7 @@ def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], pl
 
 
 def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> pd.DataFrame:
-    """A published range over clients, from anywhere in the paper; like :func:`reference`, empty if there is none."""
+    """A published range over clients, from anywhere in the paper; empty without one, as in :func:`reference`."""
     printed = items.published(paper)
     printed = printed[
         (printed["dataset"] == dataset) & (printed["quantity"] == quantity) & printed["place"].str.startswith("Fig")
@@ -183,7 +183,7 @@ def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> 
 def lines_beside(
     quantity: str, definition: str, reference: pd.DataFrame, values: pd.DataFrame, what: str, whole_range: bool = False
 ) -> list[dict[str, Any]]:
-    """Table rows of curves (layers x curves) beside a reference; ``what`` says over what medians are taken.
+    """Table rows of curves (layers x curves) with a reference. ``what`` names what the medians are over.
 
     The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
     """

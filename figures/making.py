@@ -28,7 +28,7 @@ class Makes(Protocol):
 
 @dataclass(frozen=True)
 class Making:
-    """A function that makes the rows of one run and seed. Their file is written where they are asked for.
+    """A function that makes the rows of one run and seed. Their file is written when they are requested.
 
     Attributes:
         path: the item's folder, where runs find what they start from and leave it for others.

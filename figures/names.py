@@ -1,4 +1,4 @@
-"""The names by which pictures and pages call algorithms, datasets and networks."""
+"""The names of algorithms, datasets and networks on pictures and pages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def title(run: str) -> str:
 
 
 def titles(text: str) -> str:
-    """A text in which every algorithm has its name.
+    """A text with the display name of every algorithm.
 
     >>> titles("anti over lg_fedavg")
     'Anti over LG-FedAvg'

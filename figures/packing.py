@@ -86,7 +86,7 @@ def read(path: Path) -> list[Part]:
 
 
 def _plain(path: Path, table: pyarrow.Table) -> pyarrow.Table:
-    """Return a table with texts in place of dictionaries, if they do not take far more memory than the file has bytes.
+    """Return a table with texts instead of dictionaries, if they do not take far more memory than the file.
 
     Raises:
         UsageError: they do.

@@ -22,7 +22,7 @@ def in_markdown(text: str) -> str:
 
 
 def percent(mean: float, low: float, high: float, sign: str = "") -> str:
-    """A share in percent with half the width of its interval; a dash if there is none."""
+    """A share in percent with half the width of its interval; a dash without a value."""
     if math.isnan(mean):
         return "–"
     half = "" if math.isnan(low) else f" ± {100 * (high - low) / 2:.1f}"

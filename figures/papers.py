@@ -20,7 +20,7 @@ def published(paper: str) -> pd.DataFrame:
     """A paper's published numbers, one per row, in printed order.
 
     What does not apply to a number is empty: ``""`` in a column of text, NaN among the numbers. Differences that a
-    paper prints in brackets beside its values are left out.
+    paper prints in brackets after its values are left out.
 
     ========  =======================================================================================================
     column    meaning

@@ -174,7 +174,7 @@ def _merge_first(server: Any, load: Callable[[str], ModuleType]) -> None:
 
 
 def _kept(server: Any, load: Callable[[str], ModuleType]) -> None:
-    """PFedMe's personal parameters are copies, not the model's own tensors, which the global ones replace."""
+    """PFedMe's personal parameters are copies. The global ones replace the model's own tensors."""
     for client in server.clients:
         step = client.optimizer.step
         client.optimizer.step = lambda *given, step=step: [each.detach().clone() for each in step(*given)]
@@ -239,7 +239,7 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
 
 
 def _from_memory(task: runner.Task) -> None:
-    """Let PFLlib's clients read the task's samples, which they would read from files."""
+    """Let PFLlib's clients read the task's samples instead of files."""
 
     def read(dataset: str, idx: int, is_train: bool = True, few_shot: int = 0) -> list[tuple[Any, Any]]:
         part = task.data.clients[idx].split("train" if is_train else "test")

@@ -50,7 +50,7 @@ def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
 
 
 def scored(pooled: Pool, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """The scores of pooled features; a score of one class or client only has no value and says so."""
+    """The scores of pooled features. With only one class or client a score has a status and no value."""
     for name, value in scores(pooled).items():
         status = "ok" if np.isfinite(value) else "one class or client only, or as many as there are samples"
         yield rows.row(name, value, n_samples=len(pooled.x), status=status, **named)

@@ -84,7 +84,7 @@ class Ranking:
 
 
 def first_shares(each: pd.DataFrame, ranking: Ranking, resamples: int = 2000) -> pd.Series:
-    """Return the share of resamples in which each algorithm has the best mean rank; ties are shared.
+    """Return each algorithm's share of resamples with the best mean rank. Ties are divided.
 
     The seeds of every dataset are drawn with replacement, the same for all algorithms, and their medians ranked.
 

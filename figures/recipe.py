@@ -131,11 +131,11 @@ class Recipe(items.Item):
         return [(run, seed) for seed in range(most) for run in self.runs if seed < counts[run]]
 
     def awaited(self) -> list[tuple[str, int]]:
-        """Every (run, seed) that the figure needs: all but those of newly added runs."""
+        """Every (run, seed) that the figure needs: all except newly added runs."""
         return [(run, seed) for run, seed in self.planned() if run not in self.newcomers]
 
     def state_of(self, runs: Collection[str]) -> str:
-        """``ready`` if all rows are stored, else how many runs are, of those named."""
+        """``ready`` if all rows are stored, else the number of stored runs."""
         awaited = [(run, seed) for run, seed in self.awaited() if not runs or run in runs]
         stored = len(headers(self.path()).keys() & awaited)
         return "no rows" if not stored else "ready" if stored == len(awaited) else f"{stored} of {len(awaited)} runs"
@@ -149,7 +149,7 @@ class Recipe(items.Item):
         return f"no rows yet: {listing(names)}; train with: {self.command} --only {' '.join(names)}"
 
     def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any:
-        """The rows of one run and seed, its description, and its seconds; what diverged has a row that says so."""
+        """The rows of one run and seed, its description, and its seconds. A diverged run has a row with the reason."""
         began = time.perf_counter()
         task = runner.assemble(self.prepare(replace(self.runs[run], seed=seed, data_root=data_root), run, folder))
         try:
@@ -180,8 +180,7 @@ class Recipe(items.Item):
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         """Read the stored runs, with a header like any item's.
 
-        The header also has the seeds of each run that ended (``had``) and those that are ``missing``. It has the
-        reasons of those that ``failed``.
+        The header also has the seeds of each run that ended (``had``), are ``missing``, or ``failed`` with a reason.
         """
         parts = self.parts(path)
         if not parts:
@@ -232,7 +231,7 @@ def packed_file(folder: Path) -> Path:
 
 
 def packed_files(folder: Path) -> list[Path]:
-    """Return the packed files that there are: that of all runs, and those in the folder, of a part of the runs."""
+    """Return the existing packed files: the file of all runs, and the files in the folder with some runs."""
     whole = packed_file(folder)
     return [*([whole] if whole.is_file() else []), *sorted(folder.glob(f"*.rows{packing.SUFFIX}"))]
 
@@ -245,7 +244,7 @@ def headers(folder: Path) -> dict[tuple[str, int], packing.Header]:
 
 
 def newcomers(name: str, runs: Iterable[str]) -> frozenset[str]:
-    """Return newly added runs: those without committed rows of seed 0."""
+    """Return newly added runs, without committed rows of seed 0."""
     known = headers(items.ROWS / name)
     return frozenset(run for run in runs if (run, 0) not in known)
 

@@ -125,7 +125,7 @@ def _tables() -> Iterator[tuple[str, str]]:
 
 
 def renewed(text: str) -> str:
-    """A page's text with its scorecard made anew.
+    """A page's text with its scorecard made again.
 
     Raises:
         UsageError: the text has no place for it.
@@ -137,7 +137,7 @@ def renewed(text: str) -> str:
 
 
 def write(path: Path = README) -> Path:
-    """Renew the scorecard in the README and the list of changed verdicts beside it; return the README's path."""
+    """Update the scorecard in the README and the list of changed verdicts. Return the README's path."""
     path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
     changes.write(path.parent)
     return path

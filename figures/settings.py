@@ -1,7 +1,7 @@
-"""Tables of settings and symbols, of which nothing is measured: what the papers print beside what runs here have.
+"""Tables of settings and symbols, without measurements: the papers' values next to the values here.
 
-This project's values come from the configurations in headers of stored rows, or from recipes. The papers' numbers are
-those of :mod:`figures.papers` or of a recipe's paper scale.
+This project's values come from the configurations in headers of stored rows, or from recipes. The papers' numbers come
+from :mod:`figures.papers` or from a recipe's paper scale.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def same(self) -> bool:
-        """Return whether the paper's values are those here, in any order."""
+        """Return whether the paper's values equal the values here, in any order."""
         return len(self.paper) == len(self.here) and all(
             _equal(theirs, own) for theirs, own in zip(_sorted(self.paper), _sorted(self.here), strict=True)
         )
@@ -76,7 +76,7 @@ def option(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | N
 
 
 def agreement(expected: str, settings: Iterable[Setting], apart: str = "") -> Finding:
-    """The finding that each printed setting is the one here, of those that both have; it names the others."""
+    """The finding that each setting in common has the printed value. It names the others."""
     both = [each for each in settings if each.paper and each.here]
     others = [f"{each.of}, {each.what} {each.text}" for each in both if not each.same]
     said = f"{len(both) - len(others)} of {len(both)} agree"

@@ -77,7 +77,7 @@ def median_ends(values: pd.Series) -> Interval:
 def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[str, bool | None]:
     """Return whether the medians over seeds lie within ranges, by the medians' intervals.
 
-    Held if every interval is inside its range, not if one is disjoint from it. The text names where it is not inside.
+    Held if every interval is inside its range, not if one is disjoint from it. The text names the layers outside.
 
     Args:
         values: as for :func:`by_seed`.
@@ -192,7 +192,7 @@ def plain(values: Interval) -> str:
 def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[Interval], str] = points) -> Judged:
     """Judge a claim of one or several parts, corrected for their number.
 
-    A part whose difference still shrinks decides nothing; where it alone made the verdict, that is the evidence.
+    A part whose difference still shrinks decides nothing. If it alone made the verdict, that is the evidence.
 
     Args:
         gaps: the parts' differences by their names; a single part needs none.

@@ -1,4 +1,4 @@
-"""A second witness: PFLlib on the same split and initial weights, its scores beside ours round by round.
+"""A second witness: PFLlib with the same split and initial weights, compared round by round.
 
 Every batch is all of a client's samples, so their order changes nothing. Two computations of the same algorithm then
 agree in every score of every client.
@@ -94,13 +94,13 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def side(frame: pd.DataFrame, run: str, which: str) -> pd.DataFrame:
-    """One side's scores of a run, (seed, round) x clients; empty where it was absent."""
+    """One side's scores of a run, (seed, round) x clients; empty if it was absent."""
     own = frame[(frame["run"] == run) & (frame["variant"] == which) & (frame["status"] == "ok")]
     return own.astype({"seed": int, "round": int}).pivot(index=["seed", "round"], columns="client", values="value")
 
 
 def apart(frame: pd.DataFrame, run: str, which: str) -> float:
-    """The largest difference of a side's scores to ours, over seeds, rounds and clients; NaN where it was absent."""
+    """The largest difference of a side's scores to ours, over seeds, rounds and clients; NaN if it was absent."""
     ours, other = side(frame, run, OURS), side(frame, run, which)
     both = ours.index.intersection(other.index)
     return float((ours.loc[both] - other.loc[both]).abs().max(axis=None)) if len(both) else float("nan")

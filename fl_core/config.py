@@ -244,7 +244,7 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
 
 @dataclass(frozen=True, kw_only=True)
 class InMemoryConfig(RunConfig):
-    """The configuration of a run with data, a model or both from Python, in place of those that it names.
+    """The configuration of a run with data, a model or both from Python instead of named ones.
 
     Attributes:
         own_data: a source, which the run's seed partitions, or a federation.

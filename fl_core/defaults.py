@@ -72,9 +72,9 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     It is a twentieth of the run, or more if evaluation is expensive.
 
     Evaluation should take at most a tenth of the time. Scoring all validation and test samples costs about a quarter of
-    a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits have half as
-    many samples as training. The round's locally trained models are scored as well. The interval is at most a third of
-    the rounds, rounded up.
+    a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits together have
+    half of training's samples. The round's locally trained models are scored as well. The interval is at most a third
+    of the rounds, rounded up.
     """
     cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
     count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))

@@ -122,7 +122,7 @@ class Engine:
 
     @tree.one_thread()
     def run(self, progress: bool = True) -> None:
-        """Run all remaining rounds, or as many as the stopping rule lets it.
+        """Run the remaining rounds, until the last one or the end by the stopping rule.
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
@@ -344,7 +344,7 @@ class Engine:
         return self.clients.models(client, self._offer(client, Round(self.done)), self.done)
 
     def _evaluate_all(self, untuned: frozenset[int]) -> None:
-        """Score every client's models but those of the untuned, whose personal model there is not."""
+        """Score every client's models, except the personal models of ``untuned`` clients."""
         seen: list[Observation] = []
         clients = [client for client in range(len(self.names)) if client not in untuned]
         sent: dict[int, int] = {}

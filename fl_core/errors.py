@@ -1,4 +1,4 @@
-"""The exceptions, which separate invalid requests from failed runs."""
+"""The exceptions. They separate invalid requests from failed runs."""
 
 from __future__ import annotations
 

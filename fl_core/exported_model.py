@@ -304,7 +304,7 @@ def predict(
 
 
 def _export_mixture(path: Path, out: Path, asked: Mapping[str, Any], **keys: Any) -> ExportedModel:
-    """Write the models of a choice's mixture into a new folder, which appears when it is complete.
+    """Write the models of a choice's mixture into a new folder. It appears when it is complete.
 
     Raises:
         UsageError: a model, round or format is asked for, the mixture is exported already, or a run is another one.

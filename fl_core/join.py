@@ -42,9 +42,9 @@ def join(
 ) -> Newcomer:
     """Give a new client a model of a run: the shared layers, and a few epochs on its own training samples.
 
-    The run may still train. Then the newest checkpoint is used.
-    Layers that are not shared start as in the run's initial model. Its samples are prepared as those of the run, and
-    split by the run's seed. Its validation samples choose among the numbers of epochs.
+    The run may still train. Then the newest checkpoint is used. Layers that are not shared start as in the run's
+    initial model. Its samples are prepared as in the run, and split by the run's seed. Its validation samples choose
+    among the numbers of epochs.
 
     >>> import fedlayers as fl
     >>> draw = np.random.default_rng(0)
@@ -105,7 +105,7 @@ def _labels(values: Iterable[Any], classes: Sequence[str]) -> np.ndarray:
 
 
 def _own_rows(clients: Iterable[Any], name: str, where: str) -> slice | np.ndarray:
-    """Return which rows of a table are the new client's: all, or those with its name if the table has several clients.
+    """Return the new client's rows of a table: all, or the rows with its name if there are several clients.
 
     Raises:
         UsageError: the table has several clients, and none of this name.
@@ -120,7 +120,7 @@ def _own_rows(clients: Iterable[Any], name: str, where: str) -> slice | np.ndarr
 
 
 def _client(task: Task, new: Any, name: str) -> ClientData:
-    """Return a client's samples, prepared as those of a task and split by its seed."""
+    """Return a client's samples, prepared as in a task and split by its seed."""
     inputs, reading, data = Inputs.from_federation(task.data, task.config.reading), task.config.reading, task.data
     if data.task not in (CLASSIFICATION, REGRESSION):
         raise UsageError(f"join must have classes or numbers to predict; got task {data.task}. Use --leave-out-client.")

@@ -15,7 +15,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package whose names live in other modules.
 
     Importing the package is then fast. A name's module is imported when the name is first used. The name stays in the
-    package from then on. The names are those that the package imports for type checkers.
+    package from then on. The names are the package's imports for type checkers.
 
     Args:
         package: the package's ``__name__``.

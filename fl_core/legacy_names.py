@@ -1,4 +1,4 @@
-"""Names that stored configurations had before, and those of today."""
+"""Earlier names in stored configurations, and today's."""
 
 from __future__ import annotations
 

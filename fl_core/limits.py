@@ -153,7 +153,7 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def data_bytes() -> int:
-    """Bytes of data that this process has in memory; 0 where the system is not Linux, which alone says so."""
+    """Bytes of data that this process has in memory; 0 on systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return 0
     pages = int(Path("/proc/self/statm").read_text().split()[5])
@@ -175,7 +175,7 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 @contextmanager
 def within_memory(most: int, rule: str) -> Iterator[None]:
-    """Let this process have so many bytes of data at most, by the operating system; only Linux holds to it.
+    """Limit this process to this number of bytes of data. Only Linux enforces it.
 
     Args:
         rule: for the message: whose limit it is.
@@ -203,7 +203,7 @@ def within_memory(most: int, rule: str) -> Iterator[None]:
 
 @contextmanager
 def within_seconds(most: float, rule: str) -> Iterator[None]:
-    """Interrupt this thread after so many seconds, at its next step of Python.
+    """Interrupt this thread after this number of seconds, at its next step of Python.
 
     Args:
         rule: for the message: whose limit it is.

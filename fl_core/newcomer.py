@@ -108,7 +108,7 @@ def train_newcomer(
 ) -> Newcomer:
     """Train a new client from the shared layers for a few epochs, and alone, and score it.
 
-    Alone it trains up to the largest number of epochs, and also as many as a client of the run.
+    Alone it trains up to the largest number of epochs, and also the epochs of a client of the run.
 
     Args:
         config: the run's, resolved.
@@ -161,7 +161,7 @@ def train_newcomer(
 
 
 def _federation_of(client: ClientData, data: FederatedData) -> FederatedData:
-    """Return a federation of one client, with samples like those of another."""
+    """Return a federation of one client, with samples in the form of another federation's."""
     digest = tree.digest({"x": client.train.x, "y": client.train.y})
     ends = np.cumsum([0, *(len(client.split(split)) for split in SPLITS)])
     indices = {split: np.arange(*ends[k : k + 2]) for k, split in enumerate(SPLITS)}
@@ -176,7 +176,7 @@ _OF_MANY = ("plan", "init", "adapt", "leave_out_client", "participation", "clien
 def _alone(config: RunConfig, data: FederatedData) -> RunConfig:
     """Return the configuration of the client's own training: one epoch a round, scored in every round.
 
-    Class weights stay those of the run, since a new client may lack a class.
+    Class weights stay as in the run, since a new client may lack a class.
     """
     plain = {key: getattr(RunConfig, key) for key in (*READING, *DEALING, *_OF_MANY)}
     weights = class_weights_of(config, data)

@@ -12,7 +12,7 @@ Of more only the lowest, the median and the highest are shown."""
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """Return a sort key for names in which the numbers within them count as numbers."""
+    """Return a sort key for names, with the numbers in them compared as numbers."""
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if k % 2 else part for k, part in enumerate(parts)], name
 

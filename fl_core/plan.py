@@ -73,7 +73,7 @@ class Evidence:
     race: RaceEvidence | None = None
 
     def lines(self) -> list[str]:
-        """Return the evidence in words, a few lines. A choice by hand has none."""
+        """Return the evidence in words, a few lines. It is missing for a choice by hand."""
         found = [] if self.race is None else self.race.lines()
         if self.race is None and self.metric:
             of = f"{self.metric} ({self.variant})" if self.variant else self.metric
@@ -157,7 +157,7 @@ class LayerPlan:
 
     @property
     def cut(self) -> int | None:
-        """Return the number of shared layers if they are the first of those that train, else None."""
+        """Return the number of shared layers if they are the first layers that train, else None."""
         shared = tuple(name for name in self.trainable if name in self.shared)
         return len(shared) if shared == self.trainable[: len(shared)] else None
 
@@ -246,7 +246,7 @@ class LayerPlan:
         return LayerPlan(self.layers, tuple(shared), replace(self.why, **why))
 
     def with_first(self, count: int, **why: Any) -> LayerPlan:
-        """Share the first ``count`` layers that train, and the frozen ones, which are the same everywhere."""
+        """Share the first ``count`` layers that train, and the frozen ones. These are the same everywhere."""
         return self.with_shared((*self.trainable[:count], *frozen_in(self.layers)), **why)
 
     # --- checking it against a model ---

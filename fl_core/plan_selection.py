@@ -1,7 +1,7 @@
 """The choice of a run's layer plan: clients measure in the first round, and a rule reads the values.
 
-An algorithm that decides (PLayer-FL) measures in its own first round. Any other one that uses a plan can have the
-same measurement made ahead of its run (``plan=auto``), of which only the plan and what it cost remain.
+An algorithm that decides (PLayer-FL) measures in its own first round. For any other algorithm that uses a plan, the
+same measurement can precede its run (``plan=auto``). Only the plan and its cost remain of it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Decide(Protocol):
         seed: int,
         data: str,
     ) -> LayerPlan:
-        """Make a plan of ``measured``, which per client has ``client``, ``weight``, ``layers`` and ``importance``."""
+        """Make a plan of ``measured``. It has ``client``, ``weight``, ``layers`` and ``importance`` of each client."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Instruments:
 
 @dataclass(frozen=True)
 class PlanSelection:
-    """The way in which a run chooses its plan.
+    """How a run chooses its plan.
 
     Attributes:
         measure_first: measure before the first round, for an algorithm that does not do so itself.

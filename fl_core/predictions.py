@@ -58,7 +58,7 @@ class Predictions:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the class with the largest logit, for ties the first. Of labels, those above 0 with commas between."""
+        """Return the class with the largest logit, for ties the first. Of labels, all above 0, joined by commas."""
         if self.task == MULTILABEL:
             return tuple(BETWEEN.join(compress(self.classes, row)) for row in (self.outputs > 0).tolist())
         return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))

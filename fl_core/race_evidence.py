@@ -44,7 +44,7 @@ class ArmEvidence:
     forecast: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, without a forecast where there is none."""
+        """Return plain data, with the forecast if there is one."""
         return {name: value for name, value in asdict(self).items() if name != "forecast" or value is not None}
 
 

@@ -158,7 +158,7 @@ def is_outside(name: str) -> bool:
 
 
 def _way(path: str) -> str:
-    """Return what to write in place of a file's name with a name in it."""
+    """Return what to write instead of a file's name with a name in it."""
     file, _, name = path.partition(":")
     module = file.removesuffix(".py").strip("./").replace("/", ".")
     return f" Name the module without .py: {module}:{name or 'NAME'}." if file.endswith(".py") else ""

@@ -105,7 +105,7 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
 
 
 def _room(run: Run, config: RunConfig) -> int:
-    """Return the bytes that a run's model may take: what its stored tensors allow, where they are the whole model."""
+    """Return the bytes that a run's model may take, from its stored tensors if they are the whole model."""
     most = limits.memory() // 2
     if not run.rounds or config.adapt is not None:
         return most
@@ -122,7 +122,7 @@ def _own_files(
 ) -> RunConfig:
     """Return a stored configuration with the files that may be read for it.
 
-    The user's command names them. A run that has begun also names its own data, which must have their digest.
+    The user's command names them. A run that has begun also names the digest of its own data.
 
     Args:
         files: what the command names, by key.
@@ -159,7 +159,7 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> None:
-    """Refuse data from Python that are not those of the run, before anything is made of them.
+    """Refuse data from Python that differ from the run's, before anything is made of them.
 
     Raises:
         UsageError: their digest differs.
@@ -364,7 +364,7 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
 
 
 def check_same_start(task: Task, path: Path, weights: bool) -> None:
-    """Check that data and initial model are those in the rows' header."""
+    """Check that data and initial model equal the ones in the rows' header."""
     began = Run(path).header()
     now = task.header("")
     names = [

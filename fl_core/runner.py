@@ -160,7 +160,7 @@ def resume(
 ) -> Engine:
     """Continue a run from its last complete checkpoint. The end is bit for bit that of an uninterrupted run.
 
-    This needs the same versions of Python and its packages. A warning names those that have changed.
+    This needs the same versions of Python and its packages. A warning names the changed ones.
 
     Args:
         data, model: your own, if the run was given them.

@@ -10,7 +10,7 @@ from fl_core.dropout import Dropout
 
 @dataclass
 class Schedule:
-    """The rounds in which a run evaluates and saves, and the extent of its records of local training.
+    """The rounds of a run with an evaluation or a checkpoint, and the extent of its records of local training.
 
     Attributes:
         local_scores: score locally trained models in every round, not only when all clients are evaluated.

@@ -12,7 +12,7 @@ from fl_core.errors import UsageError, check_known
 def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
     """Return a function's named parameters with whether each is required, and whether it takes any other name.
 
-    A callable that Python cannot inspect has none.
+    It is empty for a callable that Python cannot inspect.
 
     >>> parameters_of(lambda n_classes, *, width=1: None)
     ({'n_classes': True, 'width': False}, False)

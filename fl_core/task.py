@@ -84,7 +84,7 @@ class Task:
     def check_joinable(self) -> None:
         """Refuse an algorithm that has nothing to give to a client that it has never met.
 
-        A new client takes the server's model. Layers that nobody shares are in it as they were initially.
+        A new client takes the server's model. Layers that no client shares have their initial values in it.
 
         Raises:
             UsageError: the server has no common model, or the algorithm extends the model.
@@ -391,7 +391,7 @@ def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _normalisations(model: nn.Module) -> frozenset[str]:
-    """Return the names of the tensors of normalisation layers, which are found by their type."""
+    """Return the names of the tensors of normalisation layers, found by their type."""
     found = _with_statistics(model).items()
     return frozenset(f"{name}.{key}".lstrip(".") for name, module in found for key in module.state_dict())
 

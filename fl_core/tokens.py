@@ -1,4 +1,4 @@
-"""The shape of texts as token ids, which data and models share."""
+"""The shape of texts as token ids, for data and models."""
 
 from __future__ import annotations
 

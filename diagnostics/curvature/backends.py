@@ -35,7 +35,7 @@ BACKENDS = ("fedlayers", "pyhessian", "curvlinops")
 
 
 class _Block(nn.Module):
-    """A module whose only parameters are those of one layer. The rest of the model is constant."""
+    """A module with only one layer's parameters. The rest of the model is constant."""
 
     def __init__(self, run: Differentiable, names: Sequence[str]) -> None:
         super().__init__()

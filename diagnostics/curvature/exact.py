@@ -1,4 +1,4 @@
-"""Exact Hessian traces of layers in which the logits are piecewise linear, and the check that finds those layers."""
+"""Exact Hessian traces of layers with piecewise linear logits, and the check that finds such layers."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def _check_formulas(
 ) -> dict[str, str]:
     """Return the parameters whose formula for squared per-sample gradients fails a numerical test, with reasons.
 
-    The formula must agree with autograd for single samples. It must also give zero for the other samples, which fails
-    for a layer that mixes the samples of a batch. A correct formula differs by rounding alone. The tolerance, here and
-    below, is the square root of the type's resolution.
+    The formula must agree with autograd for single samples. It must also give zero for the other samples. A layer that
+    mixes the samples of a batch fails here. A correct formula differs by rounding alone. The tolerance, here and below,
+    is the square root of the type's resolution.
     """
     doubts: dict[str, str] = {}
     if not names:
@@ -140,7 +140,7 @@ def _check_formulas(
 
 
 def _check_linearity(run: Differentiable, logits: Tensor, names: Sequence[str]) -> dict[str, str]:
-    """Return the parameters in which the logits prove to be curved, with reasons.
+    """Return the parameters with curved logits, with reasons.
 
     For a linear parameter v^T (H - G) v = sum_nc u_nc v^T (d2 f_nc / dtheta^2) v must vanish. The loss's gradient may
     be tiny, so u is random instead. The random direction v is as long as the parameter, so that the second-order term

@@ -163,7 +163,7 @@ Sampler = Callable[[Differentiable, Data, Mapping[str, Sequence[str]], int, int]
 
 @dataclass(frozen=True)
 class TraceMethod:
-    """The method by which one layer is measured.
+    """The method of one layer's measurement.
 
     Attributes:
         how: the estimator's name; empty without a value.

@@ -102,7 +102,7 @@ def _blamed(
 
 
 def _nonlinear(node: Node, reach: list[int]) -> int:
-    """Return the parameters (a bit set) in which a node is not piecewise linear.
+    """Return the parameters (a bit set) that make a node not piecewise linear.
 
     Args:
         reach: the parameters on which each input depends.

@@ -54,7 +54,7 @@ class Differentiable:
         self.buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
-        """Return the model's output for batch number ``index``, which also seeds the model's random draws."""
+        """Return the model's output for batch number ``index``. The number also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
         return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
@@ -94,7 +94,7 @@ class Differentiable:
 
     @torch.no_grad()
     def origin(self, error: LossNotFinite, layers: Sequence[Layer]) -> str:
-        """Return in words the layer in which NaN or infinity first occurred."""
+        """Return in words the first layer with NaN or infinity."""
         for layer in layers:
             for name in layer.parameters:
                 if not bool(torch.isfinite(self.parameters[name]).all()):

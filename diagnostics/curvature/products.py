@@ -2,7 +2,7 @@
 
 Autograd's second derivatives can be wrong without an error. Torch's kernel for weight normalisation has such a fault.
 Two tests find it for each layer. A Hessian is symmetric, so that u.Hv = v.Hu. And Hv is the derivative of the gradient
-along v, which a central difference approximates.
+along v, approximated by a central difference.
 
 The tests compute in float64 where the model can. A step of eps^(1/3) gives a central difference its least error, about
 eps^(2/3). The tolerance eps^(1/4) is far above that error and far below a wrong formula's: 1e-4 in float64. Rounding

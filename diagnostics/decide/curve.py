@@ -144,8 +144,8 @@ def curve_of(
 
     A metric of pairs gives each client the mean over its pairs. A distance is used as it is, a similarity (cka) as 1 -
     value. So both grow with the difference. The clients of such a metric weigh the same. The default variant is the
-    metric's own: its first that was measured. For federation sensitivity, it is the variant seen in training, on which
-    PLayer-FL decides.
+    metric's own: its first that was measured. For federation sensitivity, it is PLayer-FL's variant, measured in
+    training.
 
     Args:
         pairs: for metrics whose code is missing here: name -> ``distance`` or ``similarity`` of two clients, as in a
@@ -194,7 +194,7 @@ def curve_of(
 def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
     """Return each client's resampled values, [B, L].
 
-    A value is not finite if a resample has none.
+    A value is NaN if a resample lacks it.
     """
     values_of: dict[tuple[str, ...], list[list[float]]] = {}
     for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):

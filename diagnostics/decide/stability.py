@@ -37,11 +37,11 @@ def stability(
 ) -> dict[str, Any]:
     """Return how often the decision stays the same when clients and their batches are drawn again.
 
-    The bootstrap has two stages. Each resample first draws as many clients as there are, with replacement. Then it
-    draws one of the resamples of their batches, the same for all curves (:mod:`diagnostics.resampling`). If the rows
-    have no resamples, it adds independent normal errors of the rows' standard errors, as far as they are known. It
-    combines the values and decides. Several curves decide by ``joint`` of their cuts. A pair of clients counts as often
-    as both were drawn. A client has no pair with itself.
+    The bootstrap has two stages. Each resample first draws the number of all clients, with replacement. Then it draws
+    one of the resamples of their batches, the same for all curves (:mod:`diagnostics.resampling`). If the rows have no
+    resamples, it adds independent normal errors of the rows' standard errors, as far as they are known. It combines the
+    values and decides. Several curves decide by ``joint`` of their cuts. A pair of clients counts as often as both were
+    drawn. A client has no pair with itself.
 
     Returns:
         A dict with these keys:

@@ -33,7 +33,7 @@ class SensitivityAccumulator:
     """Sum of the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
 
     I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2). Weights w and
-    gradients g are those at the step, before the optimiser moves w. An update costs one product and one norm a tensor.
+    gradients g are taken at the step, before the optimiser moves w. An update costs one product and one norm a tensor.
     Nothing is copied to the host. The sums are float64: one for each tensor and each part. Steps are assigned in turn
     to the parts. A step on a short last batch counts as any other, as it does for the weights that it moves. So I_l is
     a mean over steps, not over samples. A tensor that is frozen or that no gradient reached counts neither in the sum
@@ -204,7 +204,7 @@ class ResampledImportance:
 
 
 def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
-    """Return a result in which each part's steps count t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
+    """Return a result with each part's steps counted t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
 
     The weight w_k is the part's number of steps. For a layer with embedding tables it is the number of entries that
     counted in them, since its I^k is a mean over these. The result is the importance of the steps drawn, with one

@@ -29,7 +29,7 @@ Compute = TypeVar("Compute", bound=Callable[..., list[Row]])
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a metric that has none."""
+    """The empty options of a metric."""
 
 
 @dataclass(frozen=True)
@@ -256,9 +256,9 @@ def metric(
     """Register a function as a metric under its own name.
 
     Use it as a decorator. Its keywords are attributes of :class:`Metric`. The function takes a
-    :class:`~diagnostics.client_model.Measurement`. A function with options also takes a frozen dataclass of them,
-    which its second parameter's annotation names. The list of ``fedlayers list metrics`` is read from the source, so
-    write the keywords out.
+    :class:`~diagnostics.client_model.Measurement`. A function with options takes them as a frozen dataclass. The second
+    parameter's annotation names it. The list of ``fedlayers list metrics`` is read from the source, so write the
+    keywords out.
 
     Args:
         look: attributes of :class:`PlotStyle` by name.

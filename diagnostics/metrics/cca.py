@@ -23,8 +23,8 @@ from .base import Measurement, metric
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
 
-    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.moments.CCA`. A layer with as
-    many features as samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
+    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.moments.CCA`. A layer without
+    fewer features than samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
     Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers. With
     ``positions="samples"`` it is M d^2 / 2 for M models.

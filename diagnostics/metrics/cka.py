@@ -83,8 +83,9 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
     See :mod:`diagnostics.representation.gram`. Every model sees the same samples in the same order. A
     loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
 
-    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch), or
-    the features if they are fewer: d (M + 1) / 2 < n for M models. With ``positions="samples"`` it is M d^2 / 2.
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch). It
+        has the features instead if they are fewer: d (M + 1) / 2 < n for M models. With ``positions="samples"`` it is M
+        d^2 / 2.
 
     Raises:
         UsageError: the probe does not fit the models.

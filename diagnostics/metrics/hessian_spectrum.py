@@ -65,13 +65,13 @@ class HessianSpectrum:
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.
 
-    They are signed and in descending order. The column ``stderr`` holds the norm of the residual, which bounds the
-    error. With ``density`` there are further rows. Their variant is ``at`` and an eigenvalue. Their value in [0, 1] is
-    the share of the layer's eigenvalues there. They sum to 1.
+    They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
+    With ``density`` there are further rows. Their variant is ``at`` and an eigenvalue. Their value in [0, 1] is the
+    share of the layer's eigenvalues there. They sum to 1.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
     client's samples at a time. One layer at a time has Lanczos vectors, each as long as its weights. There are about
-    20, and as many as steps with ``density``. A small layer has its block instead.
+    20, or one a step with ``density``. A small layer has its block instead.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.

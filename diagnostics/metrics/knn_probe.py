@@ -50,7 +50,7 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
     are those of :func:`~diagnostics.metrics.linear_probe.linear_probe`. The estimator names the number of neighbours
     and the distance.
 
-    Memory: as of the linear probe, with n x m distances in place of the n x n numbers.
+    Memory: as for the linear probe, with n x m distances instead of the n x n numbers.
 
     Raises:
         UsageError: a client has no test data, or data do not fit.

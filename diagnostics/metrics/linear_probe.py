@@ -47,7 +47,7 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     samples.
 
     Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
-    one client, and for as many again of all clients together. One layer at a time has a float64 copy. If a sample has
+        one client, and for ``samples`` of all clients together. One layer at a time has a float64 copy. If a sample has
     more than n features, that layer has n x n numbers instead.
 
     Raises:

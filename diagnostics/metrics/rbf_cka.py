@@ -1,4 +1,4 @@
-"""CKA with a radial kernel, which weighs small distances between samples more than large ones."""
+"""CKA with a radial kernel. It weighs small distances between samples more than large ones."""
 
 from __future__ import annotations
 

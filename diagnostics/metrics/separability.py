@@ -47,11 +47,11 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     """Return the scatter between the classes over the scatter within them, for each layer's flattened output.
 
     See :func:`diagnostics.representation.scatter.scatter_ratio`. Higher means that the classes lie further apart.
-    Variant ``"own"`` uses each client's samples. Variant ``"pooled"``, client "", uses those of all clients, each seen
-    by its own model. If it falls short of the clients' own values, the clients' models place a class differently.
+    Variant ``"own"`` uses each client's samples. Variant ``"pooled"``, client "", uses the samples of all clients, each
+    with its own model. If it falls short of the clients' own values, the clients' models place a class differently.
 
     Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
-    one client, and for as many again of all clients together.
+        one client, and for ``samples`` of all clients together.
 
     Raises:
         UsageError: data do not fit.

@@ -1,4 +1,4 @@
-"""SVCCA: CCA on the principal directions of each side, which leaves out directions of little variance."""
+"""SVCCA: CCA on the principal directions of each side, without directions of little variance."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list
     The rows are ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||. Both are at least 0, and 0 means not
     moved.
 
-    Memory: one layer's weights of one client at a time, and those of the start, in float64.
+    Memory: one layer's weights of one client at a time and of the start, in float64.
 
     Raises:
         UsageError: the start lacks a tensor or has one of another shape.

@@ -195,7 +195,7 @@ def prompt_attention(
 
 
 def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "trained") -> Axes:
-    """Draw which layers are trained in which round: layers (input at the top) x recorded rounds.
+    """Draw the trained layers of each round: layers (input at the top) x recorded rounds.
 
     If the rows are of clients, the colour is the share of clients that train the layer.
 

@@ -125,7 +125,7 @@ def panels(
 
 
 def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows of one metric, without those of nulls (:mod:`diagnostics.null`).
+    """Return the rows of one metric, without rows of nulls (:mod:`diagnostics.null`).
 
     Raises:
         UsageError: the frame has none. The message lists its metrics.

@@ -145,8 +145,8 @@ def _null_curves(
 ) -> dict[str, list[pd.Series]]:
     """Return the mean over clients, by layer, of each draw of each null in a frame, by the null's title.
 
-    A null may lack the variant, such as untrained models for what is seen in training. It then shows the metric's usual
-    variant, which its title names.
+    A null may lack the variant, such as untrained models for what is seen in training. It then shows the metric's
+    default variant, and the title names it.
     """
     kind = metric_or_placeholder(metric)
     curves: dict[str, list[pd.Series]] = {}

@@ -73,7 +73,7 @@ class Page:
         self._parts.append("</details>")
 
     def glossary(self, terms: Mapping[str, str], title: str = "Words on this page") -> None:
-        """Add a folded list of those terms that the page uses so far, with their meanings.
+        """Add a folded list of the terms on the page so far, with their meanings.
 
         Args:
             terms: term -> meaning. A term is also found in the plural.

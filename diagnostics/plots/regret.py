@@ -16,7 +16,7 @@ from .drawing import COLOURS, MARKERS, MEAN, canvas, legend, small, with_notes
 def regret(scores: pd.DataFrame, decisions: pd.DataFrame, score: str = "macro_f1", ax: Axes | None = None) -> Axes:
     """Draw the score of every number of shared layers, with each rule's choices marked, one mark per seed.
 
-    The score is on held-out samples, by which regret is counted. If there are none, it is on validation samples.
+    The score is on held-out samples, as regret is. If there are none, it is on validation samples.
 
     The axis ends where the score does. The interval of a few seeds may reach beyond, and would flatten all else. A thin
     line is a seed. The dark line is their mean with its 95 % interval. The star is the cut with the best mean. A rule's

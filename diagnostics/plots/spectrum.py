@@ -29,7 +29,7 @@ def spectral_density(
     """Draw the density of each layer's eigenvalues, a curve per layer, with strokes at its largest eigenvalues.
 
     If the rows are of several clients, the curve is the mean of their densities, and the strokes are of all of them.
-    The density has a log axis. A curve has gaps where it is less than a twentieth of the peak of one single eigenvalue.
+    The density has a log axis. A curve has gaps below a twentieth of the peak of one single eigenvalue.
 
     Args:
         frame: rows of ``hessian_spectrum``, measured with its option ``density``.

@@ -120,7 +120,7 @@ class ProbeOptions:
 def probe_rows(
     metric: str, classify: Classify, estimator: str, measurement: Measurement, options: ProbeOptions
 ) -> list[Row]:
-    """Return the rows of a probe: each client's own, then those of all clients pooled, layer by layer.
+    """Return the rows of a probe, layer by layer: each client's own, then all clients pooled.
 
     Variant ``"own"`` is each client's probe on its own data. Variant ``"pooled"`` is one probe for the features of all
     clients, each from its own model. Its accuracy is on each client's samples and, for client "", on all of them. The
@@ -180,7 +180,7 @@ def _part(client: str, path: str, train: Features, tested: Features | None, fold
 
 
 def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
-    """Return a client's first samples, at most this many, with folds and as many test samples.
+    """Return a client's first samples with folds, and its first test samples, at most ``count`` of each.
 
     Each class keeps its share.
     """

@@ -60,7 +60,7 @@ class SimilarityOptions:
 
     @property
     def unbiased(self) -> bool:
-        """True if the unbiased HSIC is used, for which batches must be large enough."""
+        """True if the unbiased HSIC is used. Batches must be large enough for it."""
         return False
 
     @property

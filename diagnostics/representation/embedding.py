@@ -146,8 +146,8 @@ def tsne(
 ) -> pd.DataFrame:
     """Embed one layer's features over all clients by t-SNE.
 
-    It is :func:`embed` of :func:`pool`, which takes the ``options``. FedPFT (Figs. 2 and 3) shows the test samples of
-    all clients by the classifier's inputs, which is the default.
+    It is :func:`embed` of :func:`pool`, which takes the ``options``. The default shows the test samples of all clients
+    by the classifier's inputs, as FedPFT does (Figs. 2 and 3).
     """
     pooled = pool(models, data, layer, seed=seed, **options)
     return embed(pooled, perplexity=perplexity, iterations=iterations, seed=seed)

@@ -13,7 +13,7 @@ different samples, each side's own (Kornblith et al. 2019, section 3). They use 
 each batch has its own s.
 
 All are invariant to rotation, isotropic scale and offset of either side. There is no value if one side is constant, not
-finite, or too short. With the radial kernel there is none if more than half of the samples' pairs are identical.
+finite, or too short. With the radial kernel it is missing if more than half of the samples' pairs are identical.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
 def _u_centred(gram: Tensor, eps: float) -> Tensor:
     """U-centre a Gram matrix [b, b] in place and divide by sqrt(b (b - 3)): inner products are then HSIC_1.
 
-    This form is the U-centring of Szekely and Rizzo 2014, which equals Song's estimator. The diagonal is left out. The
+    This form is the U-centring of Szekely and Rizzo 2014. It equals Song's estimator. The diagonal is left out. The
     other entries of each row and column add up to 0.
     """
     b = len(gram)

@@ -74,7 +74,7 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
 
 
 def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int) -> Tensor:
-    """Return the samples that all models see, read once: those of ``probe``, else the first of the clients' own."""
+    """Return the samples that all models see, read once: ``probe``, else the first of the clients' own."""
     with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
         if probe is None:
             return shared_probe([subject.data for subject in subjects], max(samples, len(subjects)))[0]

@@ -1,4 +1,4 @@
-"""CKA by the package torch-cka, protected from inputs on which it would fail or go wrong."""
+"""CKA by the package torch-cka, protected from inputs with wrong or failing results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _seen(subject: ClientModel, path: str, x: Tensor, place: Place, seed: int) -
 def compare_layers(
     a: ClientModel, path_a: str, b: ClientModel, path_b: str, x: Tensor, where: Sequence[Place], seed: int
 ) -> float | str:
-    """Return minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it has none.
+    """Return minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it is missing.
 
     Both must have a value by our own estimate. The package stops at the first layer without one and does not name it.
     These faults of the package cannot occur here:

@@ -37,8 +37,8 @@ class Parts:
 def gradient_snr(measurement: fl.Measurement, options: Parts) -> list[fl.Row]:
     """SNR_l = ||m||^2 / (1/(K-1) sum_k ||g_k - m||^2) with m the mean of the K parts' gradients g_k of layer l.
 
-    At least 0, a pure number; one row a client and layer. A layer without weights that train, and a client with fewer
-    samples than parts, have a row without a value that says so.
+    At least 0, a pure number; one row a client and layer. A layer without trained weights has a row with a status and
+    no value. So has a client with fewer samples than parts.
     """
     rows = []
     for subject in measurement.subjects:

@@ -26,7 +26,7 @@ AHEAD = 4
 
 
 class Actors:
-    """A pool of actors on a Ray cluster, each of which trains clients.
+    """A pool of actors on a Ray cluster. Each trains clients.
 
     There is one actor per free CPU, or per free GPU for a run on GPUs, and at most one per client. Each receives the
     model and all clients' data once, then a client's message and state with each request. Results have the same bits as

@@ -107,7 +107,7 @@ class Backend(ABC):
 
 
 class InProcessBackend(Backend):
-    """The current process, which runs one job after another."""
+    """The current process. It runs one job after another."""
 
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:

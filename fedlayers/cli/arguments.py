@@ -85,7 +85,7 @@ SetLoss = Annotated[
 
 @cache
 def key_descriptions() -> Mapping[str, str]:
-    """Return the description beneath each key of the configuration, which is the help of its flag."""
+    """Return the description beneath each key of the configuration, the help of its flag."""
     texts = {}
     for group in GROUPS.values():
         body = ast.parse(inspect.getsource(group)).body[0].body  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
 
 
 def for_help(command: type, usual: bool) -> type:
-    """Return a dataclass with a command's flags in the order of its help: its own first, those of all commands last.
+    """Return a dataclass with a command's flags in the order of its help: its own first, common ones last.
 
     Args:
         command: The dataclass of the command.

@@ -38,7 +38,7 @@ class List(Command):
 
 
 def algorithms() -> str:
-    """List algorithms by family: name, paper, what is trained and sent, what clients keep, a round's cost, and options.
+    """List algorithms by family, with their papers, options and costs. The list says what is trained, sent and kept.
 
     The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
     """

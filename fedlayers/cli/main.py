@@ -184,7 +184,7 @@ def help_asked(words: Sequence[str]) -> str:
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the words into the command's name, which has two words within a group, and its flags."""
+    """Split the words into the command's name and its flags. Within a group the name has two words."""
     length = 2 if any(name.startswith(f"{words[0]} ") for name in COMMANDS) else 1
     return " ".join(words[:length]), list(words[length:])
 

@@ -74,7 +74,7 @@ class ManyRuns(ConfiguredCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneAlgorithm(ManyRuns):
-    """The base of commands whose runs all train one algorithm, which uses the plans under study."""
+    """Base of commands whose runs all train one algorithm with the plans under study."""
 
     config: WithoutPlan
     algorithm: Annotated[str, option("Algorithm that trains all runs. It must use a plan.", "NAME")] = "fedper"

@@ -110,7 +110,7 @@ class Sites(Reports, _Network):
 
     @contextmanager
     def connect_sites(self, names: Sequence[str] = ()) -> Iterator[SiteLink]:
-        """Connect to all sites. ``names`` are those of a resumed run, instead of the flag's.
+        """Connect to all sites. A resumed run gives ``names`` instead of the flag.
 
         Raises:
             UsageError: Flower is not installed, or the superlink cannot be reached. RunError: too few sites came.

@@ -25,8 +25,8 @@ _EDGE = 3
 def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None, most: int = LINES) -> str:
     """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
-    Beyond eight clients, or ``most`` lines, three clients are shown: the lowest, the median and the highest by
-    the main score, or else by the first available score. The mean is weighted by training samples.
+    Beyond eight clients, or ``most`` lines, three clients are shown: the lowest, the median and the highest. They are
+    ordered by the main score, or else by the first available one. The mean is weighted by training samples.
 
     Args:
         frame: the rows of a run.
@@ -120,7 +120,7 @@ def _medians(report: Report, variants: Sequence[tuple[str, str]], most: int) -> 
 
 
 def splits(report: Report, metric: str, variant: str) -> str:
-    """Return the samples on which a metric was measured, such as ``train split``; empty for weights alone."""
+    """Return the measured samples of a metric, such as ``train split``; empty for weights alone."""
     rows = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
     names = [name for name in rows["split"].unique() if name]
     return f"{' and '.join(names)} split" if names else ""

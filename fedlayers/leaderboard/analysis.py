@@ -31,8 +31,8 @@ def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) ->
     """Return a line for each scored run of the federations that have all methods.
 
     Columns are ``federation``, ``family``, ``method``, ``seed``, :data:`SCORES` and :data:`COSTS`. A score is the mean
-    over clients by training samples. ``worst`` is the lowest macro-F1 of a client, ``below`` the share of clients with
-    less than Local's in the same seed. A run that diverged has the scores of the majority class.
+    over clients by training samples. ``worst`` is the lowest macro-F1 of a client. ``below`` is the share of clients
+    below Local in the same seed. A run that diverged has the scores of the majority class.
 
     Raises:
         UsageError: no federation has all methods.

@@ -1,4 +1,4 @@
-"""The methods of the leaderboard, and the trials by which each is tuned."""
+"""The methods of the leaderboard, and the tuning trials of each."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def add(folder: Path, row: Row) -> None:
 
 
 def number(value: float | None) -> float:
-    """Return a stored number; NaN where there is none."""
+    """Return a stored number; NaN if it is missing."""
     return math.nan if value is None else value
 
 

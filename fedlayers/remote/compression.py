@@ -31,7 +31,7 @@ def check_compressed(kind: str, algorithm: str) -> None:
 
 
 def start_of(kind: str, name: str, received: Message, initial: Tree) -> Tensor | None:
-    """Return the tensor that an update starts from: as received, or of the initial model. None if there is none."""
+    """Return the tensor that an update starts from: as received, or of the initial model. None if it is missing."""
     found = received.trees.get(kind, {}).get(name)
     return initial.get(name) if found is None and kind == "model" else found
 

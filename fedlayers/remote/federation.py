@@ -66,7 +66,7 @@ def federate(
 ) -> Engine:
     """Run an algorithm over the sites of a link.
 
-    Rows and the server's state have the same bits as those of ``fedlayers run --stack off``.
+    Rows and the server's state have the same bits as with ``fedlayers run --stack off``.
 
     Args:
         config: of the run. Its dataset is that of the sites (:func:`data_of`); each site says how its data are read.

@@ -1,4 +1,4 @@
-"""What a site has: its data, policy, privacy and folder, and what it refuses because of them."""
+"""A site's data, policy, privacy and folder, and the requests that it refuses because of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Host:
         self.policy.check_samples(sum(self.holding.sizes.values()))
 
     def check_disk(self) -> None:
-        """Refuse new files where those of all runs take more disk than the policy allows.
+        """Refuse new files if all runs take more disk than the policy allows.
 
         Raises:
             LimitError: gives both sizes.

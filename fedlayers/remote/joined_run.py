@@ -169,8 +169,8 @@ class JoinedRun:
     def measure(self, packet: Packet, key: str, session: str, seq: int) -> Packet:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.
 
-        With noise, all but the values come from random data of the same shape, which are measured too. The reply is
-        stored. A repeated request gets it again, without new noise.
+        With noise, everything except the values comes from random data of the same shape. The reply is stored. A
+        repeated request gets it again, without new noise.
         """
         asked = fields(packet.head, protocol.MEASURE)
         if packet.trees:

@@ -1,8 +1,8 @@
 """Keys of a federation: a certificate authority, the server's certificate, and a key for each site.
 
-``KEYS/server`` stays at the server. ``KEYS/sites/NAME`` is given to that site, in a way that nobody else reads. A site
-that makes its own key sends only ``NAME.pub``, which belongs into ``KEYS/server/sites``. The files there list who may
-join, and under which name. For a secure sum each site has the public keys of all sites, in ``sites`` next to its key.
+``KEYS/server`` stays at the server. ``KEYS/sites/NAME`` goes to that site over a private channel. A site that makes its
+own key sends only ``NAME.pub``. It belongs into ``KEYS/server/sites``. The files there list who may join, and under
+which name. For a secure sum each site has the public keys of all sites, in ``sites`` next to its key.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _pkcs8(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def private_file(file: Path, content: bytes) -> Path:
-    """Write a new file that nobody else can read."""
+    """Write a new file that only its owner can read."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
         handle.write(content)
     return file

@@ -35,7 +35,7 @@ class SiteLink(Protocol):
 
 
 class RequestHandler(Protocol):
-    """A site's side of a transport, which receives requests.
+    """A site's side of a transport. It receives requests.
 
     Attributes:
         name: the site's.

@@ -64,7 +64,7 @@ def note(path: Path | str, **changes: Any) -> None:
 
 
 def status(path: Path | str) -> dict[str, Any]:
-    """Return the contents of a run directory's :data:`STATUS`. Before the first stored round there is none.
+    """Return the contents of a run directory's :data:`STATUS`. It is missing before the first stored round.
 
     Raises:
         CorruptError: it is damaged.

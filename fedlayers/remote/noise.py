@@ -22,9 +22,9 @@ def discrete_gaussian(count: int) -> Integers:
     """Draw integers n with probability proportional to exp(-n^2 / (2 SPREAD^2)).
 
     The method is Algorithm 3 of Canonne, Kamath and Steinke ("The Discrete Gaussian for Differential Privacy", 2020)
-    with their Algorithms 1 and 2. It compares and adds integers only. Rounding therefore changes no probability, and
-    no result is possible for one data set alone (Mironov, "On Significance of the Least Significant Bits for
-    Differential Privacy", 2012). All random bits come from :func:`os.urandom`, so no seed repeats a draw. The duration
+    with their Algorithms 1 and 2. It compares and adds integers only. Rounding therefore changes no probability, and no
+    result is possible for one data set alone. See Mironov, "On Significance of the Least Significant Bits for
+    Differential Privacy", 2012. All random bits come from :func:`os.urandom`, so no seed repeats a draw. The duration
     of a call varies with what is drawn.
 
     >>> draws = discrete_gaussian(1000)

@@ -42,7 +42,7 @@ def memory_for(parameters: int) -> int:
 
 
 def check_alone(names: Sequence[str]) -> None:
-    """Refuse metrics that compare clients, since those need data of several clients.
+    """Refuse metrics that compare clients, since they need data of several clients.
 
     Raises:
         UsageError: names them, and the metrics that are available.
@@ -108,7 +108,7 @@ MEMORY = memory_for(PARAMETERS)
 
 @dataclass(frozen=True)
 class Policy:
-    """A site's rules, which no server can change.
+    """A site's rules. No server can change them.
 
     >>> Policy(algorithms=("fedper",)).check_algorithm("fedavg")
     Traceback (most recent call last):
@@ -228,7 +228,7 @@ class Policy:
             check_known("algorithm", name, ALGORITHMS)
 
     def check_summed(self, name: str, asked: bool) -> None:
-        """Refuse a run without a secure sum where this site requires one, or with one for an algorithm that has none.
+        """Refuse a run without a secure sum if this site requires it, or with one if the algorithm does not allow it.
 
         Args:
             name: of the algorithm. asked: whether the run has a secure sum.

@@ -29,7 +29,7 @@ LEAST, MOST = 1e-9, 1e9
 
 @dataclass(frozen=True)
 class Privacy:
-    """The rules by which a site hides its data. The unit of privacy is the site: all of its samples together.
+    """A site's rules for hiding its data. The unit of privacy is the site: all of its samples together.
 
     Of each reply, the tensors' difference from what the site received (or from the initial model) is scaled down to the
     norm ``clip``. Then noise of standard deviation ``noise * clip`` is added to each number. The same is done with

@@ -1,20 +1,23 @@
 """The requests and replies of a federation as packets.
 
-``hello``     a site's facts: version, shape, classes, sizes, digests
-``moments``   of tables that are scaled or filled: numbers of training samples and of values, means, sums of squares
-``race``      the runs that follow: whether the site allows them, and the classes in its validation samples
-``join``      a run: its configuration, the site's number in the federation, all sites' sizes, the initial model
-``train``     one exchange, from one version of the client's state to another
-``finetune``  a copy of one of the client's models, and ``score`` them: the server's part of the models, and the names
-              which the client merges with its own
+The requests:
 
-``measure``   metrics of the client's own model after its first round of training, numbers alone
-``sum_keys``  of a secure sum: the client's keys, ``sum_shares``: encrypted shares of its secrets, and ``sum_reveal``:
-              the shares that remove masks from the sum of the updates that came
+- ``hello`` asks for the site's facts: version, shape, classes, sizes and digests.
+- ``moments`` asks for a table's counts, means and sums of squares. Tables that are scaled or filled need them.
+- ``race`` announces runs. It asks if the site allows them, and for the classes in its validation samples.
+- ``join`` begins a run. It has the configuration, all sites' sizes, the site's number and the initial model.
+- ``train`` is one exchange. It leads from one version of the client's state to the next.
+- ``finetune`` trains a copy of one of the client's models.
+- ``score`` evaluates models. It has the server's part, and the names to merge with the client's own part.
+- ``measure`` asks for metrics of the client's own model after its first round, numbers alone.
+- ``sum_keys`` asks for the client's keys of a secure sum, and ``sum_shares`` for encrypted shares of its secrets.
+- ``sum_reveal`` asks for the shares that remove the masks from the sum of the received updates.
 
-Replies are ``hello``, ``told``, ``counted``, ``joined``, ``done``, ``measured`` and ``summed``, or ``refused``,
-``failed`` and ``waiting`` (for the site's owner) with a reason. Each request has a stamp: the server's session and an
-increasing number. Its reply has the same stamp, which identifies late replies.
+The replies are ``hello``, ``told`` (moments), ``counted`` (classes), ``joined``, ``done``, ``measured`` and ``summed``.
+With a reason, a reply can also be ``refused``, ``failed`` or ``waiting`` (for the site's owner).
+
+Each request has a stamp: the server's session and an increasing number. Its reply has the same stamp, so late replies
+are recognised.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class SentLog:
     def check(self, noted: str = "") -> tuple[list[dict[str, Any]], str]:
         """Return the lines and the digest of the last one, after a check of the chain.
 
-        The digests have no key. So only a digest that was noted elsewhere shows that a list was cut or written anew.
+        The digests have no key. So only a digest that was noted elsewhere shows that a list was cut or rewritten.
 
         Args:
             noted: the digest of a line that the list must have.
@@ -221,7 +221,7 @@ def _what(head: Mapping[str, Any]) -> str:
 
 
 def refusal(error: Exception) -> Packet:
-    """Return the reply in place of a result: the reason, without the words of other libraries."""
+    """Return the reply instead of a result: the reason, without the words of other libraries."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, NotAllowedError):
         return Packet({"kind": "waiting", "reason": text[:1000]})

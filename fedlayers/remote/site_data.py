@@ -190,7 +190,7 @@ def digests_of(x: Array, y: Array) -> list[bytes]:
 
 
 def digest_of_words(words: Sequence[str] | None) -> str | None:
-    """Return the digest by which sites compare vocabularies or categories; None if the data have neither."""
+    """Return the digest for comparing sites' vocabularies or categories; None if the data have neither."""
     return None if words is None else hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
@@ -224,7 +224,7 @@ def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
 
 
 class SiteDataset:
-    """One client's own data, read where they are: its file, or one natural client of a dataset.
+    """One client's own data, read at the client: its file, or one natural client of a dataset.
 
     Its split is the same as in a run on all clients' data together, since it depends on the client's number alone.
 

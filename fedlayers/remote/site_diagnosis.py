@@ -44,7 +44,7 @@ def diagnose(
 ) -> Report:
     """Measure at every site after its first round of local training, as :func:`diagnostics.measure.diagnose_task` does.
 
-    The rows are those of one process that has all data. Only variants that combine all clients' samples are missing
+    The rows are the same as in one process with all data. Only variants that combine all clients' samples are missing
     (one probe for everybody's features). ``select`` reads the rows.
 
     Args:

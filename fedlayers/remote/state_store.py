@@ -42,7 +42,7 @@ class StateStore:
 
     @property
     def names(self) -> list[str]:
-        """The complete versions: those with a reply."""
+        """The complete versions, with a reply."""
         found = (name.removesuffix(".reply") for name in self.folder.names() if name.endswith(".reply"))
         return [name for name in found if self.folder.has(f"{name}.state")]
 

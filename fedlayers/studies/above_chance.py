@@ -1,7 +1,7 @@
 """Scores above guessing: whether a race's candidates have learned anything.
 
-If nothing can be learned, candidates still differ in macro-F1. Those that share average their models, and guess one
-class more often than those that train alone. Such a difference is real, but says nothing about layers.
+If nothing can be learned, candidates still differ in macro-F1. Clients that share average their models, and guess one
+class more often than clients that train alone. Such a difference is real, but says nothing about layers.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def score_above_chance(scored: pd.DataFrame, guesses: Mapping[str, float]) -> fl
 def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
     """Return the number of the candidate with the strongest evidence, and its limit.
 
-    Each candidate has its own limit over seeds. Its level is divided by the number of candidates (Bonferroni), which
-    allows for picking the highest. No mean is taken over candidates, so one that collapsed cannot hide the others. One
-    seed has no limit; then the highest number wins.
+    Each candidate has its own limit over seeds. Its level is divided by the number of candidates (Bonferroni), because
+    the highest is picked. No mean is taken over candidates, so one that collapsed cannot hide the others. One seed has
+    no limit; then the highest number wins.
 
     Args:
         judged: a line per candidate and seed. Seeds without any number are ignored, and so are candidates that failed

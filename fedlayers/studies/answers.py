@@ -1,4 +1,4 @@
-"""The three answers of a race: is a split better, which one, and is it better than guessing?"""
+"""The three answers of a race. Is a split better? Which one? Is it better than guessing?"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ BASELINES: dict[str, Baseline] = {
 
 
 def baseline_rows(task: Task) -> list[Row]:
-    """Return the rows of every baseline on a task's data, like those of a run after its last round.
+    """Return the rows of every baseline on a task's data, as of a run after its last round.
 
     >>> import fedlayers as fl
     >>> found = rows.frame(baseline_rows(fl.assemble(fl.RunConfig(dataset="heart", rounds=3))))

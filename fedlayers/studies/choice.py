@@ -86,7 +86,7 @@ class Choice:
 
     @property
     def main(self) -> str:
-        """The score by which arms are judged, in addition to the loss."""
+        """The score that arms are judged by, in addition to the loss."""
         return main_score(self.standing.judged.columns)
 
     @property
@@ -171,7 +171,7 @@ class Choice:
 
     @property
     def answers(self) -> Answers:
-        """The three answers: is a split better, which one, and is it better than guessing?"""
+        """The three answers. Is a split better? Which one? Is it better than guessing?"""
         return answers(self.inference, self.arms, self.winner)
 
     def lead(self) -> str:

@@ -74,14 +74,14 @@ def choose(
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
     Under a stopping rule, one seed of FedPer's default cuts is judged early. All arms train to 15 % of the planned
-    rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one, which trains to its stop. The others have no final
+    rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one. It trains to its stop. The others have no final
     score. Every other race trains all arms to the end, and ``tell`` receives the reason.
 
-    Each arm of such a race runs to the end, or to a share of the rounds, which is cheaper. Its score in an
-    evaluated round is z(macro-F1) - z(loss) on validation samples, standardised over the arms. The mean over the last
-    three evaluated rounds and over the seeds decides. Equal scores are ordered by macro-F1. With an arm that fine-tunes
-    at the end, the last round alone decides, since the fine-tuned model has no other. Under a stopping rule
-    (``patience``) each arm is judged up to its best round, standardised over the arms of a seed.
+    Each arm of such a race runs to the end, or for less cost to a share of the rounds. Its score in an evaluated round
+    is z(macro-F1) - z(loss) on validation samples, standardised over the arms. The mean over the last three evaluated
+    rounds and over the seeds decides. Equal scores are ordered by macro-F1. With an arm that fine-tunes at the end, the
+    last round alone decides, since the fine-tuned model has no other. Under a stopping rule (``patience``) each arm is
+    judged up to its best round, standardised over the arms of a seed.
 
     Several seeds may show no significant difference between some arms and the leader. Of these the arm that sends least
     is used. The winner's run with the first seed is complete at the end. Test samples are scored and stored with each
@@ -268,7 +268,7 @@ class _Race:
     guesses: dict[int, dict[str, float]]
 
     def at_rates(self, search: RateSearch | None) -> list[Entry]:
-        """Return all runs, those that try rates too. At which rate the arms race does not change what they cost."""
+        """Return all runs, including trials of rates. At which rate the arms race does not change what they cost."""
         if search is None:
             return self.entries
         seeds = tuple(dict.fromkeys(entry.config.seed for entry in self.entries))
@@ -315,7 +315,7 @@ def _planned(
 
 
 def _rate_search(race: _Race, out: Path, rates: tuple[float, ...], made: Callable[..., Task]) -> RateSearch | None:
-    """Return the search over rates, its stored runs checked; None where there are none to try."""
+    """Return the search over rates, its stored runs checked; None without rates to try."""
     if not rates:
         return None
     search = RateSearch(replace(race.config, seed=race.entries[0].config.seed), rates, race.task.layers, out)
@@ -348,7 +348,7 @@ def _over(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, bac
 
 
 def _winner(racing: Sequence[Arm], sure: Inference, tasks: Mapping[str, Task]) -> Arm:
-    """Return the arm that sends least of those without a significant difference, or else the leader."""
+    """Return the arm that sends least among arms without a significant difference, or else the leader."""
     by_name = {arm.name: arm for arm in racing}
     return min((by_name[name] for name in sure.usable), key=lambda arm: bytes_a_round(tasks[arm.name]))
 

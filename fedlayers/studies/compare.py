@@ -47,7 +47,7 @@ def jobs_of(
     plan: Plans = None,
     settings: Mapping[str, dict[str, Any]] | None = None,
 ) -> list[TrainingJob]:
-    """Return the runs of a comparison, checked against those already below ``out``. Nothing is written.
+    """Return the runs of a comparison, checked against stored ones below ``out``. Nothing is written.
 
     Without ``out`` only the runs themselves are checked.
 
@@ -189,7 +189,7 @@ def check_folder(out: Path) -> None:
 
 
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
-    """Warn of seeds that test on samples on which the plan was measured. Each seed draws its own splits."""
+    """Warn of seeds whose test samples were used to measure the plan. Each seed draws its own splits."""
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return

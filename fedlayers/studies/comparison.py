@@ -187,7 +187,7 @@ def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
 def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
     """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
-    With ``best`` the scores are those of the model's best round, one for all clients. The model's name then ends in
+    With ``best`` the scores come from the model's best round, one for all clients. The model's name then ends in
     ``@best_val``. A personal model that is made at the end has no other round.
 
     Raises:

@@ -60,7 +60,7 @@ class Inference:
         return self.remaining if self.verdict in (LEVEL_ARMS, NOTHING_LEARNED) else self.remaining[:1]
 
     def at_stake(self, used: str) -> float:
-        """Return the most by which another remaining arm may be better than the used one; NaN if unknown."""
+        """Return how much better another remaining arm may be than the used one, at most; NaN if unknown."""
         if self.verdict == DECIDED:
             return 0.0
         if self.verdict not in (LEVEL_ARMS, DISAGREE):

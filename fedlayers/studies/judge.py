@@ -1,7 +1,7 @@
 """Forecasts of what cuts score at the end, from the first part of their curves on validation samples.
 
-Sharing pays late, so an early score alone prefers cuts that share little. The judge is a ridge regression that was
-fitted on finished runs of eight data families, and confirmed on 20 others (``python -m figures decision.judge``).
+Sharing pays late, so an early score alone prefers cuts that share little. The judge is a ridge regression on finished
+runs of eight data families. It was confirmed on 20 others (``python -m figures decision.judge``).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def smooth(curve: Array) -> Array:
 def features(shallow: Array, deep: Array) -> Array:
     """Return the judge's numbers of two validation curves up to the same round.
 
-    ``gap`` is the deeper cut's best smoothed score above the other's, ``slope`` the same of gains an evaluation.
-    ``level`` and ``noise`` are means of the two: the best smoothed score, and the deviation of steps.
+    ``gap`` is the deeper cut's best smoothed score minus the other's. ``slope`` is the difference of gains an
+    evaluation. ``level`` is the mean of the two best smoothed scores. ``noise`` is the mean deviation of steps.
     """
 
     def own(curve: Array) -> tuple[float, float, float]:

@@ -34,9 +34,9 @@ LEAST = 0.001
 def fit_weights(logs: Any, weights: Any = None) -> Array:
     """Fit the weights of a mixture by EM to what its models give the true classes.
 
-    The weights w maximise sum_n s_n log(sum_k w_k p_k(y_n | x_n)), which is concave. A step multiplies w_k by its
-    derivative g_k = sum_n s_n p_k / sum_j w_j p_j (Dempster et al. 1977). No weights are better by more than
-    max_k g_k - 1, so EM ends where that is at most :data:`GAP`.
+    The weights w maximise the concave sum_n s_n log(sum_k w_k p_k(y_n | x_n)). A step multiplies w_k by its derivative
+    g_k = sum_n s_n p_k / sum_j w_j p_j (Dempster et al. 1977). No weights are better by more than max_k g_k - 1, so EM
+    ends where that is at most :data:`GAP`.
 
     Args:
         logs: log-probabilities [K, n] that K models give the true classes of n samples.
@@ -101,7 +101,7 @@ def fit_mixture(entries: Sequence[Entry], winner: str) -> Mixture:
     """Fit the weights of a mixture to the finished runs of one seed, on validation samples.
 
     A sample of a client weighs (training samples) / (validation samples). So EM minimises the mean log loss over
-    clients by training samples. The models are those with which clients predict, under a stopping rule at their best
+    clients by training samples. The models are the clients' models for prediction, under a stopping rule at their best
     round. An arm is left out if its model gives NaN or infinity, or if its weight is below :data:`LEAST`.
 
     Args:

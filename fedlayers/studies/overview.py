@@ -52,7 +52,7 @@ GLOSSARY = {
 def overview(
     task: Task, lead: summary.Headline, gains: pd.DataFrame, choice: Choice | None, plan: LayerPlan | None, seeds: int
 ) -> list[str]:
-    """Return the lines of the first page: question, clients, samples, outcome, certainty, cost and what to do next.
+    """Return the lines of the first page: the data, the outcome, its certainty and cost, and what to do next.
 
     Args:
         lead: the outcome. ``gains`` has the numbers behind it.

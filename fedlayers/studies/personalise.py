@@ -128,7 +128,7 @@ def last_scores(path: Path) -> dict[str, float]:
 
 
 def _foreseen(task: Task, start: Entry, n_depths: int) -> Cost:
-    """Estimate the cost of one run of FedAvg, and of own epochs, which send nothing."""
+    """Estimate the cost of one run of FedAvg, and of own epochs without sending."""
     rounds, epochs = int(task.config.rounds or 1), int(task.config.epochs or 1)
     fedavg = estimate_seconds({start.arm.name: task}, [start], rounds, 0, 1)
     own_rounds = n_depths * OWN_EPOCHS / epochs

@@ -148,7 +148,7 @@ def check_end(arm: Arm, task: Task, until: int) -> None:
 
 
 def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tell: Tell) -> dict[tuple[str, int], str]:
-    """Train all runs up to a round (None: to the end) from where they stopped. Return why some failed.
+    """Train all runs further, up to a round (None: to the end). Return why some failed.
 
     A run whose training diverges has lost its race. Any other failure is an error. The results have the same bits on
     every backend, for any number of parallel runs.

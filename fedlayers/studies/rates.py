@@ -115,7 +115,7 @@ def at_rate(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: P
 
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the runs without those that are there already: one run may try a rate and race."""
+    """Return the runs that are not there already: one run may try a rate and race."""
     return list({entry.path: entry for entry in entries}.values())
 
 

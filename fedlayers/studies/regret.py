@@ -243,8 +243,8 @@ def regret(
     samples (:mod:`fedlayers.studies.held_out`), which neither training nor a rule saw.
 
     ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the means. After a stop, the same
-    call resumes: finished runs are read and interrupted ones are resumed. Every call measures again, which takes one
-    round of training per client, and scores held-out samples again.
+    call resumes: finished runs are read and interrupted ones are resumed. Every call measures and scores held-out
+    samples again. Measuring takes one round of training per client.
 
     >>> config = RunConfig(dataset="heart", algorithm="fedper", rounds=1)
     >>> found = regret(config, ["sensitivity_ratio"], seeds=(0,), out="regret", progress=False)

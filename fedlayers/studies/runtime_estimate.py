@@ -165,7 +165,7 @@ def _seconds_a_step(task: Task) -> float:
     """Return the seconds of one step in a client's round, with its share of batches, optimiser and messages.
 
     A client of median size trains with FedAvg for at most :data:`STEPS` steps, after one untimed round. It uses a copy
-    of the model and random samples, since those of sites are not here. The learning rate is too small to diverge.
+    of the model and random samples, since sites keep their samples. The learning rate is too small to diverge.
     """
     weights = task.data.weights
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]

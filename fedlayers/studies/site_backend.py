@@ -104,7 +104,7 @@ class Federations(Backend):
 
 
 def _arm(task: Task, client: int) -> Mapping[str, Any]:
-    """Return the algorithm and the layers that a site must allow: those it would send in the first round."""
+    """Return the algorithm and the layers that a site must allow, because it sends them in the first round."""
     algorithm = task.algorithm(task.plan)
     sent = set(algorithm.uploaded(Round(0), client))
     layers = [layer.name for layer in task.layers if sent & set(layer.tensors)]

@@ -129,7 +129,7 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     """Return the points to try: different ones up to the number of trials, or all of them (a grid).
 
     A point's values depend on the key's name and the point's number, not on the algorithm's name. All algorithms
-    therefore try the same learning rates. More trials begin with those of fewer.
+    therefore try the same learning rates. A search with more trials begins with the same trials.
 
     >>> space = {"lr": parse_search("lr", "0.01..1:log"), "mu": parse_search("mu", "0.1,1")}
     >>> points(space, 2, seed=0) == points(space, 5, seed=0)[:2]

@@ -97,9 +97,9 @@ def study(
     logistic regression on all data are added as baselines. In either case the report describes what one epoch shows of
     the layers.
 
-    ``out`` receives ``report.html``, ``plan.json``, the pictures as PNG, and ``rows.jsonl`` of the diagnosis. ``race/``
-    has the race, and ``comparison/`` has all runs with their rows and table. ``rates/`` is there if rates were tuned.
-    After a stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as
+    ``out`` receives ``report.html``, ``plan.json``, the pictures as PNG, and the diagnosis in ``rows.jsonl``. ``race/``
+    has the race. ``comparison/`` has all runs with their rows and table. ``rates/`` exists if rates were tuned. After a
+    stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as
     ``rows.jsonl.gz``. Equal files of several runs are stored once.
 
     >>> import numpy as np
@@ -226,6 +226,6 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
 
 
 def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
-    """Return the last shared layer of each seed's own PLayer-FL run; empty if there is none."""
+    """Return the last shared layer of each seed's own PLayer-FL run; empty without one."""
     plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
     return {seed: LayerPlan.load(path).last_shared for seed, path in plans.items() if path.is_file()}

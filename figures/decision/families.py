@@ -31,9 +31,9 @@ Outcome = Callable[["pd.DataFrame"], "pd.Series[Any]"]
 class Family:
     """One table, and how it becomes a federation.
 
-    Rows without a client or an outcome are left out. Numbers that are missing stay empty, and a run fills them with
-    the mean of the training samples. A missing word is no level. Columns of which more than half is missing are left
-    out.
+    Rows without a client or an outcome are left out. Numbers that are missing stay empty, and a run fills them with the
+    mean of the training samples. A missing word is no level. Columns with more than half of their values missing are
+    left out.
 
     Attributes:
         title: as it is shown.
@@ -63,7 +63,7 @@ class Family:
 
 
 def died_within(limit: float, time: str, dead: Callable[[pd.DataFrame], pd.Series[bool]]) -> Outcome:
-    """Return an outcome: dead by a time, or alive then; missing for those whom nobody saw for so long."""
+    """Return an outcome: dead by a time, or alive then. It is missing for people who left the study earlier."""
 
     def outcome(frame: pd.DataFrame) -> pd.Series[Any]:
         gone = dead(frame) & (frame[time] <= limit)
@@ -78,7 +78,7 @@ def above(column: str, limit: float) -> Outcome:
 
 
 def merged(column: str, levels: str, name: str) -> Outcome:
-    """Return an outcome: a column in which some levels, one character each, are one."""
+    """Return an outcome: a column with some levels merged. Each level is one character."""
     return lambda frame: frame[column].where(~frame[column].isin(list(levels)), name)
 
 

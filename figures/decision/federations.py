@@ -1,4 +1,4 @@
-"""The federations on which ways of choosing the shared layers are compared, named before any of them was run."""
+"""The federations of the comparison of ways to choose the shared layers, named before any of them was run."""
 
 from __future__ import annotations
 

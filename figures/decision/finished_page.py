@@ -1,6 +1,6 @@
 """Draw the tuned and finished study: what each way of choosing loses and costs, and what a rate changes.
 
-``REGISTERED_FINISHED.md`` defines every number and says before the runs what follows from which of them.
+``REGISTERED_FINISHED.md`` defines every number. It was written before the runs and says what follows from them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def patience(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def stopped_at(scores: Array, wait: int) -> int:
-    """Return after how many evaluations a patience ends a curve; all of them where it never does.
+    """Return the number of evaluations until a patience ends a curve, or the number of all.
 
     >>> stopped_at(np.array([0.1, 0.3, 0.2, 0.2, 0.4]), 2)
     4
@@ -156,7 +156,7 @@ def stopped_at(scores: Array, wait: int) -> int:
 
 
 def findings(parts: Sequence[Part]) -> tuple[Finding, ...]:
-    """Return the registered expectations, those of the advice first, each with its outcome."""
+    """Return the registered expectations with their outcomes, the advice first."""
     table = regret.table(parts).set_index("way")
     main = regret.compared(parts, regret.MAIN_COMPARISONS).set_index("what")
     fixed_cut = table.loc[MAIN_CUT]

@@ -131,9 +131,9 @@ def table(
 ) -> pd.DataFrame:
     """Return the regret of every way of choosing: one line each, in macro-F1 from 0 to 1.
 
-    ``regret`` is the mean over families, with ``low`` and ``high``. ``share`` divides it by a random cut's.
-    ``median``, ``above`` and ``below`` count families against a random cut: above is worse. ``worst`` is the greatest
-    regret of a federation.
+    ``regret`` is the mean over families, with ``low`` and ``high``. ``share`` is ``regret`` divided by that of a random
+    cut. ``median``, ``above`` and ``below`` count families against a random cut: above is worse. ``worst`` is the
+    greatest regret of a federation.
 
     Args:
         among: which federations count.
@@ -211,7 +211,7 @@ def worth(parts: Sequence[Part], draws: int = DRAWS) -> pd.DataFrame:
 
 
 def winners(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return every cut's mean score at its tuned rate by federation, which is best, and its tuned rates."""
+    """Return by federation each cut's mean score at its tuned rate, the best cut, and the tuned rates."""
     lines = []
     for part in parts:
         scores = {cut: fixed(cut)(part) for cut in part.cuts.variants}
@@ -232,7 +232,7 @@ def at_edge(parts: Sequence[Part]) -> float:
 
 
 def unstopped(parts: Sequence[Part]) -> float:
-    """Return the share of runs that trained as many rounds as they might, without a stop."""
+    """Return the share of runs that trained all their rounds without a stop."""
     return float(np.mean([np.nanmean(part.cuts.rounds >= (STUDY[part.name].config.rounds or 0)) for part in parts]))
 
 

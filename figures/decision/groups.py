@@ -1,4 +1,4 @@
-"""Plant groups of clients, and count the seeds in which a diagnosis finds them. ``REGISTERED_GROUPS.md`` defines it."""
+"""Plant groups of clients, and count the seeds with groups found. ``REGISTERED_GROUPS.md`` defines the study."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SILHOUETTE, NULL, COUNT, AGREEMENT = "silhouette", "silhouette, shuffled", "grou
 
 
 def configurations() -> dict[str, RunConfig]:
-    """Return the local training, which is alike in both cases."""
+    """Return the local training. It is the same in both cases."""
     config = RunConfig(
         dataset="digits", model="mlp", model_options={"sizes": (64, 32)}, epochs=5, batch_size=32, lr=1e-3
     )
@@ -39,7 +39,7 @@ def configurations() -> dict[str, RunConfig]:
 
 
 def dealt(turned: bool, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return digits dealt at random to clients, whose images are turned by the client's number times 90 degrees."""
+    """Return digits assigned to clients at random. Client k has its images turned by k times 90 degrees."""
     source = open_named("digits")
     owner = numpy_generator(seed, "groups of clients").permutation(len(source.y)) % CLIENTS
     parts = {}

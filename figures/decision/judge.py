@@ -25,7 +25,7 @@ Curves = Mapping[tuple[str, int, str, int], dict[int, float]]
 
 
 def known(part: Part) -> bool:
-    """Return whether a federation's data family is one of before, on which the judge is fitted."""
+    """Return whether the judge was fitted on this federation's data family."""
     return part.family not in FAMILIES
 
 
@@ -50,7 +50,7 @@ def horizon(part: Part, share: float) -> float:
 
 
 def seen(part: Part, curves: Curves, seed: int, cut: int, rate: int, share: float) -> Array | None:
-    """Return a run's curve up to a share of the planned maximum; None where it diverged."""
+    """Return a run's curve up to a share of the planned maximum; None if it diverged."""
     curve = curves.get((part.name, seed, part.cuts.variants[cut], rate))
     if curve is None or np.isnan(part.cuts.validation[seed, cut, rate]):
         return None
@@ -65,7 +65,7 @@ def arms(part: Part) -> list[int]:
 def fit(parts: Iterable[Part], curves: Curves, share: float = SHARE) -> Judge:
     """Fit the judge: all pairs of arms at each rate and seed, each family with the same weight.
 
-    The penalty is on standardised features; the constant has none.
+    The penalty is on standardised features, not on the constant.
     """
     lines, gaps, families = [], [], []
     for part in parts:
@@ -92,7 +92,7 @@ def fit(parts: Iterable[Part], curves: Curves, share: float = SHARE) -> Judge:
 
 @dataclass(frozen=True)
 class Raced:
-    """What a race ends with in one seed.
+    """The result of a race in one seed.
 
     Attributes:
         score: of its model on held-out samples.
@@ -113,10 +113,10 @@ class Raced:
 def raced(
     part: Part, curves: Curves, seed: int, judge: Judge | None, share: float = SHARE, rates: float = 1.0
 ) -> Raced:
-    """Race four arms to a share of the planned maximum, and finish the one that is preferred.
+    """Race four arms to a share of the planned maximum, and finish the preferred one.
 
-    Four rates of all but the last layer come first. The best smoothed score on validation prefers one of them, and
-    one of the arms where there is no judge.
+    Four rates of all but the last layer come first. The best smoothed score on validation chooses the rate. Without a
+    judge it also chooses the arm.
 
     Args:
         rates: the share to which rates are tried.
@@ -184,10 +184,10 @@ RACES: Mapping[str, tuple[bool, float, float]] = {
 
 
 def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame:
-    """Return what each race loses against the best cut, and costs: one line each, in macro-F1.
+    """Return the loss of each race against the best cut, in macro-F1, and its cost: one line each.
 
-    ``more`` is what it loses above the first line. ``race`` and ``total`` are in runs of all but the last layer at the
-    rate that is not tuned, ``planned`` is the race in planned maxima; all are means over federations.
+    All columns are means over federations. ``more`` is the loss above that of the first line. The unit of ``race`` and
+    ``total`` is one run of all but the last layer at the untuned rate. ``planned`` is the race in planned maxima.
     """
     base = np.array([np.nanmean(part.cuts.rounds[:, part.cut(MAIN_CUT), part.base]) for part in parts])
     most = np.array([horizon(part, 1.0) for part in parts])

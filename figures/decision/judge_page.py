@@ -1,6 +1,6 @@
 """Draw what races lose that stop arms early, on the families that the judge never saw.
 
-``REGISTERED_JUDGE.md`` defines every number and says what follows from which of them.
+``REGISTERED_JUDGE.md`` defines every number and says what follows from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run the study of mixtures and of one run in place of four: four cuts and Ditto, each at a rate that is stored.
+"""Run the study of mixtures, and of one run instead of four: four cuts and Ditto, each at a stored rate.
 
-No rate is tuned here: each cut has the one that validation chose in the other seeds of the finished study.
-``REGISTERED_MIX.md`` says what is asked of the runs.
+No rate is tuned here. Each cut has the rate that validation chose in the other seeds of the finished study.
+``REGISTERED_MIX.md`` states the questions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Logs = dict[str, list[Array]]
 
 
 class Federation:
-    """A federation's samples, on which models and mixtures of them are scored."""
+    """A federation's samples for scoring models and mixtures."""
 
     def __init__(self, task: runner.Task) -> None:
         self.task, self.scores = task, runs.Scores(task)

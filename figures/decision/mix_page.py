@@ -1,4 +1,4 @@
-"""Draw the study of mixtures and of one run in place of four. ``REGISTERED_MIX.md`` defines every number."""
+"""Draw the study of mixtures, and of one run instead of four. ``REGISTERED_MIX.md`` defines every number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Scores = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Seed:
-    """What a run scores against the best fixed cut, in macro-F1 and nats: regrets by way, below 0 is better.
+    """A run's regrets against the best fixed cut, in macro-F1 and nats. A regret below 0 is better.
 
     Attributes:
         equal: for each arm, whether its macro-F1 equals the stored one.
@@ -60,9 +60,9 @@ def seeds_of(frame: pd.DataFrame) -> list[Seed]:
 
 
 def log_losses(part: Part, logs: pd.DataFrame) -> Array:
-    """Return the log loss of each stored run of cuts: [seeds, cuts, rates], the worst of a seed where one diverged.
+    """Return the log loss of each stored run of cuts: [seeds, cuts, rates]. A diverged run has its seed's worst.
 
-    It is the mean over clients by training samples, which held-out samples follow only in part.
+    It is the mean over clients by training samples. Held-out samples have other shares.
     """
     sizes = _sizes(part.name)
     columns = logs.filter(like="class_").to_numpy(float) / STEPS

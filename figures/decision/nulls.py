@@ -1,34 +1,40 @@
-"""What each measurement knows: how much of each metric's curve over layers is gone when something is taken away.
+"""Measure what each metric knows: the share of its curve over layers that is gone after something is taken away.
 
-Written before it was run. Eight federations at hand (:data:`SETS`), small. Seeds 0, 1, ... of all in turn, two at most,
-as time allows; how many is not decided by results. In each run every metric is measured after the clients' first local
-epoch, and again on three *nulls* (:mod:`diagnostics.null`): **labels** permuted over all clients (3 draws), samples
-dealt to **clients** at random (3 draws), both trained anew from the same start, and the **start** itself, untrained.
-Two other starts, of other initial weights, are measured beside it.
+Written before it was run. The eight federations (:data:`SETS`) are small. Seeds 0, 1, ... of all run in turn, two at
+most, as time allows. Results do not decide the number of seeds.
 
-A *curve* is a metric's values over the layers, averaged over clients by training samples (of pairs: over pairs), in
-logarithms where the metric is drawn on a logarithmic axis and all values are above 0, minus its mean over the layers:
-decisions read its shape, not its level. It is of the variant that decides where all compared curves have it.
+In each run every metric is measured after the clients' first local epoch. It is measured again on three *nulls*
+(:mod:`diagnostics.null`):
+
+- **labels**: labels permuted over all clients, 3 draws, trained again from the same start;
+- **clients**: samples assigned to clients at random, 3 draws, trained again from the same start;
+- the **start** itself, untrained. Two other starts, with other initial weights, are measured as well.
+
+A *curve* has a metric's values over the layers. They are averaged over clients by training samples, or over pairs. They
+are logarithms if the metric has a logarithmic axis and all values are above 0. The mean over the layers is subtracted,
+because decisions read a curve's shape and not its level. If all compared curves have it, the curve is of the variant
+that decides.
 
 For each run (a federation with a seed), metric and null:
 
-- *Gone*: the share of the curve's variance over layers that the null does not have. With D(a, b) the sum over layers of
-  (a - b)^2, r the real curve, n_k the draws and m_k the mean of the draws other than k:
-  gone = (mean_k D(r, m_k) - mean_k D(n_k, m_k)) / D(r, 0), between 0 and 1; the second term is what the draws differ by
-  among themselves. Of the start, which is one curve s: gone = D(r, s) / D(r, 0), at most 1.
-- *Odd one out* (labels, clients): of these four curves, r and three draws, r is the one that lies furthest from the
-  mean of the other three. Were the labels (the owners) of no account, this would be so in one run of four.
+- *Gone*: the share of the curve's variance over layers that the null does not have. D(a, b) is the sum over layers of
+  (a - b)^2, r the real curve, n_k the draws, and m_k the mean of the draws other than k. Then
+  gone = (mean_k D(r, m_k) - mean_k D(n_k, m_k)) / D(r, 0), between 0 and 1. The second term is the difference of the
+  draws among themselves. The start is one curve s, with gone = D(r, s) / D(r, 0), at most 1.
+- *Odd one out* (labels, clients): of the four curves, r and three draws, r is furthest from the mean of the other
+  three. If labels or owners had no effect, this would be so in one run of four.
 - *Moved* (start): r is further from its own start than that start is from either of the two others.
 - *Same decision*: the share of draws from which the metric's own voting rule makes the same plan.
 
-A metric **knows labels** (or **clients**) if the 95 % interval of its share of runs that are odd ones out lies above
-a quarter; it **knows training** if that of the share that moved lies above a half; runs of one federation hang
-together, so the intervals are, if anything, too narrow. The interval is the exact one (Clopper and Pearson's) since
-the first eight runs, in place of Wilson's: of seven runs that lies above a quarter in 7 % of cases by chance alone.
-A metric **cannot know** what changes none of its curves by more than 1e-6 of their size. What is none of these is *not
-shown*; of fewer than six federations nothing is said (added after the first three runs). Digits are dealt at random
-from the beginning: dealing them anew takes nothing away, so they are the check of ``clients`` and count for labels and
-training only.
+A metric **knows labels** (or **clients**) if more than a quarter of its runs are odd ones out, by the whole 95 %
+interval. It **knows training** if more than half of its runs moved, by the whole interval. Runs of one federation are
+dependent, so the intervals are, if anything, too narrow. Since the first eight runs the interval is the exact one of
+Clopper and Pearson instead of Wilson's. With seven runs, Wilson's lies above a quarter in 7 % of cases by chance.
+
+A metric **cannot know** a thing that changes none of its curves by more than 1e-6 of their size. A metric without any
+of these is *not shown*. With fewer than six federations nothing is stated (added after the first three runs). Digits
+are assigned at random from the beginning, so a new assignment takes nothing away. They are the check of ``clients`` and
+count for labels and training only.
 
 ``hessian_spectrum`` is measured on two federations, with one eigenvalue: it takes as long as all others together.
 Batch normalisation is in one network only.

@@ -177,7 +177,7 @@ def predicted(table: pd.DataFrame, parts: Sequence[Federated], left_out: str) ->
 
 
 def prior_method(table: pd.DataFrame, runs: Sequence[Run]) -> Method:
-    """The race of the two arms of which the prior, learned without the federation itself, expects most."""
+    """The race of the two arms with the highest prior. The prior is learned without the federation itself."""
     parts = federated(runs, (methods()[0],))
     pairs = {part.name: tuple(predicted(table, parts, part.name).nlargest(2).index) for part in parts}
     return Method(

@@ -82,7 +82,7 @@ def lora_vit(shape: tuple[int, ...], n_classes: int) -> nn.Module:
 
 
 def adapted_start(plain: nn.Module, shape: tuple[int, ...], n_classes: int, path: Path) -> None:
-    """Store the weights of :func:`lora_vit` with a pretrained network's in place of its own, but for the classifier."""
+    """Store a pretrained network's weights in the form of :func:`lora_vit`, except for the classifier."""
     own = plain.state_dict()
     state = lora_vit(shape, n_classes).state_dict()
     for name in state:

@@ -1,6 +1,6 @@
-"""One run in place of four: Ditto's two models stitched at a depth, and FedPer from there for the last rounds.
+"""One run instead of four: Ditto's two models stitched at a depth, then FedPer for the last rounds.
 
-The layers below are the server's, those above the client's own. Validation chooses the depth by forward passes.
+The layers below come from the server, the layers above from the client. Validation chooses the depth by forward passes.
 ``REGISTERED_MIX.md`` says what is asked of it.
 """
 

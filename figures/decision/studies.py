@@ -94,7 +94,7 @@ def known(frame: pd.DataFrame, federation: str, won: Mapping[str, float]) -> dic
 
 
 def answered(part: pd.DataFrame) -> dict[str, str]:
-    """Return a stored study's three answers; of a former one those that its lead stands for.
+    """Return a stored study's three answers; for an older study the answers that its lead means.
 
     Raises:
         UsageError: a former lead with other words than the stored ones.

@@ -3,7 +3,7 @@
     python -m figures.decision.train_finished --folder out/finished --budget 60
     python -m figures.decision.train_finished --folder out/finished --pack-into figures/rows/decision.finished
 
-The first command resumes where it was ended. The second packs the federations whose runs are all there.
+The first command resumes after an interruption. The second packs the federations whose runs are all there.
 """
 
 from __future__ import annotations

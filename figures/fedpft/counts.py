@@ -43,7 +43,7 @@ SIZED = RunConfig(
 
 
 def _count(task: runner.Task, run: str) -> pd.DataFrame:
-    """Count the entries of each module, trained and in all, and those that the server sends to a client."""
+    """Count the entries of each module: trained, in all, and sent by the server to a client."""
     model = tree.state_dict(task.model)
     algorithm = task.algorithm(task.plan)
     message = algorithm.server_message(algorithm.server_state(model), 0, Round(0))
@@ -64,10 +64,10 @@ def _count(task: runner.Task, run: str) -> pd.DataFrame:
 
 
 def as_printed(count: float, note: str) -> str:
-    """A count with as many digits and the same letter as a printed one: 1235401 for ``printed 1.24M`` is ``1.24M``.
+    """Format a count with the digits and the letter of a printed one: 1235401 for ``printed 1.24M`` is ``1.24M``.
 
     Raises:
-        ValueError: the note tells no printed number.
+        ValueError: the note has no printed number.
     """
     match = re.search(r"printed \d+\.(\d+)([KM])", note)
     if match is None:

@@ -40,9 +40,9 @@ DEALT = RunConfig(
 def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> pd.DataFrame:
     """Number of training samples of each class at each client, clients x classes.
 
-    What FedPFT's partition does with labels alone: shares of the classes from a Dirichlet distribution for every
-    client, and whole numbers of samples near them (:func:`fl_core.data.partitions.papers.by_shares`). It needs no
-    images, and so any number of classes can be dealt.
+    FedPFT's partition of labels alone. Every client draws shares of the classes from a Dirichlet distribution, and gets
+    whole numbers of samples near them (:func:`fl_core.data.partitions.papers.by_shares`). It needs no images, so any
+    number of classes is possible.
 
     Raises:
         UsageError: ``alpha`` is not above 0, or more samples than a client's classes have.

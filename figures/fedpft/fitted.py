@@ -168,7 +168,7 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
-    """Draw a table's lines from rows of this study's quantities, the published numbers beside them."""
+    """Draw a table's lines from rows of this study's quantities, with the published numbers."""
     values, published = measured(frame), table.published()
     values = values.reindex([key for key in published.index if key in values.index])
     if values.empty:
@@ -198,7 +198,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
 
 
 def far(frame: pd.DataFrame, table: Table | None = None) -> str:
-    """Evidence that rows are not comparable with the paper's: FedPFT's level beside Table 7's, or other images."""
+    """Evidence that rows are not comparable with the paper's: FedPFT's level against Table 7's, or other images."""
     values, known = measured(frame), items.published_table("fedpft", "Table 7", setting=f"dirichlet {ALPHA}")
     own = values.loc[(OURS, ORIGIN)].mean() if (OURS, ORIGIN) in values.index else float("nan")
     level = little_learned({called(OURS): (own, known["accuracy"][OURS] / 100)}, (GUESSING, GUESSING))
@@ -271,7 +271,7 @@ def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
 
 
 def above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
-    """A finding on whether in every pair the first lies above the second; the pairs' names begin what is told."""
+    """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
     found = judged({name.strip(" ,"): difference(values, *pair) for name, pair in pairs.items()})
     return Finding(expected, f"points more: {found.told}", found.held)
 

@@ -107,7 +107,7 @@ def _kinds(models: Mapping[str, nn.Module], run: str) -> Iterator[tuple[str, dic
 def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
     """Distance between the mean features of two classes / the mean of that over all pairs of classes.
 
-    Below 1 these two are closer than usual; None where one of them has no sample, or all means are equal.
+    Below 1 these two are closer than usual. None if one of them has no sample, or all means are equal.
     """
     means = {name: pooled.x[pooled.classes == name].mean(axis=0, dtype=np.float64) for name in set(pooled.classes)}
     if not set(pair) <= set(means):

@@ -276,7 +276,7 @@ def _trained(
 
 
 def summary(frame: pd.DataFrame, names: Sequence[str] = KINDS) -> pd.Series:
-    """Return the mean of each accuracy over clients, as the paper reports it; NaN if a client has none."""
+    """Return the mean of each accuracy over clients, as the paper reports it; NaN if a client lacks it."""
     table = frame.pivot(index="client", columns="metric", values="value")
     return table.reindex(columns=list(names)).mean(skipna=False)
 

@@ -37,7 +37,7 @@ _EPOCHS = int(_WHOLE.epochs or 0)
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting of FedPFT of which the paper draws the accuracy.
+    """A setting of FedPFT with an accuracy in the paper.
 
     Attributes:
         place: in the paper.
@@ -104,7 +104,7 @@ STUDY = items.register(Recipe(
 
 
 def joined(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this study with those of the whole FedPFT, and of the one without contrast, of the other."""
+    """The rows of this study, and from the other study those of FedPFT with and without contrast."""
     source: Any = items.find(fitted.NAME).study.at("paper" if items.at_paper(header) else items.QUICK)
     other = source.read(source.path())[1]
     return pd.concat([frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True)

@@ -73,7 +73,7 @@ def _last_words(header: Mapping[str, Any]) -> str:
 
 
 def _far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
-    """Evidence that rows are not comparable with the paper's: the runs' levels beside those of its Table 7."""
+    """Evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
     accuracy = scores(frame).mean(axis=1)
     known = items.published_table("fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10")["accuracy"] / 100
     sides = {
@@ -83,7 +83,7 @@ def _far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
 
 
 def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
-    """The wanted runs that finished with seed 0, which is drawn.
+    """The wanted runs that finished with seed 0, the drawn one.
 
     Raises:
         UsageError: none of them did.

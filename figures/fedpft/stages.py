@@ -1,4 +1,4 @@
-"""FedPFT's Fig. 5: its losses and accuracy by round beside those of two stages, contrast first and classification then.
+"""FedPFT's Fig. 5: losses and accuracy by round, against two stages: first contrast, then classification.
 
 Written before it was run. The paper's are on CIFAR-100, 1000 rounds a stage.
 """
@@ -112,7 +112,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _stage(header: Mapping[str, Any]) -> int | None:
-    """After how many rounds the stored two-stage run turned to classification; None where there is none."""
+    """The round after which the stored two-stage run began classification; None without such a run."""
     about = header["runs"].get(TWO)
     return int(about["config"]["options"]["stage_rounds"]) if about else None
 

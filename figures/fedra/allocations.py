@@ -82,7 +82,7 @@ class Run:
 
     @property
     def agrees(self) -> bool:
-        """Return whether nobody held more blocks than the rows say."""
+        """Return whether no client held more blocks than the rows say."""
         most = pd.Series(self.held.sum(axis=2).max(axis=0), index=self.names)
         return bool((most == self.stored).all())
 

@@ -100,8 +100,8 @@ TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 def doubled(model: Tree, classes: int) -> Tree:
     """A transformer's weights adapted to images of twice the side, with a new last layer of zeros.
 
-    The patches' kernel is stretched to twice its side and divided by 4. Patches of a large image then equal those of
-    its 2 x 2 means.
+    The patches' kernel is stretched to twice its side and divided by 4. Patches of a large image then equal the patches
+    of its 2 x 2 means.
     """
     kernel = model["patch_embed.proj.weight"]
     large = kernel.repeat_interleave(2, dim=-1).repeat_interleave(2, dim=-2) / 4
@@ -256,7 +256,7 @@ def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
 
 
 def far(means: pd.DataFrame, run: str = "alllarge") -> str:
-    """Evidence that an order of methods is not comparable with the paper's: a run's level beside its DomainNet's."""
+    """Evidence that an order of methods is not comparable with the paper's: a run's level against that on DomainNet."""
     printed = items.published_table("fedra", "Table 1", model="vit", client="")["domainnet"] / 100
     if run not in means.index:
         return ""

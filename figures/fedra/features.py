@@ -48,7 +48,7 @@ CLASS, CLIENT = "silhouette_class", "silhouette_client"
 
 
 def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """Start from the weights of :mod:`figures.fedra.nobody`, which are pretrained first where they are not there."""
+    """Start from the weights of :mod:`figures.fedra.nobody`, pretrained first if they are missing."""
     shared = folder.parent / nobody.NAME
     shared.mkdir(exist_ok=True)
     return prepared(SHORT, config, run, shared)
@@ -151,7 +151,7 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
 
 
 def _finding(by_class: pd.DataFrame) -> Finding:
-    """Return whether FedRA's features set classes further apart than those of the methods for unequal clients."""
+    """Return whether FedRA separates classes better than the methods for unequal clients do."""
     gaps = {other: difference(by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
     found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
     return Finding(

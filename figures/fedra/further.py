@@ -63,7 +63,7 @@ RUNS = recipes()
 
 
 def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """Start from the weights of :mod:`figures.fedra.nobody`, which are pretrained first where they are not there."""
+    """Start from the weights of :mod:`figures.fedra.nobody`, pretrained first if they are missing."""
     shared = folder.parent / nobody.NAME
     shared.mkdir(exist_ok=True)
     return prepared(SHORT, config, run, shared)
@@ -125,7 +125,7 @@ class Table:
         )
 
     def named(self, run: str) -> str:
-        """A run in words: its method, and its setting where there are several."""
+        """A run in words: its method, and its setting if there are several."""
         setting, _, method = run.partition(".")
         return title(method) + (f", {self.settings[setting]}" if len(self.settings) > 1 else "")
 

@@ -1,4 +1,4 @@
-"""FedRA's Tables 3 and 5 on PACS: federations in which no client can hold the whole model."""
+"""FedRA's Tables 3 and 5 on PACS: federations without a client that can hold the whole model."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
 
 
 def _panel(ax: Axes, values: pd.Series | pd.DataFrame, table: Table) -> None:
-    """Draw a dot for each setting and method, with its interval where there are seeds."""
+    """Draw a dot for each setting and method, with its interval if there are several seeds."""
     for k, method in enumerate(table.methods):
         for y, setting in enumerate(DEPTHS):
             at: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "label": "_" if y else _named(method)}
@@ -223,7 +223,7 @@ def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], li
 
 
 def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], list[Finding]]:
-    """A finding on whether the two ways to allot blocks are level, and apart from it one on what nobody held."""
+    """A finding on whether the two ways to assign blocks are level, and one on blocks that no client held."""
     gaps = {setting: difference(means, f"{setting}.fedra", f"{setting}.fedra_cover") for setting in DEPTHS}
     keep, cover = (without_client(frame, method) for method in ("fedra", "fedra_cover"))
     return [

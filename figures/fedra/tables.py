@@ -68,7 +68,7 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
 
 
 def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
-    """Draw scores from the top, a colour and a marker a place, with intervals where there are any."""
+    """Draw scores from the top, a colour and a marker for each place, with intervals if known."""
     for k, (where, own) in enumerate(table.groupby("where", sort=False)):
         values = 100 * own.set_index("method").reindex(index=runs, columns=["value", "low", "high"])
         y = range(len(runs))

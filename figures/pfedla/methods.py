@@ -66,7 +66,7 @@ STUDY = items.register(Recipe(
 
 
 def joined(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this study with those of pFedLA itself, Local and FedAvg, of the other."""
+    """The rows of this study, and from the other study those of pFedLA, Local and FedAvg."""
     source: Any = items.find(overlap.NAME).study
     return pd.concat([frame, source.read(source.path())[1]], ignore_index=True)
 
@@ -94,7 +94,7 @@ def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
 
 
 def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Accuracy through training by quantity, (run, round) x seeds; the models are those of :func:`scores`."""
+    """Accuracy through training by quantity, (run, round) x seeds, of the models of :func:`scores`."""
     accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal", "local"])]
     table = accuracy.pivot(index=["run", "round", "seed"], columns="model", values="value")
     table = table.reindex(columns=["global", "personal", "local"])
@@ -104,7 +104,7 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def stored() -> pd.DataFrame:
-    """The rows of both studies; HeurpFedLA's alone with one retained layer where this one has none."""
+    """The rows of both studies. Without its own rows, only HeurpFedLA with one retained layer."""
     own = STUDY.path()
     return joined(STUDY.read(own)[1] if STUDY.state != "no rows" else rows.frame([]))
 

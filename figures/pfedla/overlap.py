@@ -1,4 +1,4 @@
-"""pFedLA: whether clients weight those with the same classes, and how good a mixture is before training."""
+"""pFedLA: whether clients weight others with the same classes, and how good a mixture is before training."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def classes(ax: Axes, shared: pd.DataFrame) -> None:
 
 
 def others(ax: Axes, weights: pd.DataFrame, high: float | None = None) -> None:
-    """Draw the weights on others; one's own, which is far larger, is grey.
+    """Draw the weights on others. A client's own weight is far larger, and grey.
 
     Args:
         weights: receivers x senders.

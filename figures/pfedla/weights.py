@@ -58,7 +58,7 @@ def _selves(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def periods(rounds: pd.Series) -> pd.Series:
-    """The third of training in which each recorded round lies; none for the start, round 0."""
+    """The third of training of each recorded round; none for the start, round 0."""
     third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
     return third.map(dict(enumerate(PERIODS, start=1)))
 

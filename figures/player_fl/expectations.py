@@ -102,7 +102,7 @@ def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.Data
 
 
 def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
-    """Procrustes angles: those of fully connected layers after convolutions are published with an added constant."""
+    """Procrustes angles. Fully connected layers after convolutions are published with an added constant."""
     if not network.last_conv or printed["low"].isna().any():
         return medians_within(network, what, values, printed)
     full = [layer for layer in values.index if layer.startswith("fc")]

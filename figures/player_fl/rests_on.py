@@ -1,4 +1,4 @@
-"""The choices on which PLayer-FL's figures depend, each beside its alternative, on the same models or numbers.
+"""The choices behind PLayer-FL's figures, each next to its alternative, on the same models or numbers.
 
 The choices themselves are explained in ``player_fl_what_figures_rest_on.md``; this gives their sizes.
 """
@@ -48,8 +48,8 @@ Curves = dict[str, pd.DataFrame]
 def both_ways_round() -> pd.DataFrame:
     """Friedman's p of each table as printed: columns ``p`` (algorithms compared), ``transposed``, ``low``, ``high``.
 
-    Algorithms are the treatments and datasets the blocks; transposed, it is asked whether the datasets differ. Bounds
-    are those that the paper prints.
+    Algorithms are the treatments and datasets the blocks; transposed, it is asked whether the datasets differ. The
+    paper prints the bounds.
     """
     known = items.published("player_fl")
     printed = known[known["quantity"] == "friedman p"].set_index("place")

@@ -122,7 +122,7 @@ BY_METHOD = (
 
 
 def apart(header: Mapping[str, Any]) -> dict[str, str]:
-    """Datasets on which methods are not compared with the paper, at the scale of stored rows, each with the reason."""
+    """Datasets without a comparison with the paper at the scale of stored rows, each with the reason."""
     if items.at_paper(header):
         return {name: FAR[name] for name in STAND_IN}
     return FAR if tuned_alike(header) else {**FAR, "heart": RATES_DIFFER}
@@ -134,7 +134,7 @@ def tuned_alike(header: Mapping[str, Any]) -> bool:
 
 
 def config(dataset: str, method: str, scale: str) -> RunConfig:
-    """The configuration of one run; those of the quick scale share the dataset's learning rate."""
+    """The configuration of one run. At the quick scale all runs share the dataset's learning rate."""
     case = CASES[dataset]
     cut = scale == items.QUICK and bool(case.quick)
     made = RunConfig(

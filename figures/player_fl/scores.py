@@ -71,7 +71,7 @@ class Table:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The ranked methods: for fairness and incentive those that federate, except FedAvg."""
+        """The ranked methods. For fairness and incentive only methods that federate, except FedAvg."""
         return tuple(name for name in METHODS if self.kind == SCORE or name not in BASELINES)
 
     @property

@@ -81,7 +81,7 @@ def _draw_data(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _rates(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[Setting]:
-    """Every method's printed learning rate on every dataset at hand, beside that of these configurations."""
+    """Every method's printed learning rate on every available dataset, next to the rate used here."""
     printed = items.published_table("player_fl", "Table A.3")
     for name, case in CASES.items():
         for method, title in EVALUATED.items():

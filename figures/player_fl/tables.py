@@ -1,4 +1,4 @@
-"""PLayer-FL's Tables 1, 2 and A.5-A.12: published beside measured, mean ranks, critical-difference diagrams."""
+"""PLayer-FL's Tables 1, 2 and A.5-A.12: published and measured values, mean ranks, critical-difference diagrams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PLayer-FL's Table A.2: the last layer that the rule shares, by threshold, beside the list chosen by hand."""
+"""PLayer-FL's Table A.2: the last layer that the rule shares, by threshold, and the list chosen by hand."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Decisions:
         return str(row.idxmax()), int(row.max())
 
     def apart(self, layer: str) -> int | None:
-        """Count the layers by which a decision is later than Table A.2's, or return None without a decision."""
+        """Count how many layers later than Table A.2's a decision is; None without a decision."""
         return self.layers.index(layer) - self.layers.index(self.lists[PRINTED]) if layer in self.layers else None
 
 
@@ -176,7 +176,7 @@ def _title(dataset: str) -> str:
 
 
 def _table(decided: list[Decisions]) -> pd.DataFrame:
-    """Every threshold's decisions, and the ratios of consecutive layers beside those of the paper's Fig. 4."""
+    """Every threshold's decisions, and the ratios of consecutive layers here and in the paper's Fig. 4."""
     rows = published("player_fl")
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
     lines: list[dict[str, Any]] = []
@@ -254,7 +254,7 @@ def _printed() -> Finding:
 
 
 def stable(each: Decisions, thresholds: Sequence[float] = select.THRESHOLDS) -> int:
-    """Return the number of seeds in which every threshold gives the same last shared layer."""
+    """Return the number of seeds with the same last shared layer at every threshold."""
     lines = each.sensitivity.to_numpy(dtype=np.float64)
     return sum(len({select.sensitivity_ratio(line.tolist(), way) for way in thresholds}) == 1 for line in lines)
 

@@ -1,10 +1,10 @@
 """PLayer-FL's Table 1 with every method tuned alike: a learning rate by method and dataset, chosen on validation.
 
-Written before it was run. Every method tries as many learning rates as every other on a dataset (:data:`GRIDS`), each
-trained in full over the same two seeds, which the table does not use; the best macro-F1 on validation samples is taken
+Written before it was run. Every method tries the same number of learning rates on a dataset (:data:`GRIDS`). Each is
+trained in full with the same two seeds, and the table does not use them. The best macro-F1 on validation samples wins
 (:func:`fedlayers.studies.tune.tune`). The methods are then trained with their rates over :data:`SEEDS` seeds, eight or
-more, and judged on test samples, which tuning never reads. All else is as in :mod:`figures.player_fl.runs`, whose runs
-have the authors' rates on Fed-Heart and one rate for all methods elsewhere.
+more. They are judged on test samples. Tuning never reads these. All else is as in :mod:`figures.player_fl.runs`, whose
+runs have the authors' rates on Fed-Heart and one rate for all methods elsewhere.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def base(dataset: str, method: str) -> RunConfig:
 
 
 def grid(dataset: str, method: str) -> tuple[float, ...]:
-    """The learning rates that a method tries; as many for each method."""
+    """The learning rates that a method tries, the same number for each method."""
     tried = GRIDS[dataset]
     return PFEDME[: len(tried)] if method == "pfedme" else tried
 

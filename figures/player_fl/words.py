@@ -1,4 +1,4 @@
-"""The texts beside PLayer-FL's tables: captions, the page's table and tests, findings."""
+"""The texts of PLayer-FL's tables: captions, the page's table and tests, findings."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def unfinished(header: Mapping[str, Any]) -> list[str]:
 
 
 def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, frame: pd.DataFrame) -> str:
-    """The page's table beside the paper's in brackets, and the results of the tests."""
+    """The page's table, with the paper's values in brackets, and the results of the tests."""
     digits = 1 if table.factor == 100 else None
     shown = list(ours.ranking.values.columns)
     columns: dict[str, list[str]] = {"method": [NAMES[name] for name in (*table.methods, *BESIDE)]}
@@ -118,7 +118,7 @@ def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, fram
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:
-    """A paragraph on which methods were tuned alike; none at the paper's scale, where every rate is the authors'."""
+    """A paragraph on methods that were tuned alike; empty at the paper's scale, with the authors' rates."""
     if tuned_alike(header):
         return [_tuned(header)]
     return [] if items.at_paper(header) else [BY_METHOD]

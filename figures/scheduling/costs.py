@@ -166,7 +166,7 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _spans(ax: Axes, table: pd.DataFrame) -> None:
-    """Draw the rounds in which each layer trains, with the first of them written at its bar."""
+    """Draw the training rounds of each layer, with the first one written at its bar."""
     still, moving = SHADES.values()
     for k, (_, values) in enumerate(table.items()):
         trains = values.astype(bool)
@@ -180,7 +180,7 @@ def _spans(ax: Axes, table: pd.DataFrame) -> None:
 
 
 def _first(values: pd.Series) -> int:
-    """The first round in which a layer trains, 0 if never."""
+    """The first training round of a layer, 0 if it never trains."""
     return int(values.idxmax()) if values.any() else 0
 
 
@@ -342,7 +342,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _changed(table: pd.DataFrame) -> pd.Series:
-    """The rounds of one run in which a cost differs from the round before."""
+    """The rounds of one run whose cost differs from the round before."""
     values = table[list(UNITS)]
     return table.loc[(values != values.shift()).any(axis=1), "round"]
 

@@ -227,7 +227,7 @@ def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
 
 
 def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> Judged:
-    """Judge a claim by its parts, which are called after their methods or datasets."""
+    """Judge a claim by its parts. They are named after their methods or datasets."""
     return judged({names.titles(name.partition(".")[2] or name): gap for name, gap in differences.items()}, check)
 
 

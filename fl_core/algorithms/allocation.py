@@ -48,8 +48,8 @@ def draw_depths(depth: int, blocks: int, seed: int, index: int, client: int) -> 
 def draw_cover(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int) -> dict[int, tuple[int, ...]]:
     """Draw the clients' blocks of a round so that together they hold every block (FedRA, Eq. 3).
 
-    Clients take their turns in random order. Each first draws from the blocks that nobody has yet. If it can hold more,
-    it draws the rest from the other blocks. If the clients together cannot hold every block, no block is drawn twice.
+    Clients take their turns in random order. Each first draws from the blocks without a client. If it can hold more, it
+    draws the rest from the other blocks. If the clients together cannot hold every block, no block is drawn twice.
 
     Args:
         depths: (client, depth) pairs.

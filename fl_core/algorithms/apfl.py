@@ -27,8 +27,8 @@ class APFL(Algorithm):
     The global model equals FedAvg's for every alpha. Without ``adapt``, alpha = 0 gives every client the global model.
     alpha = 1 is training alone. The personal model has the running statistics of the mixture's own passes.
 
-    The authors' code mixes outputs in place of parameters. It moves w before it takes the gradient of v. It learns
-    alpha once a round, with a decay of 0.02 alpha.
+    The authors' code mixes outputs instead of parameters. It moves w before it takes the gradient of v. It learns alpha
+    once a round, with a decay of 0.02 alpha.
     """
 
     name = "apfl"

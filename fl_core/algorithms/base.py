@@ -146,7 +146,7 @@ class Algorithm:
 
     @dataclass(frozen=True)
     class Config:
-        """Hyper-parameters beyond those of local training; set with ``--option key=value``."""
+        """Hyper-parameters in addition to local training's; set with ``--option key=value``."""
 
     def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
         self.task_info = task_info
@@ -209,9 +209,9 @@ class Algorithm:
     def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
         """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
 
-        What it keeps of the given model (all of it, unless it :attr:`removes_layers`) must be the same tensors, under
-        any name; it may change the model in place.
-        Every start from a configuration builds again, so what is drawn comes from :mod:`fl_core.seeds`.
+        It keeps the given model's tensors, under any name. With :attr:`removes_layers` it may drop some. It may change
+        the model in place. Every start from a configuration builds again, so what is drawn comes from
+        :mod:`fl_core.seeds`.
 
         Args:
             config: this algorithm's ``Config``.
@@ -264,11 +264,11 @@ class Algorithm:
         return self.submodel(rnd, client) - self.task_info.not_sent(rnd)
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that a client sends back, where those are fewer than what is :meth:`shared`."""
+        """Names of the tensors that a client sends back, if they are fewer than :meth:`shared`."""
         return self.shared(rnd, client)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that stay with the client between rounds: those that do not travel."""
+        """Names of the tensors that stay with the client between rounds, because they do not travel."""
         return self.submodel(rnd, client) - self.shared(rnd, client) - self.task_info.not_yet_trained(rnd)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
@@ -331,7 +331,7 @@ class Algorithm:
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        """Fine-tuning of a copy of the client's evaluated model, which is then named ``personal``. Default: none.
+        """Fine-tuning of a copy of the client's evaluated model. The copy is named ``personal``. Default: none.
 
         Args:
             done: rounds completed. It is asked before the first round, after every round with an evaluation or a

@@ -1,7 +1,7 @@
 """The rules for every algorithm and their checks: names of hooks, what hooks return, and no state on the object.
 
-An algorithm object is copied to worker processes and built anew when a run goes on. What it kept on itself would be
-another thing in each process and lost on resume, so the engine freezes it before the first round.
+An algorithm object is copied to worker processes and built again when a run resumes. Its own attributes would differ
+between processes and be lost. So the engine freezes it before the first round.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def freeze(algorithm: AlgorithmLike) -> None:
 
 
 def picklable_attributes(algorithm: AlgorithmLike) -> dict[str, Any]:
-    """The attributes of an algorithm that are sent to a worker process, where it is frozen anew."""
+    """The attributes of an algorithm that are sent to a worker process. It is frozen again there."""
     return {name: value for name, value in vars(algorithm).items() if name != CONTENTS}
 
 

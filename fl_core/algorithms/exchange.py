@@ -144,7 +144,7 @@ class TaskInfo:
         return frozenset(name for layer in self.layers for name in layer.frozen)
 
     def not_sent(self, rnd: Round) -> frozenset[str]:
-        """Return the names of the tensors that nobody sends in this round: local ones, and layers not trained yet."""
+        """Return the names of the tensors that are not sent in this round: local ones, and layers not trained yet."""
         return self.never_sent | self.not_yet_trained(rnd)
 
     def not_yet_trained(self, rnd: Round) -> frozenset[str]:

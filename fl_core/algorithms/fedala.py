@@ -56,7 +56,7 @@ class FedALA(OwnModel):
         threshold: float = 0.1
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
-        """Names of the parameters whose entries have weights: those of the last layers, as far as they travel."""
+        """Names of the parameters with weights for their entries: the last layers' parameters that travel."""
         moving = [layer for layer in self.task_info.layers if layer.used and not layer.is_frozen]
         last = moving[len(moving) - min(self.config.layers, len(moving)) :]
         return tuple(sorted(self.shared(rnd, client).intersection(name for layer in last for name in layer.parameters)))
@@ -88,7 +88,7 @@ class FedALA(OwnModel):
     def learn_step(
         self, weights: Tree, received: Mapping[str, Tensor], own: Mapping[str, Tensor], batch: Batch, ctx: Context
     ) -> tuple[float, Tree]:
-        """The loss on a batch where the weights let training start, and the weights after a step down it."""
+        """The loss on a batch at the start that the weights give, and the weights after a gradient step."""
         params = {name: tensor.clone() for name, tensor in received.items()}
         mixed = {n: torch.lerp(own[n], received[n], weight).requires_grad_() for n, weight in weights.items()}
         loss = self.loss(params | mixed, batch, ctx)

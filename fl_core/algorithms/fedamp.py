@@ -114,11 +114,11 @@ class FedAMP(ProximalTerm, Keeping):
     the squared distance of the parameters. The rest to 1 is xi_ii.
 
     In round k, counted from 0, alpha_k is alpha * decay^(k // decay_every). It is at most sigma / (N - 1) for N
-    clients, so no weight is negative. Public code has no such limit. Its pull starts at lam / 10^4, which is no
+    clients, so no weight is negative. Public code has no such limit. Its pull starts at lam / 10^4, hardly a
     federation.
 
     The evaluated model is w_i after local training. The penalty is the squared norm with a gradient. Some public code
-    penalises detached weights, which is training without federation.
+    penalises detached weights, so that it trains without federation.
 
     The pull grows as alpha_k falls. Gradient steps diverge once lr lam / alpha_k is above 2. With lr 0.1 and the
     defaults this happens from round 180 on. With ``decay=1`` alpha_k stays constant.
@@ -226,7 +226,7 @@ class FedFomo(Keeping):
 
     The client uploads its model and the weights. The server divides the weights by the sum of their absolute values,
     since their plain sum can be near 0. It adds them to the client's affinities. The models of highest affinity are
-    sent, with ties broken at random. Each place is filled at random with probability ``epsilon``, which falls by
+    sent, with ties broken at random. Each place is filled at random with probability ``epsilon``. It falls by
     ``epsilon_step`` a round. Nothing is sent down in the first round.
 
     - ``norm``: ``l2`` (default, the paper's distance) or ``l1`` (the released code's).

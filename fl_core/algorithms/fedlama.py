@@ -18,7 +18,7 @@ INTERVALS, DISCREPANCY = "intervals", "discrepancy"
 
 @register
 class FedLAMA(Algorithm):
-    """FedAvg that averages less often the layers on which clients agree (Lee et al. 2023, Algorithms 1 and 2).
+    """FedAvg that averages a layer less often if clients agree on it (Lee et al. 2023, Algorithms 1 and 2).
 
     The paper's unit of time is tau' local steps. Here it is the local training of ``tau`` rounds. Layer l is averaged
     every tau_l rounds, where tau_l is tau or phi tau. Each average measures the layer's discrepancy
@@ -28,10 +28,10 @@ class FedLAMA(Algorithm):
     Every phi tau rounds all layers are due and the intervals are chosen again (:func:`long_layers`). The last round of
     a run averages all layers.
 
-    A layer that is not due stays with its client, which continues to train it. This holds even if other clients have
-    averaged it since, so no local work is lost. With partial participation a client's layer may therefore start from an
-    older average. A client sends the layers that are due. It receives those that it has not trained since it last sent
-    them. With phi = 1 and tau = 1 this is FedAvg.
+    A layer that is not due stays with its client. The client continues to train it. This holds even if other clients
+    have averaged it since, so no local work is lost. With partial participation a client's layer may therefore start
+    from an older average. A client sends the layers that are due. It receives layers that it has not trained since it
+    last sent them. With phi = 1 and tau = 1 this is FedAvg.
 
     A layer here is weight and bias. The released code considers kernels only. Frozen parameters do not count. A layer
     that is frozen as a whole is always long.
@@ -129,7 +129,7 @@ def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], cros
 
     Layers are taken by ascending discrepancy. The share delta_k of all discrepancy in the first k layers is the loss.
     Here each layer's discrepancy is multiplied by its size. Their share lambda_k of all parameters is the saving.
-    Layers up to the first k with delta_k > 1 - lambda_k are long. Without ``crossing`` only those before it are.
+    Layers up to the first k with delta_k > 1 - lambda_k are long. Without ``crossing`` only the layers before it are.
 
     Args:
         discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.

@@ -46,7 +46,7 @@ class Partial(Algorithm):
 
 @register
 class FedPer(Partial):
-    """Joint training of body and head, of which only the body is averaged (Arivazhagan et al. 2019)."""
+    """Joint training of body and head; only the body is averaged (Arivazhagan et al. 2019)."""
 
     name = "fedper"
     needs = "sum"
@@ -71,7 +71,7 @@ class LGFedAvg(Partial):
 
 @register
 class FedBN(Algorithm):
-    """FedAvg in which each client keeps its batch normalisations, running statistics included (Li et al. 2021).
+    """FedAvg with batch normalisations, running statistics included, that stay with each client (Li et al. 2021).
 
     They are found by the type of their module. Without any this is FedAvg.
     """
@@ -95,8 +95,8 @@ class FedLP(Algorithm):
     """FedAvg whose clients upload each layer with probability ``keep`` (FedLP, homogeneous; Zhu et al. 2023).
 
     Each layer, client and round has one draw. A layer's weight and bias travel together. Each layer is averaged over
-    the clients that sent it, weighted by training samples. A layer that nobody sent stays unchanged. With keep = 1 this
-    is FedAvg. The paper's other form gives clients the first layers only. It is not implemented.
+    the clients that sent it, weighted by training samples. A layer that no client sent stays unchanged. With keep = 1
+    this is FedAvg. The paper's other form gives clients the first layers only. It is not implemented.
     """
 
     name = "fedlp"

@@ -191,7 +191,7 @@ class FedPFT(ContrastiveTraining):
         )
 
     def phase(self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any) -> Phase:
-        """Return a training phase in which the transformation (tau) has its own learning rate."""
+        """Return a training phase with an own learning rate of the transformation (tau)."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
         step = "contrast_step" if self.looks else ""

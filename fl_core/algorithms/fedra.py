@@ -36,7 +36,7 @@ class Blockwise(Algorithm):
       has ``attn.proj``, ``mlp.fc2`` and both, which is the default.
     - ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as in the paper's code.
     - ``weighted``: weight clients by their training samples (FedRA's text) instead of equally (its released code). That
-      code also clips gradients at 10, which is the run's ``clip=10``.
+      code also clips gradients at 10, the run's ``max_grad_norm=10``.
     """
 
     needs_blocks = True
@@ -86,7 +86,7 @@ class Blockwise(Algorithm):
 
 @register
 class AllLarge(Blockwise):
-    """FedAvg in which every client trains the whole model: the reference without a depth limit."""
+    """FedAvg with every client training the whole model: the reference without a depth limit."""
 
     name = "alllarge"
     paper = "Su et al. 2024 (FedRA)"
@@ -192,14 +192,14 @@ class LimitedDepth(Blockwise):
 
 @register
 class FedRA(LimitedDepth):
-    """Random blocks for every client in every round, as many as it can hold (Su et al. 2024).
+    """Random blocks for every client in every round, up to its capacity (Su et al. 2024).
 
     The client's blocks run in the model's order. Each passes its output to the next block that is present. An adapter
     is averaged over the clients that held its block.
 
-    - ``allocation``: ``keep`` draws for every client alone, and a block that nobody held stays unchanged (Eq. 2, the
-      better one in Table 5). With ``cover`` the clients of a round together hold every block. This is Eq. 3, drawn as
-      in a comment of the authors' released code.
+    - ``allocation``: ``keep`` draws for every client alone. A block without a client stays unchanged (Eq. 2, the better
+      one in Table 5). With ``cover`` the clients of a round together hold every block. This is Eq. 3, drawn as in a
+      comment of the authors' released code.
 
     Raises:
         UsageError: ``cover`` although all clients together can hold fewer than all blocks.

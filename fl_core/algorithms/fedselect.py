@@ -21,11 +21,11 @@ class FedSelect(Algorithm):
 
     Each client has a mask m of its personal entries, empty at first. A round has these steps:
 
-    1. Training starts from the client's own values where m is set, and from the received ones elsewhere.
-    2. The personal entries train for the round's epochs, then the shared ones. What does not train stays as it is.
-    3. The server averages each entry over the clients that share it, weighted by training samples. An entry that
-       nobody shares stays unchanged.
-    4. In each tensor the fraction ``rate`` of the shared entries with the largest |w - w_start| becomes personal. This
+    1. Training starts from the client's own values where m is set, and from the received ones elsewhere. 2. The
+    personal entries train for the round's epochs, then the shared ones. What does not train stays as it is. 3. The
+    server averages each entry over the clients that share it, weighted by training samples. An entry that no client
+    shares stays unchanged. 4. In each tensor the fraction ``rate`` of the shared entries with the largest |w - w_start|
+    becomes personal. This
        ends where more than the fraction ``limit`` of the tensor is personal.
 
     With rate = 0 this is FedAvg, bit for bit. With rate = limit = 1 every client trains alone after the first round.

@@ -1,6 +1,6 @@
-"""Templates by which a client makes its models: the server's tensors, and references to the client's own.
+"""Templates for a client's models: the server's tensors, and references to the client's own.
 
-On the server the hook ``models`` receives a schema of the client's state in which every tensor is a
+On the server the hook ``models`` receives a schema of the client's state. Every tensor there is a
 :class:`ClientTensorRef`. A hook can give such a name a place in a model and nothing else. The client puts its tensors
 in the places of their names.
 """
@@ -62,7 +62,7 @@ class ClientTensorRef:
 
 
 class _Meta(dict[str, Any]):
-    """Plain data of a client on the server: initial values, and the names of those that have changed."""
+    """Plain data of a client on the server: initial values, and the names of changed ones."""
 
     def __init__(self, begun: Mapping[str, Any], changed: frozenset[str]) -> None:
         super().__init__({key: value for key, value in begun.items() if key not in changed})

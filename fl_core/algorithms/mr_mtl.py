@@ -12,7 +12,7 @@ from fl_core.algorithms.averaging import ProximalTerm
 class MRMTL(ProximalTerm):
     """One model a client, pulled to the mean of all clients' models (MR-MTL; Liu et al. 2022, Algorithm A1).
 
-    A client goes on from its own model w. It minimises loss(w) + (lam / 2) ||w - mean||^2. The server averages what
+    A client continues from its own model w. It minimises loss(w) + (lam / 2) ||w - mean||^2. The server averages what
     the clients send, weighted by training samples. With lam = 0 this is Local, bit for bit. Unlike Ditto there is no
     second model: the mean is that of the personal models.
     """

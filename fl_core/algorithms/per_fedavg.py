@@ -94,7 +94,8 @@ class PFedMe(PersonalCopy):
 
     Then the run's optimiser takes a step along lam (w - theta), the gradient of the Moreau envelope at w. In each round
     theta starts at the received model. It carries over from batch to batch, as in the authors' released code. That code
-    has a ``decay`` of 0.001, the paper has none. The server then sets the model to (1 - beta) w + beta mean(w_i).
+    has a ``decay`` of 0.001, and the paper does not mention one. The server then sets the model to (1 - beta) w + beta
+    mean(w_i).
 
     The personal model is theta and the global one w. With lam = 0 and no weight decay the global model never changes.
 

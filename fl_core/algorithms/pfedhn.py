@@ -63,7 +63,7 @@ class PFedHN(ServerMade):
 
     - ``lr``, ``momentum``, ``weight_decay``: of the server's optimiser. The clients use the run's options (the authors:
       0.005, 0.9 and 5e-5).
-    - ``local_clip``: the norm at which the clients' gradients are clipped, in place of the run's ``clip``.
+    - ``local_clip``: the norm at which the clients' gradients are clipped, instead of the run's ``max_grad_norm``.
     - ``begins``: ``drawn`` (default, the original) starts from random heads, so from a model of its own. With
       ``common`` the heads give every client the common initial model.
 

@@ -29,7 +29,7 @@ class PFedLA(Mixing):
     The network is three times (Linear, ReLU) of width ``hidden``, then one Linear head for each unit. A softmax over
     all clients j gives the weights alpha[l, j] of unit l.
 
-    The client receives bar theta_i = sum_j alpha[l, j] theta_j and trains it. It replies with the result theta_i, which
+    The client receives bar theta_i = sum_j alpha[l, j] theta_j and trains it. It replies with the result theta_i. That
     enters the other mixtures from the next round on. The change Delta = theta_i - bar theta_i updates v and psi by lr
     J^T Delta. This step lowers the client's loss. All mixtures of a round use the models from before the round.
 
@@ -41,16 +41,16 @@ class PFedLA(Mixing):
 
     - ``unit``: ``module`` (the paper's) mixes each module's weight and bias together, and each normalisation alone. A
       unit can also be one of the run's layers (``layer``) or the whole model (``model``). Buffers that travel are mixed
-      with their unit. The paper keeps running statistics local, which is ``bn=local``.
+      with their unit. The paper keeps running statistics local, as ``batchnorm=local`` does.
     - ``lr``: the default 0.5 separates similar from different clients within tens of rounds on the paper's CIFAR-10
-      model. Public re-implementations use 0.005, which leaves the weights uniform.
+      model. Public re-implementations use 0.005, and the weights stay uniform.
     - ``zero_heads``: start from exactly uniform weights.
     - ``norm``: ``relu_sum`` divides the ReLU outputs by their sum and starts from heads between 0 and 1. Public
       re-implementations do this. A row of zeros becomes the client itself.
-    - ``reverse``: use the sign of those re-implementations, which increases the loss.
+    - ``reverse``: use the sign of the re-implementations. It increases the loss.
     - ``weights``: how weights are chosen. Without the network, ``self`` means no federation and ``samples`` means
       FedAvg's weights. With ``similar`` they are a softmax over clients of cosines between the unit's parameters,
-      divided by ``temperature``. This is the toy example of the paper's Fig. 1, which does not name its similarity.
+      divided by ``temperature``. This is the toy example of the paper's Fig. 1. The paper does not name its similarity.
 
     Raises:
         UsageError: an unknown choice, a width or a temperature of 0.
@@ -183,7 +183,7 @@ class PFedLA(Mixing):
 
 @register
 class HeurpFedLA(PFedLA):
-    """pFedLA in which each client keeps its k most self-weighted units (Ma et al. 2022, Alg. 2, Eq. 12).
+    """pFedLA with each client keeping its k most self-weighted units (Ma et al. 2022, Alg. 2, Eq. 12).
 
     The units R_i are the ``k`` units with the largest weight of the client on itself. Ties go to the earlier unit.
     These units are not sent down: the client continues from its own. It uploads everything. Its hypernetwork learns

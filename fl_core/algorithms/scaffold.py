@@ -122,8 +122,8 @@ class FedDyn(ControlVariates):
     Parameters become w <- mean_i w_i - s / alpha. Buffers take the mean.
 
     As alpha approaches 0 the first round moves twice as far as FedAvg's, for clients of equal size. The value 0 itself
-    would divide 0 by 0. The authors' code clips gradients at 10. The run's ``clip=10`` is nearly the same: their norm
-    leaves out alpha w, which their optimiser adds as weight decay.
+    would divide 0 by 0. The authors' code clips gradients at 10. The run's ``max_grad_norm=10`` is nearly the same.
+    Their norm leaves out alpha w, added by the optimiser as weight decay.
 
     Raises:
         UsageError: alpha is 0.

@@ -1,4 +1,4 @@
-"""Schedules by which layers join the training one after another, from the input or from the output."""
+"""Schedules that add layers to the training one after another, from the input or from the output."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Scheduled(AlgorithmWrapper):
       its random start until all layers are fine-tuned at the end. Other algorithms with one model at the server are
       possible (section 5.4). Their own keys are given by ``--option`` too.
     - ``unfreeze``: t_1, t_2, ..., one for each shared layer. The paper has 0,100,200 and its ablation 0,50,100. The
-      default spreads them evenly over the run, which is the paper's choice for 3 layers and 300 rounds. If all are 0,
-      this is the base algorithm.
+      default spreads them evenly over the run, as the paper does for 3 layers and 300 rounds. If all are 0, this is the
+      base algorithm.
 
     Raises:
         UsageError: the numbers of rounds and layers differ, or the base algorithm is unsuitable. That is a schedule, an
@@ -72,7 +72,7 @@ class Scheduled(AlgorithmWrapper):
         return plan.body if cls.forward else plan.body[::-1]
 
     def inner_task_info(self) -> TaskInfo:
-        """Return the task for the inner algorithm, in which frozen layers do not train yet."""
+        """Return the task for the inner algorithm, with frozen layers marked as not trained yet."""
         if self.plan is None:
             return self.task_info
         layers = zip(self.scheduled_layers(self.plan), self.rounds_of(self.plan), strict=True)
@@ -91,7 +91,7 @@ class Scheduled(AlgorithmWrapper):
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
-        """Return the first round in which each scheduled layer trains."""
+        """Return the first training round of each scheduled layer."""
         names = [layer.name for layer in self.scheduled_layers(plan)]
         rounds = self.config.unfreeze
         if rounds is None:

@@ -109,7 +109,7 @@ def recode(x: NDArray[np.generic], words: Categories, target: Categories) -> NDA
 
 
 def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
-    """Return rows with a column for each word, and one for all other words, in place of the words' places.
+    """Return rows with a column for each word, and one for all other words, instead of the words' places.
 
     >>> one_hot(np.array([[7, 0], [8, 2]], dtype=np.float32), ((), ("f", "m"))).tolist()
     [[7.0, 1.0, 0.0, 0.0], [8.0, 0.0, 0.0, 1.0]]

@@ -103,11 +103,11 @@ class Reading:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Return the declared names of the classes or labels, or None for those of the data."""
+        """Return the declared names of the classes or labels, or None for the data's own names."""
         return self.labels if self.task == MULTILABEL else self.classes
 
     def check_labels(self, what: str) -> None:
-        """Check that the task has as many label columns as it needs.
+        """Check that the task has the label columns that it needs.
 
         Raises:
             UsageError: it does not. The message begins with ``what``, the data.

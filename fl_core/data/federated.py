@@ -100,7 +100,7 @@ class FederatedData:
 
     @property
     def positive_index(self) -> int:
-        """Return the index of the positive class. Without one it is 1, which has no meaning."""
+        """Return the index of the positive class. Without one it is 1, without a meaning."""
         return self.classes.index(self.positive) if self.positive else 1
 
     def with_positive(self, name: str) -> FederatedData:

@@ -70,7 +70,7 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
 
 
 def _proportional(labels: Integers, counts: Integers, most: int, draw: np.random.Generator) -> Integers:
-    """Draw positions of samples with classes in the proportions of ``counts``: as many as possible, up to ``most``."""
+    """Draw positions of samples with classes in the proportions of ``counts``, up to ``most``."""
     present = np.flatnonzero(counts)
     shares = counts[present] / counts.sum()
     having = np.bincount(labels, minlength=len(counts))[present]

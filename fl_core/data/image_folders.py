@@ -1,4 +1,4 @@
-"""Folders of images: which of their files are images, by client and class."""
+"""Folders of images: their image files, by client and class."""
 
 from __future__ import annotations
 

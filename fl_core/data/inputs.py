@@ -234,7 +234,7 @@ class Inputs:
         return Samples(tuple(names or map(str, range(len(source)))), source.tensor(np.arange(len(source))))
 
     def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
-        """Return the samples as those of a dataset without known labels."""
+        """Return the samples as a dataset without known labels."""
         return Source("new samples", x, np.zeros(len(x), dtype=np.int64), (), mean=self.mean, std=self.std, words=words)
 
     def _described(self) -> str:

@@ -69,7 +69,7 @@ def _single(data: FederatedData) -> Iterator[str]:
 
 
 def _positive(data: FederatedData) -> Iterator[str]:
-    """Yield the class that AUROC and AUPRC describe, if nobody chose it and it is the usual one of two."""
+    """Yield the class that AUROC and AUPRC describe, if the user did not choose it and it is the usual one of two."""
     if not data.positive or data.chosen:
         return
     share = float(torch.cat([client.train.y for client in data.clients]).double().mean())
@@ -119,7 +119,7 @@ def _numbers(data: FederatedData) -> Iterator[str]:
 
 
 def _repeated(data: FederatedData) -> Iterator[str]:
-    """Yield validation and test samples whose features equal those of any client's training sample."""
+    """Yield validation and test samples with the features of some client's training sample."""
     seen = {key for client in data.clients for key in _keys(client.train.x)}
     for split in SPLITS[1:]:
         keys = [key for client in data.clients for key in _keys(client.split(split).x)]

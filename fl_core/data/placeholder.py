@@ -58,7 +58,7 @@ def placeholder_data(
 
 
 def placeholder_client(data: FederatedData, name: str, seed: int) -> FederatedData:
-    """Return the federation with random samples in place of one client's. Only the number of its own remains.
+    """Return the federation with random samples instead of one client's. Only the number of its own remains.
 
     Features and numbers are drawn from the standard normal distribution, and tokens uniformly. Classes take turns.
     Times are the absolute values of such numbers; events and labels are 0 and 1 with equal probability.

@@ -27,7 +27,7 @@ NAME = "own"
 
 
 def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
-    """Return data from Python as a source, which each run partitions with its seed. A federation stays as it is.
+    """Return data from Python as a source. Each run partitions it with its seed. A federation stays as it is.
 
     >>> import numpy as np
     >>> source = as_data({"north": (np.zeros((4, 2)), [0, 1, 0, 1]), "south": (np.ones((2, 2)), [0, 1])})

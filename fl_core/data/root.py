@@ -34,7 +34,7 @@ def local_root() -> Iterator[None]:
 
 
 def find_root(name: str, data_root: Location | None, files: str) -> Path:
-    """Return the data root, which must be an existing folder.
+    """Return the data root. It must be an existing folder.
 
     Args:
         name: of the dataset that needs it, for messages.

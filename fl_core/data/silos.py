@@ -150,7 +150,7 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
 
 
 def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
-    """Check one client's features and labels, which must have equal lengths."""
+    """Check one client's features and labels. They must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), targets.words_or_numbers(y, f"{where}, y", task)
     check_lengths(x, y, where)

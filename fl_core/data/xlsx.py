@@ -18,7 +18,7 @@ _DAMAGED = (zipfile.BadZipFile, OSError, KeyError, ValueError, TypeError, EOFErr
 
 
 def header(path: Path) -> list[str]:
-    """Return the names of the columns, which stand in the first row.
+    """Return the names of the columns from the first row.
 
     Raises:
         UsageError: openpyxl is not installed, or the file is no .xlsx file.

@@ -1,4 +1,4 @@
-"""Joint training of clients of a small perceptron along a leading client axis, which shares each step's overhead.
+"""Joint training of clients of a small perceptron along a leading client axis, with each step's overhead shared.
 
 The forward pass is written out, since ``torch.func.vmap`` takes more than twice the time (``benchmarks/README.md``).
 """
@@ -58,8 +58,8 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str =
 class BatchedClients:
     """Executor in this process that trains clients together if their phases allow it, otherwise one by one.
 
-    A phase must minimise the mean loss of a batch, which is the common objective. No code may observe its steps or
-    replace them. The batches are the same as one by one. Results and optimiser states are the same up to rounding.
+    A phase must minimise the common objective, the mean loss of a batch. No code may observe its steps or replace them.
+    The batches are the same as one by one. Results and optimiser states are the same up to rounding.
     """
 
     transfer_seconds = 0.0
@@ -90,7 +90,7 @@ class BatchedClients:
         """Do nothing: there are no processes."""
 
     def _outcomes(self, requests: list[ClientRequest]) -> list[ClientReply | Exception]:
-        """Advance all requests to their next phase and train those phases, until every request has its reply."""
+        """Advance all requests to their next phase and train it, until every request has its reply."""
         runs = dict(enumerate(self.client_runner.parts(request) for request in requests))
         outcomes: dict[int, ClientReply | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)

@@ -70,7 +70,7 @@ class Serial:
 
 
 class Workers:
-    """Persistent worker processes with one thread each, which end with this process however it ends.
+    """Persistent worker processes with one thread each. They end with this process in every case.
 
     Args:
         repeats: whether tensors that a worker still has from its last request are not sent again.

@@ -39,8 +39,8 @@ def train(
 ) -> tuple[Tree, Tree]:
     """Run one phase from ``source`` on a client's training split.
 
-    Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``), and modules that draw
-    (dropout) from the stream "modules" of the same parts.
+    Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``). Modules such as dropout
+    draw from the stream "modules" with the same parts.
 
     Args:
         watch: looks at every step for what is not finite first, in a replay.
@@ -103,7 +103,7 @@ def train(
 
 
 def _scalar(loss: Callable[..., Any], name: str) -> Callable[..., Tensor]:
-    """The loss as it is, with an error where it gives something else than one number."""
+    """The loss unchanged, with an error if its value is not one number."""
 
     def objective(*args: Any) -> Tensor:
         value = loss(*args)
@@ -127,7 +127,7 @@ def _batches(
 
 
 def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
-    """A function from slices of the order to batches; small data are put in order at once, which is faster."""
+    """A function from slices of the order to batches. Small data are ordered at once, for speed."""
     if values.nbytes > GATHERED:
         return lambda part: values[order[part]]
     ordered = values[order]

@@ -86,7 +86,7 @@ class Slot:
         return _map_trees(value, place)
 
     def _copy(self, source: Tree, entries: Sequence[_Entry], start: int, end: int) -> None:
-        """Copy a tree's tensors to these bytes, except those that are there already and unchanged."""
+        """Copy a tree's tensors to these bytes, except unchanged ones that are there already."""
         before, coming = self._there, {}
         self._there = {at: each for at, each in before.items() if each.end <= start or at >= end}
         for (name, view), (*_, at) in zip(self._views(entries).items(), entries, strict=True):

@@ -41,7 +41,7 @@ class Logger:
     """A receiver of a run's rows as they are recorded. Your own logger is a subclass.
 
     It is created without arguments before anything of the run is written, so its needs are checked then. A later error
-    ends the run, which can be resumed.
+    ends the run. It can be resumed.
 
     >>> import fedlayers as fl
     >>> class Printed(fl.Logger):

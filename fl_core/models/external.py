@@ -23,8 +23,8 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
     """Build a timm model. ``in_chans`` follows the shape, and so does ``img_size`` if the model takes it.
 
     Its weights are fresh by default. With the option ``pretrained`` as true they are timm's own, from its cache or the
-    network. It may also be the path of a file of weights. timm adapts them to other classes and channels, and in a ViT
-    to other image sizes.
+    network. It may also be the path of a file of weights. timm adapts weights to other classes and channels. In a ViT
+    it also adapts them to other image sizes.
 
     Raises:
         UsageError: the weights are not available or do not fit.

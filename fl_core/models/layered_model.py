@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Layered(nn.Sequential):
-    """A chain of named children in which every child that has parameters is one layer."""
+    """A chain of named children. Every child with parameters is one layer."""
 
     @property
     def layer_groups(self) -> tuple[str, ...]:

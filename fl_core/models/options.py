@@ -87,7 +87,7 @@ def check_stored(
 
 
 def format_option(key: str, value: Any) -> str:
-    """Return an option as ``KEY=VALUE``, the form in which a user confirms it.
+    """Return an option as ``KEY=VALUE``, as a user confirms it.
 
     >>> format_option("pretrained", True), format_option("activation", "relu")
     ('pretrained=true', 'activation=relu')
@@ -96,7 +96,7 @@ def format_option(key: str, value: Any) -> str:
 
 
 def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those by which timm loads weights, for a model that receives trained ones."""
+    """Return the options without timm's options for loading weights, for a model that receives trained ones."""
     return {key: value for key, value in options.items() if not (model.startswith("timm:") and key in LOADING)}
 
 

@@ -118,9 +118,9 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
     Two 5x5 convolutions without padding have 16-32 channels. Each is halved in size. 120-84 hidden units follow.
-    Initialisation is PyTorch's default. With 10 classes it has 85,822 parameters for 1 x 28 x 28 and 121,278 for 3 x 32
-    x 32. ``norm`` puts batch normalisation between each convolution and its ReLU. By default colour images have it and
-    grey ones do not, as in the paper.
+    Initialisation is PyTorch's default. With 10 classes it has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x
+    32 x 32. ``norm`` adds batch normalisation after each convolution, before its ReLU. By default colour images have it
+    and grey ones do not, as in the paper.
     """
     channels, height, width = image_shape("pfedla_cnn", shape, smallest=16)
     if norm not in (None, True, False):

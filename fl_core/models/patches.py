@@ -19,7 +19,7 @@ def vit(
 ) -> nn.Module:
     """Vision transformer (Dosovitskiy et al. 2021) of ``depth`` blocks; images of any size.
 
-    It is timm's, with a class token and hidden layers four times as wide. ``patch`` is the side of a patch and must
+    It is timm's, with a class token and hidden layers four times as wide. ``patch`` is the side of a patch. It must
     divide the image's sides. By default there are about 8 x 8 patches. The other defaults are ViT-Ti's.
     """
     from timm.models.vision_transformer import VisionTransformer

@@ -17,7 +17,7 @@ CONTRAST_WIDTH = 128
 
 
 class Transform(nn.Module):
-    """Self-attention of a feature over itself and prompts, of which only the feature's row is used (FedPFT, Eq. 2).
+    """Self-attention of a feature over itself and prompts; only the feature's row is used (FedPFT, Eq. 2).
 
     The tokens are Z = [f; p_1; ...; p_k], all of width d. With biases Q, K, V = Z W_q, Z W_k, Z W_v. Each head computes
     A = softmax(Q K^T / sqrt(d / heads)). The result is row 0 of concat(A V) W_o. This has 4 d^2 + 4 d parameters, as

@@ -1,4 +1,4 @@
-"""Loading of initial weights from a file in which every tensor must fit."""
+"""Loading of initial weights from a file. Every tensor must fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_core.errors import UsageError, listing
 def load(model: nn.Module, path: str | Path) -> None:
     """Copy a state dict from ``path`` into ``model``: a .safetensors file, or one that torch.load reads as tensors.
 
-    Tied tensors may be stored under any of their names, or under several if those agree.
+    Tied tensors may be stored under any of their names, or under several names if the values agree.
 
     Raises:
         UsageError: the file is missing or not a state dict, or a name or shape does not fit. The message names the

@@ -177,8 +177,8 @@ def check_chain(run: RunFiles, manifests: Mapping[int, Mapping[str, Any]]) -> No
 def is_foreign(run: RunFiles) -> bool:
     """Return whether ``manifest.json`` is another run's, if something else does not fit it.
 
-    The checkpoints tell, which name their run. Where none does, the manifest is at fault if two of the files that it
-    covers differ at once, each of them there.
+    The checkpoints show it, because they name their run. Where none does, the manifest is at fault if two of the files
+    that it covers differ at once, each of them there.
     """
     known = {found["run"] for found in _sound(run) if "run" in found}
     if known:

@@ -21,8 +21,8 @@ _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 def clean(path: Path | str) -> int:
     """Remove all checkpoints of a run but the last and the best, pack its rows, and return the number of freed bytes.
 
-    The best ones are those of a stopping rule. A note of the removed ones is written first, so that a check of the run
-    does not miss them. The run can be resumed, but models of other rounds are gone.
+    A stopping rule names the best ones. A note of the removed ones is written first, so that a check of the run does
+    not miss them. The run can be resumed, but models of other rounds are gone.
 
     Raises:
         UsageError: there is no run.

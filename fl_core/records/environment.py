@@ -17,7 +17,7 @@ def current_environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of Python and the packages, on which a run's numbers depend."""
+    """Return the versions of Python and the packages. A run's numbers depend on them."""
     return {"versions": {name: _version(name) for name in PACKAGES}, "python": platform.python_version()}
 
 

@@ -49,7 +49,7 @@ CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 
 @dataclass
 class Checkpoint:
-    """Everything after a round: the server, every client, and the named model trees kept beside them."""
+    """Everything after a round: the server, every client, and further named model trees."""
 
     round: int
     server: State
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The digest of the manifest, by which checkpoints name their run."""
+        """The digest of the manifest. Checkpoints name their run by it."""
         return sha(json_bytes(self.begin()))
 
     @property
@@ -324,7 +324,7 @@ class Run:
             raise
 
     def plan(self) -> dict[str, Any] | None:
-        """The plan in force, which the last checkpoint has, or else the configuration."""
+        """The plan in force, from the last checkpoint or else from the configuration."""
         decided = self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan") if self.rounds else None
         return decided or self.config.get("in_force")
 
@@ -371,7 +371,7 @@ class Run:
         return (self.manifest(self.rounds[-1]) if self.rounds else self.begin())["rows"]
 
     def check_rows(self, *ends: Mapping[str, Any]) -> None:
-        """Check the rows up to each of these ends, which ascend.
+        """Check the rows up to each of these ascending ends.
 
         Raises:
             CorruptError: they are missing, or differ from what was written.

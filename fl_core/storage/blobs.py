@@ -94,8 +94,8 @@ def parts(tree: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 def types(data: bytes) -> dict[str, str]:
     """Return torch's name of the number type of each tensor in a safetensors file, by the tensor's name.
 
-    The checks are those of loading, before any tensor is made. The header must be valid. Its tensors must fill the file
-    without gap or overlap. Each must have the bytes of its shape and type. Models must support the types.
+    The checks are the same as in loading, before any tensor is made. The header must be valid. Its tensors must fill
+    the file without gap or overlap. Each must have the bytes of its shape and type. Models must support the types.
 
     Raises:
         ValueError: a check fails.

@@ -239,7 +239,7 @@ class Folder:
                 os.fsync(folder)
 
     def append(self, name: str, data: bytes) -> None:
-        """Append data to a file, which is created if it does not exist, without waiting for the disk."""
+        """Append data to a file without waiting for the disk. A missing file is created."""
         handle = self.handle(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         with self._named(name), os.fdopen(handle, "wb") as file:
             file.write(data)

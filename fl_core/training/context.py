@@ -63,7 +63,7 @@ class Context:
     parts: dict[str, float] = field(default_factory=dict)
 
     def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
-        """Record a loss, a mean over so many samples, as a part of the phase's; the loss as it is."""
+        """Record a loss, a mean over ``samples`` samples, as a part of the phase's. Return it unchanged."""
         self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
         return loss
 

@@ -43,8 +43,8 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
     - ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b|, over 15 intervals of equal width
       of the top probability (Guo et al. 2017).
 
-    With two classes ``auroc`` and ``auprc`` are those of ``positive``. With more they are the mean over the classes
-    among the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
+    With two classes ``auroc`` and ``auprc`` describe ``positive``. With more they are the mean over the classes among
+    the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
     logits, so equal p tie exactly.
 
     **Numbers**: outputs z [n, 1] and targets y [n].
@@ -110,10 +110,10 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
 def _ranked(logits: Array, classes: Array) -> tuple[Array, Array]:
     """Order samples by their p of each class, the highest first, and mark the last of each group of equal p.
 
-    With two classes the difference of their logits decides, which is exact. With more it is log p = (z - max z) -
-    log(1 + r), where r sums exp(z_j - max z) over the others. Both its parts come from the sorted differences of
-    logits, so that samples of equal p have equal numbers to the last bit. Where numbers are equal, the rounding of
-    their difference decides, and then the sorted differences themselves: r may hide small ones.
+    With two classes the difference of their logits decides, exactly. With more it is log p = (z - max z) - log(1 + r),
+    where r sums exp(z_j - max z) over the others. Both its parts come from the sorted differences of logits, so that
+    samples of equal p have equal numbers to the last bit. Where numbers are equal, the rounding of their difference
+    decides, and then the sorted differences themselves: r may hide small ones.
 
     Returns:
         The order and the marks, both [K, n].
@@ -135,7 +135,7 @@ def _ranked(logits: Array, classes: Array) -> tuple[Array, Array]:
 
 
 def _sorted(keys: Array) -> tuple[Array, Array]:
-    """Rank as :func:`_ranked` does, by keys [number, K, n] of which an earlier one counts before a later one."""
+    """Rank as :func:`_ranked` does, by keys [number, K, n]. An earlier key counts before a later one."""
     order = np.argsort(-keys[0], axis=1) if len(keys) == 1 else np.lexsort(-keys[::-1])
     ranked = np.take_along_axis(keys, order[None], axis=2)
     ends = np.ones(order.shape, dtype=bool)

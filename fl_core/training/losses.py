@@ -42,7 +42,7 @@ class Loss:
         raise NotImplementedError
 
     def outputs(self, n_classes: int) -> int:
-        """The number of a model's outputs for so many classes; 0 classes: the targets are numbers."""
+        """The number of a model's outputs for this number of classes. With 0 classes the targets are numbers."""
         return n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Focal(_Weighted):
 
 @dataclass(frozen=True)
 class PlayerFocal(_Weighted):
-    """The focal loss of PLayer-FL's released code, which is not the standard one.
+    """The focal loss of PLayer-FL's released code. It is not the standard one.
 
     10 (-log p_y) (1/C) [alpha_y (1 - p_y)^gamma + sum_{j != y} (1 - alpha_j) p_j^gamma], with ``alpha`` in [0, 1].
 
@@ -237,7 +237,7 @@ class Cox(Loss):
     ``y`` [n, 2] holds times and events: 1 if the event was seen at that time, 0 if the sample was censored then. The
     single output z is the log relative hazard: a higher one means an earlier event. A sample with an event has the loss
     log sum_{j: t_j >= t_i} exp(z_j) - z_i. Samples of equal time are all at risk (Breslow 1974). Censored samples have
-    loss 0. The risk sets are those of the batch, so a batch should hold several events; the mean is over all samples.
+    loss 0. Risk sets come from the batch, so a batch should hold several events. The mean is over all samples.
     """
 
     name = "cox"

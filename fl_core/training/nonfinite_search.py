@@ -1,4 +1,4 @@
-"""The search for the first NaN or infinity of a client's job, which is run again for it."""
+"""The search for the first NaN or infinity of a client's job. The job runs again for it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SMALLER = ". Use a smaller lr."
 class Watch:
     """A context that checks every number of a model's passes, in the order of their computation.
 
-    First it checks the initial weights. In every step it checks the batch's features, the outputs of the modules, the
-    loss, the gradients from output to input, and the new weights. The first value that is not finite is the cause of
-    all later ones. An output counts only if the loss is not finite either, because a mask of -inf is no fault.
+    First it checks the initial weights. In every step it checks the batch's features, the modules' outputs and the
+    loss. Then it checks the gradients from output to input, and the new weights. The first value that is not finite is
+    the cause of all later ones. An output counts only if the loss is not finite either, because a mask of -inf is no
+    fault.
 
     Args:
         where: algorithm, round, client and phase, for the message.
@@ -95,7 +96,7 @@ class Watch:
 
     @property
     def output(self) -> str:
-        """The first output of the forward passes so far that is not finite, in words; empty if there is none."""
+        """The first output that is not finite, in words; empty if all are finite."""
         return self._output
 
     def _look(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -123,7 +124,7 @@ def layer_of(layers: Iterable[Layer], tensor: str) -> str:
 
 
 def _layer_with(module: str, layers: Iterable[Layer]) -> str:
-    """Name of the layer that a module is, or is a part of; empty for one without tensors, or with those of several."""
+    """Name of the layer of a module; empty for a module without tensors, or with tensors of several layers."""
     parts = {
         part: layer.name for layer in layers for part in (layer.name, *(n.rpartition(".")[0] for n in layer.tensors))
     }

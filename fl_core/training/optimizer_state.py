@@ -1,8 +1,8 @@
-"""An optimiser's state as a tree, which a client may keep from round to round.
+"""An optimiser's state as a tree. A client may keep it from round to round.
 
-Each tensor that trained has entries under the client's tree, the phase, its own name and the optimiser's key, so that
-algorithms with several models or phases keep one state for each: ``model/train/fc1.weight#exp_avg``. SGD with momentum
-keeps as much as the tensors have, Adam and AdamW twice that, with amsgrad three times, and a count of steps.
+An entry's name has the client's tree, the phase, the tensor and the optimiser's key:
+``model/train/fc1.weight#exp_avg``. So algorithms with several models or phases keep one state for each. SGD with
+momentum keeps as much as the tensors have, Adam and AdamW twice that, with amsgrad three times, and a count of steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def restore(
     params: Sequence[Tensor],
     entries: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
-    """Put copies of the entries into a new optimiser of these tensors; what has none begins anew."""
+    """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
     for name, param in zip(names, params, strict=True):
         for key, value in entries.get(name, {}).items():
             optimizer.state[param][key] = _like(value, param)

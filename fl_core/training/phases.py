@@ -99,7 +99,7 @@ class Training:
         weight_decay: float | None = None,
         optimizer: str | None = None,
     ) -> torch.optim.Optimizer:
-        """A new optimiser of these tensors or groups of tensors; those that do not train are left out.
+        """A new optimiser of these tensors or groups of tensors, without frozen ones.
 
         Args:
             lr, momentum, weight_decay, optimizer: in place of this training's; adam and adamw know no momentum and
@@ -128,7 +128,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training: which tensors are trained, for how long, and by which loss.
+    """One stretch of local training: the trained tensors, its length, and its loss.
 
     Attributes:
         name: for messages and rows.
@@ -167,7 +167,7 @@ class Phase:
         check_fields(self)
 
     def length(self, batches: int) -> int:
-        """Steps of the phase where a pass over the training data has so many batches."""
+        """Steps of the phase if a pass over the training data has this number of batches."""
         whole = self.epochs * batches
         return whole if self.steps is None else min(self.steps, whole)
 

@@ -28,7 +28,7 @@ _WORK = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Cut:
     """A chain of modules in two parts.
 
-    The outputs of ``first`` are the same in every epoch; those of ``rest`` may not be.
+    The outputs of ``first`` are the same in every epoch, but not always those of ``rest``.
     """
 
     first: tuple[nn.Module, ...]
@@ -119,7 +119,7 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which may read or change its inputs and outputs."""
+    """Return whether a module has hooks. They may read or change its inputs and outputs."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 

@@ -25,7 +25,7 @@ Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
 def clip_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Gradients scaled down together to a Euclidean norm of at most ``most``.
 
-    Where the norm is not finite they are left alone, so that what is wrong is found where it is.
+    If the norm is not finite they stay unchanged, so that the error is found at its origin.
     """
     if not grads or not (norm := get_total_norm(list(grads.values()))).isfinite():
         return dict(grads)
@@ -36,8 +36,8 @@ def clip_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor
 class Steps:
     """The tools of a training step: parameters, gradients, optimiser steps, further batches.
 
-    The step is a method of the algorithm, named by :attr:`~.phases.Phase.step`, which takes this object, the
-    phase's next batch and the context. Without one it is :meth:`plain`.
+    The step is a method of the algorithm, named by :attr:`~.phases.Phase.step`, and takes this object, the phase's next
+    batch and the context. Without one it is :meth:`plain`.
 
     Attributes:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
@@ -72,7 +72,7 @@ class Steps:
         self._copies: dict[str, torch.optim.Optimizer] = {}
 
     def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
-        """Gradients of the phase's loss on a batch, at the present parameters; only those that the loss reaches.
+        """Gradients of the phase's loss on a batch, at the present parameters, for parameters that the loss reaches.
 
         The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
 

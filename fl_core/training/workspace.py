@@ -153,7 +153,7 @@ class Workspace:
         return outputs if self.precision == "float32" else _float32(outputs)
 
     def _casting(self) -> AbstractContextManager[object]:
-        """Return a context in which every module computes in the training precision."""
+        """Return a context for computing in the training precision."""
         return nullcontext() if self.precision == "float32" else torch.autocast(self.device.type, torch.bfloat16)
 
     def _pass(self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Any:

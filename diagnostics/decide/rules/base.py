@@ -124,7 +124,7 @@ def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
 
 
 def curve_rule(name: str) -> Rule:
-    """Return the rule of this name, which must decide on its own from one curve.
+    """Return the rule of this name. It must decide on its own from one curve.
 
     Raises:
         UsageError: the rule is unknown, or it reads something else.

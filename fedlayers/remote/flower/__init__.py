@@ -1,9 +1,9 @@
 """The transport over Flower: bytes between a server and its sites through a superlink and supernodes.
 
 Only this folder imports ``flwr``. All names that Flower does not document stand in :mod:`.internals`. Both ends attach
-to Flower as processes of their own (its process isolation). The bundle of code that Flower can ship is empty, and
-nobody runs code from the other side. Flower's telemetry, its check for updates and its installation of packages at run
-time are off.
+to Flower as processes of their own (its process isolation). The bundle of code that Flower can ship is empty. No side
+runs code from the other. Flower's telemetry, its check for updates and its installation of packages at run time are
+off.
 """
 
 from __future__ import annotations

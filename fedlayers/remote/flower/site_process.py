@@ -275,7 +275,7 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
     """Take a task's request, answer it and send the reply.
 
     If that fails, nothing is reported. Without signs of life the supernode gives the task up after a minute and
-    notifies the server, which asks again. For a task reported as failed it would wait for ever.
+    notifies the server. The server asks again. For a task reported as failed it would wait for ever.
     """
     try:
         received = task.receive()

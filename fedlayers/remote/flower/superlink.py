@@ -44,7 +44,7 @@ LOOK = 3.0
 
 
 class Guard:
-    """A filter before Flower, which lets through supernodes, executors and callers with the word.
+    """A filter before Flower. It accepts supernodes, executors and callers with the token.
 
     Flower itself checks supernodes and executors. Supernodes wait until the keys of the folder are registered.
     """

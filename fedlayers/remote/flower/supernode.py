@@ -1,4 +1,4 @@
-"""A site's supernode: Flower's own program in a process of its own, which ends when its site does."""
+"""A site's supernode: Flower's own program in its own process. It ends with its site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 8.0
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the parent, which holds the other end of this pipe and never writes.
+    """Wait for the end of the parent. The parent holds the other end of this pipe and never writes.
 
     It is read without Python's buffer. The buffer's lock would make the interpreter abort when Flower exits by itself.
     """

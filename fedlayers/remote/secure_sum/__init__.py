@@ -4,8 +4,8 @@ The protocol is that of Bonawitz et al. ("Practical Secure Aggregation for Priva
 with signed keys. Each exchange has four steps: keys, shares of secrets, masked updates, and shares that remove masks.
 
 The modules :mod:`.fixed_point`, :mod:`.shamir`, :mod:`.keys` and :mod:`.members` have no transport. :mod:`.at_site` and
-:mod:`.at_server` connect them to the messages of a federation. They need the package ``cryptography``, which comes with
-the extra ``flower``, and are imported only for runs with a secure sum.
+:mod:`.at_server` connect them to the messages of a federation. They need the package ``cryptography`` from the extra
+``flower``. They are imported only for runs with a secure sum.
 """
 
 from importlib.util import find_spec

@@ -23,7 +23,7 @@ from fl_core.tree import Tree
 class SummingClients(RemoteClients):
     """Clients at sites whose updates reach the server only as their weighted sum.
 
-    Each reply to an exchange has the mean in place of the client's own message. A client that is late at any step is
+    Each reply to an exchange has the mean instead of the client's own message. A client that is late at any step is
     missing in the round. With too few clients for a sum the run ends with an error, and can be resumed.
     """
 
@@ -98,7 +98,7 @@ class SummingClients(RemoteClients):
         return {name: self.initial[name] for name in names.pop()}
 
     def _step(self, kind: str, place: Mapping[str, Any], asked: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """Ask each member for its part in one step. Return the parts of those that replied in time."""
+        """Ask each member for its part in one step. Return the parts of the members that replied in time."""
         packets = {name: Packet({"kind": kind, **place, **each}) for name, each in asked.items()}
         parts = {}
         for name, packet in self._in_time(packets, len(place["group"])):

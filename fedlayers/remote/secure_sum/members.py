@@ -1,6 +1,6 @@
 """The two sides of a secure sum without transport: members mask their updates, and the masks of the sum are removed.
 
-Steps and names are those of Bonawitz et al. 2017, Figure 4. Bytes are hexadecimal text, as they travel and are stored.
+Steps and names follow Bonawitz et al. 2017, Figure 4. Bytes are hexadecimal text, as they travel and are stored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Keys = Mapping[str, Mapping[str, str]]
 def threshold(count: int) -> int:
     """Return how many of the members must stay until the end: more than half.
 
-    A member reveals one kind of secret of each peer. Both kinds would need twice this number of members, which are more
-    than there are.
+    A member reveals one kind of secret of each peer. Both kinds would need twice this number of members, more than
+    there are.
     """
     return count // 2 + 1
 

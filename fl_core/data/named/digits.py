@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, which need no files."""
+"""scikit-learn's handwritten digits. They need no files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def large_digits() -> Source:
     note="chosen for the demonstration",
 )
 def coded_digits() -> Source:
-    """The digits at 30 constructed laboratories, which write them down in three codes: k, 9 - k and k + 3.
+    """The digits at 30 constructed laboratories with three codes for a digit: k, 9 - k and k + 3.
 
     The pictures are alike everywhere, so first layers may be shared. The labels have another meaning in each code, so
     the last layer must stay local. The data are constructed to have this clear answer. Results on them are no evidence.

@@ -19,7 +19,7 @@ from fl_core.data.sources import Source
     note="no published recipe; values of the nearest dataset that has one",
 )
 def mnist(data_root: Location | None, download: bool) -> Source:
-    """MNIST: 60,000 handwritten digits, grey images of 28 x 28, of which the first 10,000 are the pool."""
+    """MNIST: 60,000 handwritten digits, grey images of 28 x 28. The first 10,000 are the pool."""
     return from_torchvision("mnist", "MNIST", "MNIST/raw", data_root, download)
 
 
@@ -32,7 +32,7 @@ def mnist(data_root: Location | None, download: bool) -> Source:
     note="PLayer-FL, Table A.4 and released code",
 )
 def fashion_mnist(data_root: Location | None, download: bool) -> Source:
-    """FashionMNIST: 60,000 clothes of 10 kinds, grey images of 28 x 28, of which the first 10,000 are the pool."""
+    """FashionMNIST: 60,000 clothes of 10 kinds, grey images of 28 x 28. The first 10,000 are the pool."""
     return from_torchvision("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", data_root, download)
 
 
@@ -46,7 +46,7 @@ def fashion_mnist(data_root: Location | None, download: bool) -> Source:
     note="PLayer-FL, Table A.4 and released code",
 )
 def emnist(data_root: Location | None, download: bool) -> Source:
-    """EMNIST by class: 62 letters and digits, grey images of 28 x 28, of which the first 15,000 are the pool."""
+    """EMNIST by class: 62 letters and digits, grey images of 28 x 28. The first 15,000 are the pool."""
     return from_torchvision("emnist", "EMNIST", "EMNIST/raw", data_root, download)
 
 

@@ -176,7 +176,7 @@ class _FedPFT(Partitioning):
 
     Each client draws from the whole pool, so clients may share samples. Test samples come from the official test side,
     or otherwise from a part that is set aside first. Nobody trains on them. The paper has 500 training samples a client
-    and 100 test samples. The validation split has as many.
+    and 100 test samples. The validation split has the same number.
     """
 
     shares = (5 / 7, 1 / 7, 1 / 7)
