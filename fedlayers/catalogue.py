@@ -68,8 +68,8 @@ def check(kind: str, name: str) -> str:
     registry = _registry(kind)
     if kind == "logger" and not is_outside(name) and not _near(name, registry):
         raise UsageError(
-            f"unknown logger {name!r}: known: {', '.join(registry.names())}; any other is a class of your own made of "
-            "fl.Logger: --logger package.module:Class"
+            f"unknown logger {name!r}: known: {', '.join(registry.names())}. For your own subclass of fl.Logger use "
+            "--logger package.module:Class."
         )
     return name if is_outside(name) or name in registry else check_known(kind, name, registry.names())
 

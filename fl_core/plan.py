@@ -319,7 +319,7 @@ class LayerPlan:
             race = " Only fedlayers run takes choose." if str(path) == "choose" else ""
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "
-                f"got {str(path)!r}, which is not there. Correct its path, or use --plan auto.{race}"
+                f"got {str(path)!r}, which does not exist. Correct its path, or use --plan auto.{race}"
             )
         try:
             return cls.from_json(limits.parsed_json(limits.read_text(path, limits.JSON_BYTES)))

@@ -210,7 +210,9 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
         algorithm = _under_its_plan(task, server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
         if stranger is not None:
-            raise UsageError(f"clients must be those of this run; {stranger!r} is another, or is missing.")
+            raise UsageError(
+                f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
+            )
         bad = next(filter(None, map(tree.first_nonfinite, server.trees.values())), None)
         if bad is not None:
             raise UsageError(f"tensors of the server must be finite; got NaN or infinity in {bad!r}.")

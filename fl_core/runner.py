@@ -296,7 +296,7 @@ def _execute(
                 if writer and resume_from and engine.done == resume_from:
                     after = f"the round after {writer.run.checkpoint_path(resume_from)}"
                     told = f"{type(error).__name__}: {error}"
-                    raise RunError(f"{after} failed, perhaps for what is stored there: {told}") from error
+                    raise RunError(f"{after} failed, perhaps because of its stored states: {told}") from error
                 raise
     return engine
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import interrupts
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, check_known
@@ -218,7 +218,7 @@ def parse_command(words: Sequence[str]) -> Command:
     import inspect
     import io
     import re
-    from contextlib import redirect_stderr
+    from contextlib import redirect_stderr, redirect_stdout
 
     import tyro
 
@@ -236,7 +236,7 @@ def parse_command(words: Sequence[str]) -> Command:
         form, words = for_help(command, usual="--help-all" not in words), ["--help"]
     text, said = "\n".join(wrap(part, "  ") for part in about.split("\n\n")), io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(said), redirect_stdout(cast(TextIO, _Help(sys.stdout))):
             return tyro.cli(form, prog=f"fedlayers {name}", description=text, args=words, config=MARKERS)
     except SystemExit as ended:
         if not ended.code:
@@ -244,6 +244,25 @@ def parse_command(words: Sequence[str]) -> Command:
         if ended.code == 2:
             raise UsageError(one_line(said.getvalue(), name)) from None
         raise
+
+
+class _Help:
+    """A stream for a help text that wraps its line of usage to the terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        import re
+
+        first, end, rest = text.partition("\n")
+        if "usage:" in first:  # a flag and its value stay on one line
+            first = re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\u00a0"), first)
+            text = wrap(first, later=" " * 7).replace("\u00a0", " ") + end + rest
+        return self._stream.write(text)
 
 
 class _Notes:

@@ -94,11 +94,11 @@ def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mappi
             f"the algorithm must be what the run has joined with, {names[0]}; got {names[1]}. Begin another run."
         )
     if wanted == own and plan is not None and asked["plan"] != plan:
-        raise UsageError("the plan must be the one with which the run has joined; got another. Begin another run.")
+        raise UsageError("the plan must be the same as at the start of the run; got another. Begin another run.")
     done = asked["done"] if "done" in asked else asked["round"]["index"] + 1
     if done > config.rounds:
         raise UsageError(
-            f"rounds must be at most {config.rounds}, with which the run has joined; got {done}. Begin another run."
+            f"rounds must be at most {config.rounds}, as at the start of the run; got {done}. Begin another run."
         )
 
 

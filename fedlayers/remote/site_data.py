@@ -168,7 +168,7 @@ class PresplitData:
         return self._client
 
     def moments(self, number: int, seed: int) -> Moments:
-        raise UsageError(f"moments must be of data that are still to be scaled; got those of {self.name!r}.")
+        raise UsageError(f"moments must be of data without scaling; got {self.name!r}.")
 
     def rows(self, number: int, seed: int) -> Mapping[str, Counter[bytes]]:
         parts = {split: self._client.split(split) for split in SPLITS}
@@ -353,12 +353,12 @@ class SiteDataset:
         if scaling.columns != tuple(self._source.columns) or not sound:
             raise UsageError(
                 f"the scaling must have {filled} fills, {scaled} centres and {scaled} spreads above 0, of "
-                f"the site's {width} columns; got {str(scaling)[:80]}. Take those that moments give."
+                f"the site's {width} columns; got {str(scaling)[:80]}. Take them from the moments."
             )
 
     def moments(self, number: int, seed: int) -> Moments:
         if not self._prepares:
-            raise UsageError(f"moments must be of data that are still to be scaled; got those of {self.name!r}.")
+            raise UsageError(f"moments must be of data without scaling; got {self.name!r}.")
         x = self._source.x[np.sort(self._split(number, seed)[0])]
         x[:, [k for k, words in enumerate(self._source.categories) if words]] = 0.0  # which tells nothing of words
         found = Moments.from_features(x)

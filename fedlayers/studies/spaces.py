@@ -118,7 +118,7 @@ def spaces(
             check_known(f"key to tune of {listing(chosen or algorithms)}", key, dict.fromkeys(known))
         for name in having:
             if key in (options or {}).get(name, {}):
-                raise UsageError(f"{key} of {name} is searched, and set as well. Leave one out.")
+                raise UsageError(f"{key} of {name} must be searched or set, not both. Leave one out.")
             if key in found[name]:
                 raise UsageError(f"{key} of {name} must be searched once; got it twice. Leave one out.")
             found[name][key] = parse_search(said, text)

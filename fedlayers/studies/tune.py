@@ -170,7 +170,7 @@ def tune(
     searched = spaces(search, algorithms, options)
     for key in sorted({key for space in searched.values() for key in space if key in TRAINING}):
         if getattr(config, key) is not None:
-            raise UsageError(f"{key} is searched, and set as well. Leave one out.")
+            raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
     tried = [trial for name in algorithms for trial in _trials(name, searched, trials, config, seeds, options, out)]
     tasks = _check(tried)
     entries = [entry for trial in tried for entry in trial.entries]

@@ -61,7 +61,7 @@ class Tuned:
             UsageError: no such file, or not one of these.
         """
         if not (path := Path(path)).is_file():
-            raise UsageError(f"tuned must be a file; got {path}, which is not there. Check the path.")
+            raise UsageError(f"tuned must be a file; got {path}, which does not exist. Check the path.")
         try:
             found = limits.parsed_json(limits.read_text(path, limits.JSON_BYTES))
         except UsageError:
@@ -97,7 +97,9 @@ class Tuned:
             )
         seen = sorted(set(self.seeds) & set(seeds))
         if seen:
-            raise UsageError(f"Seed {seen[0]} was tuned on. Compare on others, such as --seed {max(self.seeds) + 1}.")
+            raise UsageError(
+                f"Seed {seen[0]} was used for tuning. Use others to compare, such as --seed {max(self.seeds) + 1}."
+            )
         if resolve(config).dataset != self.dataset:
             warnings.warn(f"tuned on {self.dataset}, compared on {config.dataset}", stacklevel=3)
         rest = [name for name in algorithms if name not in tuned]
@@ -111,7 +113,7 @@ class Tuned:
             ]
             twice = [*of_config, *(key for key in self.options[name] if key in given[name])]
             if twice:
-                raise UsageError(f"{twice[0]} of {name} was tuned, and is set as well. Leave one out.")
+                raise UsageError(f"{twice[0]} of {name} must be tuned or set, not both. Leave one out.")
         return (
             {name: self.settings[name] for name in tuned},
             {name: {**given[name], **self.options.get(name, {})} for name in algorithms},

@@ -166,7 +166,7 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where}: names must be text; got {values.dtype}.")
     names = [str(value) for value in values]
     if any(not name.strip() for name in names):
-        raise UsageError(f"{where}: names must not be empty.")
+        raise UsageError(f"{where}: names must not be empty; got an empty one. Name each.")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"{where}: names must be distinct; got more than one {listing(twice)}.")

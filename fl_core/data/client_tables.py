@@ -46,7 +46,7 @@ def files_of(path: Path) -> list[Path]:
     if twice is not None:
         both = [str(part) for part in parts if part.stem == twice]
         raise UsageError(
-            f"each file must have a name of its own, which is its client's; got {twice!r} in {listing(both)}. "
+            f"each file must have its own name, the name of its client; got {twice!r} in {listing(both)}. "
             "Rename one of them."
         )
     return parts

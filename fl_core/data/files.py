@@ -252,7 +252,7 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
             with Image.open(file) as image:
                 x[row] = np.asarray(image.convert(mode))
         except _UNREADABLE as error:
-            raise UsageError(f"{file}: {error}") from error
+            raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
     return x
 
 
@@ -281,7 +281,7 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
         with Image.open(file) as image:
             size, mode = image.size, image.mode
     except _UNREADABLE as error:
-        raise UsageError(f"{file}: {error}") from error
+        raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
     if mode not in _MODES:
         raise UsageError(
             f"{file}: images must have at most 8 bits a channel; got mode {mode}. Convert it to 8 bits first."

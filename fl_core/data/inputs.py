@@ -117,7 +117,9 @@ class Inputs:
         if found.get("preprocessing") is not None:
             found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
         if found.get("images") and len(found["shape"]) != 3:
-            raise UsageError(f"shape of images must be (channels, height, width); got {found['shape']}. Store it anew.")
+            raise UsageError(
+                f"shape of images must be (channels, height, width); got {found['shape']}. Store it again."
+            )
         return cls(**{**found, "reading": Reading.with_keys(found.get("reading", {}))})
 
     # --- new samples -----------------------------------------------------------------------------------------------
@@ -160,7 +162,9 @@ class Inputs:
 
     def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
-            raise UsageError(f"new samples must be a file or a folder; got {path}, which is not there. Check the path.")
+            raise UsageError(
+                f"new samples must be a file or a folder; got {path}, which does not exist. Check the path."
+            )
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
         if self.words is not None or len(self.shape) == 1:

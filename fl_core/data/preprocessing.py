@@ -66,7 +66,9 @@ class Preprocessing:
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
             named = repr(self.columns[column]) if self.columns else column
-            raise UsageError(f"row {row} (rows count from 0), column {named}: the value must not be missing.")
+            raise UsageError(
+                f"row {row} (rows count from 0), column {named}: the value must not be missing. Fill it first."
+            )
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)
@@ -90,14 +92,14 @@ class Preprocessing:
         for key in values:
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
         if wrong := validate(values, FORM, "preprocessing"):
-            raise UsageError(f"{wrong}. Store it anew.")
+            raise UsageError(f"{wrong}. Store it again.")
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         made = cls(**{**found, "categories": tuple(map(tuple, values.get("categories", ())))})
         widths = {len(part) for part in (made.columns, made.fill, made.centre, made.spread) if part}
         if len(widths) > 1 or bool(made.centre) != bool(made.spread):
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
-                "Store it anew."
+                "Store it again."
             )
         return made
 

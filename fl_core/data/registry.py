@@ -120,7 +120,7 @@ def path_of(dataset: Location) -> Path:
         return path
     if len(path.parts) > 1 or path.suffix:
         raise UsageError(
-            f"dataset must be a file or a folder; got {path}, which is not there. Correct its path, "
+            f"dataset must be a file or a folder; got {path}, which does not exist. Correct its path, "
             "or take a name of fedlayers list datasets."
         )
     check_known("dataset or path", str(dataset), sorted(DATASETS))

@@ -78,7 +78,7 @@ def source_from_clients(
     if twice:
         raise UsageError(f"clients' names must be distinct as text; got {twice[0]!r} twice.")
     if any(not silo.strip() for silo in names):
-        raise UsageError("clients' names must not be empty: rows use the empty name for no single client.")
+        raise UsageError("clients' names must not be empty; got an empty one. Rows use it for all clients together.")
     parts: list[tuple[Array, Array]] = []
     for silo, samples in silos.items():
         x, y = _checked(*pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task)
@@ -143,7 +143,7 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     indices = getattr(sampler, "indices", None)
     if indices is None:
         raise UsageError(
-            f"{where}: a DataLoader must have a sampler that says its samples; got {type(sampler).__name__}. "
+            f"{where}: a DataLoader must have a sampler with known samples; got {type(sampler).__name__}. "
             "Give a Dataset, such as a torch.utils.data.Subset."
         )
     return Subset(loader.dataset, list(indices))

@@ -118,7 +118,7 @@ class Source:
             )
         if asked.prepares and self.preprocessing is not None:
             raise UsageError(
-                f"scale and impute must be left out for {self.name}, which has fixed scaling. Leave them out."
+                f"scale and impute must be left out for {self.name} with its fixed scaling. Leave them out."
             )
         return asked
 

@@ -220,7 +220,7 @@ def header_of(path: Path, reading: Reading) -> list[str]:
     if counts.get(other):
         named = "tab" if other == "\t" else f"'{other}'"
         raise UsageError(
-            f"{path} must have its columns parted by the separator; "
+            f"{path} must have its columns separated by the delimiter; "
             f"got one cell, {header[0]!r}, which has {counts[other] + 1} columns with another: --separator "
             f"{named}"
         )

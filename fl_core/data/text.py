@@ -118,12 +118,12 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     """Return the words of a file with one per line. Errors are as in :func:`with_vocabulary`."""
     if not path.is_file():
         raise UsageError(
-            f"vocabulary must be a file with a word a line, or {HASHED}:N; got {path}, which is not there."
+            f"vocabulary must be a file with a word a line, or {HASHED}:N; got {path}, which does not exist."
         )
     try:
         words = limits.read_text(path).splitlines()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} must be text in UTF-8: {error}. Save it so.") from error
+        raise UsageError(f"{path} must be text in UTF-8: {error}. Save it in UTF-8.") from error
     lines: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if words_of(word) != [word]:

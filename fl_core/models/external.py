@@ -130,7 +130,10 @@ def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int
         check_options(f"model {name!r}", options, named.keys() - arguments.keys())
     for parameter, required in named.items():
         if required and parameter not in arguments and parameter not in options:
-            raise UsageError(f"model {name!r} must have the option {parameter!r}. Set it.")
+            raise UsageError(
+                f"model {name!r} must have a value for the option {parameter!r}; got none. "
+                f"Add --model-option {parameter}=VALUE."
+            )
     model = builder(**{**arguments, **options})
     if not isinstance(model, nn.Module):
         raise UsageError(f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}.")

@@ -58,7 +58,7 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a state-dict file, on the CPU, without running any code from it."""
     if not path.is_file():
-        raise UsageError(f"weights must be a file; got {path}, which is not there. Check the path.")
+        raise UsageError(f"weights must be a file; got {path}, which does not exist. Check the path.")
     limits.check_size(path, path.stat().st_size)
     try:
         if zipfile.is_zipfile(path):

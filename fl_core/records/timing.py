@@ -120,7 +120,7 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     path, records = Path(path), {}
     folder = Folder(path.parent)
     if not folder.has(path.name):
-        raise UsageError(f"timing must be a file of a run; got {path}, which is not there.")
+        raise UsageError(f"timing must be a file of a run; got {path}, which does not exist.")
     for number, line in enumerate(folder.read(path.name, most=limits.JSON_BYTES).splitlines(), 1):
         record = _record(line)
         if record is None:

@@ -73,9 +73,7 @@ def check_no_links(folder: Path) -> None:
     for above, folders, names in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *names)):
             if os.path.islink(path):
-                raise CorruptError(
-                    f"{path} is a symbolic link, which is not followed. Remove it, or use another folder."
-                )
+                raise CorruptError(f"{path} is a symbolic link and is not followed. Remove it, or use another folder.")
 
 
 class Folder:

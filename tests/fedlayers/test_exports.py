@@ -105,8 +105,8 @@ def test_what_was_tuned_is_compared(terminal) -> None:
         ("tune --algorithms fedavg --search lr", "KEY=VALUE; got 'lr'"),
         ("tune --algorithms fedavg --search lr=1 lr=2", "'lr' twice"),
         ("tune --algorithms fedavgg --search lr=1,2", "mean 'fedavg'"),
-        ("tune --algorithms fedavg --search lr=1,2 --lr 3", "lr is searched"),
+        ("tune --algorithms fedavg --search lr=1,2 --lr 3", "lr must be searched or set"),
         ("compare --algorithms fedavg --tuned tuned/tuned.json --seed 1000 --out c", "1000 was"),
-        ("compare --algorithms fedavg --tuned nowhere.json --out c", "nowhere.json, which is not there"),
+        ("compare --algorithms fedavg --tuned nowhere.json --out c", "nowhere.json, which does not exist"),
     ):
         assert message in terminal(line, code=2), line

@@ -61,7 +61,9 @@ class Superlink:
         except httpx.HTTPStatusError as error:
             self.close()
             code = error.response.status_code
-            raise UsageError(f"{superlink} refuses the secret in {keys} ({code}). Copy the superlink's.") from None
+            raise UsageError(
+                f"{superlink} refuses the secret in {keys} ({code}). Copy the secret of the superlink."
+            ) from None
 
     def connected(self) -> dict[str, str]:
         """Return since when each site is connected, by name; empty for one that is not."""
@@ -184,7 +186,7 @@ class FlowerLink(Superlink):
             if self._task is not None:
                 return
             time.sleep(POLL)
-        raise RunError("the superlink started a run and gave it to nobody for 30 s. See its log.")
+        raise RunError("the superlink started a run, but assigned it to no server within 30 s. See its log.")
 
     def _recover(self, error: BaseException, end: float | None) -> None:
         """Wait until the superlink is back, and continue with a new run of Flower."""

@@ -15,7 +15,10 @@ Member = TypeVar("Member", bound="type[Partitioning]")
 
 def _adopt(member: Any, name: str) -> type[Partitioning]:
     if not (isinstance(member, type) and hasattr(member, "assign")):
-        raise UsageError(f"partition {name!r} must be a subclass of fl_core.data.partitions.Partitioning.")
+        raise UsageError(
+            f"partition {name!r} must be a subclass of fl_core.data.partitions.Partitioning; got {member!r}. "
+            "Derive it from that class."
+        )
     return member
 
 
