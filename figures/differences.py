@@ -63,7 +63,7 @@ class Difference(NamedTuple):
         return {"above": True, "below": False}.get(self.how)
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The difference in percentage points with half its interval, and the verdict in brackets."""
         return f"{percent(*self.interval, sign='+')} ({self.how or self.few})" if self.pairs else "no pair of runs"
 

@@ -38,23 +38,23 @@ class Finding:
         expected: the expectation.
         measured: what was found.
         held: its outcome; None if the runs do not decide it.
-        apart: why the measurement is too far from the paper's for a verdict on the paper; empty where it is not.
+        incomparable: why the measurement is too far from the paper's for a verdict on the paper; empty where it is not.
     """
 
     expected: str
     measured: str
     held: bool | None
-    apart: str = ""
+    incomparable: str = ""
 
     @property
     def verdict(self) -> str:
         """One of :data:`VERDICTS`; not comparable goes before all others."""
-        if self.apart:
+        if self.incomparable:
             return "not comparable"
         return "open" if self.held is None else "held" if self.held else "did not hold"
 
     def __str__(self) -> str:
-        reason = f" ({self.apart})" if self.apart else ""
+        reason = f" ({self.incomparable})" if self.incomparable else ""
         return f"{self.verdict}{reason}: {self.expected}. Measured: {self.measured}."
 
 
@@ -72,7 +72,7 @@ _DETAIL = re.compile(r"(;.*| \([^()]*\)|(, [^\s,]+ \d[\d.-]*)+)$")
 
 def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
     """The findings as not comparable with the paper's, for a reason; without a reason as they are."""
-    return tuple(replace(each, apart=reason) if reason else each for each in findings)
+    return tuple(replace(each, incomparable=reason) if reason else each for each in findings)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def opening(findings: Sequence[Finding]) -> str:
     """
     if not findings:
         return ""
-    first = next((each for each in findings if each.held is not None and not each.apart), findings[0])
+    first = next((each for each in findings if each.held is not None and not each.incomparable), findings[0])
     others = Counter(each.verdict for each in findings if each is not first)
     told = [f"{count} {_CAME_OUT[name][count > 1]}" for name in VERDICTS if (count := others[name])]
     rest = f" Of {others.total()} other expectations, {enumeration(told)}."

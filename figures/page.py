@@ -107,9 +107,9 @@ def expectations(findings: Sequence[Finding]) -> str:
     """
     if not findings:
         return ""
-    reasons = list(dict.fromkeys(each.apart for each in findings if each.apart))
+    reasons = list(dict.fromkeys(each.incomparable for each in findings if each.incomparable))
     number = {reason: f" ({k})" for k, reason in enumerate(reasons, 1)} if len(reasons) > 1 else {}
-    cells = [(each.expected, f"{each.verdict}{number.get(each.apart, '')}", each.measured) for each in findings]
+    cells = [(each.expected, f"{each.verdict}{number.get(each.incomparable, '')}", each.measured) for each in findings]
     table = markdown(dict(zip(_HEAD, zip(*cells, strict=True), strict=True)))
     if number:
         return "\n".join(["Why not comparable:\n", *(f"{k}. {why}." for k, why in enumerate(reasons, 1)), "", table])

@@ -75,7 +75,7 @@ def option(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | N
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def agreement(expected: str, settings: Iterable[Setting], apart: str = "") -> Finding:
+def agreement(expected: str, settings: Iterable[Setting], incomparable: str = "") -> Finding:
     """The finding that each setting in common has the printed value. It names the others."""
     both = [each for each in settings if each.paper and each.here]
     others = [f"{each.of}, {each.what} {each.text}" for each in both if not each.same]
@@ -83,7 +83,7 @@ def agreement(expected: str, settings: Iterable[Setting], apart: str = "") -> Fi
     if others:
         more = len(others) - SHOWN
         said += f"; different (paper / here): {listing(others[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
-    return Finding(expected, said, not others, apart)
+    return Finding(expected, said, not others, incomparable)
 
 
 SHOWN = 1

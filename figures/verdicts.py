@@ -131,18 +131,18 @@ class Check(NamedTuple):
     bounds: bool = False
 
 
-class Judged(NamedTuple):
+class JointVerdict(NamedTuple):
     """The verdict on a joint claim.
 
     Attributes:
-        told: every part by name with its difference and corrected verdict.
+        text: every part by name with its difference and corrected verdict.
         held: the verdict.
-        apart: evidence that the verdict rests on a difference that still shrinks; empty where it does not.
+        incomparable: evidence that the verdict rests on a difference that still shrinks; empty where it does not.
     """
 
-    told: str
+    text: str
     held: bool | None
-    apart: str
+    incomparable: str
 
 
 def _above(gap: Difference, bound: float) -> float:
@@ -189,7 +189,9 @@ def plain(values: Interval) -> str:
     return f"{values.value:+.2f}" + ("" if math.isnan(values.low) else f" ± {(values.high - values.low) / 2:.2f}")
 
 
-def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[Interval], str] = points) -> Judged:
+def judged(
+    gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[Interval], str] = points
+) -> JointVerdict:
     """Judge a claim of one or several parts, corrected for their number.
 
     A part whose difference still shrinks decides nothing. If it alone made the verdict, that is the evidence.
@@ -211,7 +213,7 @@ def judged(gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[I
     held, moving = joint(parts), [gap.moves for gap in gaps.values()]
     steady = joint([None if moves else part for part, moves in zip(parts, moving, strict=True)])
     said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")
-    return Judged(said, held, "" if steady == held else next(filter(None, moving)))
+    return JointVerdict(said, held, "" if steady == held else next(filter(None, moving)))
 
 
 # --- not comparable --------------------------------------------------------------------------------------------

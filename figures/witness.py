@@ -99,7 +99,7 @@ def side(frame: pd.DataFrame, run: str, which: str) -> pd.DataFrame:
     return own.astype({"seed": int, "round": int}).pivot(index=["seed", "round"], columns="client", values="value")
 
 
-def apart(frame: pd.DataFrame, run: str, which: str) -> float:
+def largest_difference(frame: pd.DataFrame, run: str, which: str) -> float:
     """The largest difference of a side's scores to ours, over seeds, rounds and clients; NaN if it was absent."""
     ours, other = side(frame, run, OURS), side(frame, run, which)
     both = ours.index.intersection(other.index)
@@ -137,7 +137,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     pairs = [(run, which) for run in runs for which in ((THEIRS, REPAIRED) if run in DEPARTS else (THEIRS,))]
     table = pd.DataFrame(pairs, columns=["run", "beside"])
     table["scores"] = [side(frame, *pair).size for pair in pairs]
-    table["largest_difference"] = [apart(frame, *pair) for pair in pairs]
+    table["largest_difference"] = [largest_difference(frame, *pair) for pair in pairs]
     table["alike_until"] = [alike_until(frame, *pair) for pair in pairs]
     config = next(iter(header["runs"].values()))["config"]
     caption = (
@@ -176,7 +176,7 @@ LOOKS = (
 def _findings(frame: pd.DataFrame) -> list[Finding]:
     found = []
     for run in SAME:
-        gap = apart(frame, run, THEIRS)
+        gap = largest_difference(frame, run, THEIRS)
         found.append(
             Finding(
                 f"{names.title(run)}: PFLlib has every client's score of every round",
@@ -185,7 +185,7 @@ def _findings(frame: pd.DataFrame) -> list[Finding]:
             )
         )
     for run in DEPARTS:
-        as_it_is, repaired = apart(frame, run, THEIRS), apart(frame, run, REPAIRED)
+        as_it_is, repaired = largest_difference(frame, run, THEIRS), largest_difference(frame, run, REPAIRED)
         absent = pd.isna(as_it_is) or pd.isna(repaired)
         found.append(
             Finding(

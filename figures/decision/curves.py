@@ -69,21 +69,21 @@ def odd_one_out(curves: NDArray[np.float64]) -> bool:
 
 
 @dataclass(frozen=True)
-class Held:
-    """One metric of one run held against one null.
+class NullComparison:
+    """One metric of one run, compared with one null.
 
     Attributes:
         gone: see :func:`gone`; NaN where there is nothing to compare.
-        told: odd one out, or moved.
+        differs: odd one out, or moved.
         changed: whether any curve differs from the real one at all.
     """
 
     gone: float
-    told: bool
+    differs: bool
     changed: bool
 
 
-def held_against(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str, int], Held]:
+def compare_with_null(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str, int], NullComparison]:
     """Every run's metric against a null, by (federation, seed); runs without a value at two layers are missing."""
     part = frame[frame["metric"] == metric]
     marks = part["model"].astype(str)
@@ -106,7 +106,7 @@ def held_against(frame: pd.DataFrame, metric: str, null: str) -> dict[tuple[str,
             told = odd_one_out(curves)
         size = float(np.abs(curves).max())
         changed = bool(size > 0 and np.abs(others - real).max() > IDENTICAL * size)
-        found[str(run), int(str(seed))] = Held(gone(np.vstack([real, others])), changed and told, changed)
+        found[str(run), int(str(seed))] = NullComparison(gone(np.vstack([real, others])), changed and told, changed)
     return found
 
 
@@ -133,9 +133,9 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for metric in (name for name in METRICS.members() if (frame["metric"] == name).any()):
         for null in NULLS:
-            held = held_against(frame, metric, null)
+            held = compare_with_null(frame, metric, null)
             counted = {key: each for key, each in held.items() if null != "clients" or key[0] != CONTROL}
-            share = _share([h.told for h in counted.values()]) if counted else None
+            share = _share([h.differs for h in counted.values()]) if counted else None
             by_set = pd.Series({key: h.gone for key, h in counted.items()}, dtype=float).groupby(level=0).mean()
             decided = same[(same["variant"] == metric) & (same["model"] == null)]
             decided = decided[(decided["run"] != CONTROL) | (null != "clients")]["value"].dropna()

@@ -58,7 +58,17 @@ from diagnostics.metrics.base import DEFAULT, METRICS, metric_or_placeholder
 from diagnostics.plots.drawing import style
 from diagnostics.report import Report
 from figures import items
-from figures.decision.curves import CHANCE, CONTROL, DRAWS, LEAST, NULLS, OTHER, SAME_DECISION, held_against, summary
+from figures.decision.curves import (
+    CHANCE,
+    CONTROL,
+    DRAWS,
+    LEAST,
+    NULLS,
+    OTHER,
+    SAME_DECISION,
+    compare_with_null,
+    summary,
+)
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, seeds_in_words
 from figures.recipe import Recipe, labels
@@ -199,14 +209,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _panel(ax: Axes, frame: pd.DataFrame, table: pd.DataFrame, null: str, metrics: list[str], sets: list[str]) -> Any:
     shade = np.full((len(metrics), len(sets)), np.nan)
     for y, metric in enumerate(metrics):
-        held = held_against(frame, metric, null)
+        held = compare_with_null(frame, metric, null)
         for x, name in enumerate(sets):
             own = [each for (run, _), each in held.items() if run == name]
             if not own:
                 ax.plot(x, y, marker="x", color="0.6", markersize=4, linestyle="none")
                 continue
             shade[y, x] = 0.0 if not any(each.changed for each in own) else np.mean([each.gone for each in own])
-            if all(each.told for each in own):
+            if all(each.differs for each in own):
                 ax.plot(
                     x, y, marker="o", color="white" if shade[y, x] > 0.55 else "0.1", markersize=3, linestyle="none"
                 )

@@ -265,7 +265,7 @@ def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
     found = judged(gaps, NO_LOWER)
     return Finding(
         f"fewer clients a round cost no more than {100 * MARGIN:g} point",
-        f"points more than with all: {found.told}",
+        f"points more than with all: {found.text}",
         found.held,
     )
 
@@ -273,13 +273,13 @@ def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
 def above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
     """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
     found = judged({name.strip(" ,"): difference(values, *pair) for name, pair in pairs.items()})
-    return Finding(expected, f"points more: {found.told}", found.held)
+    return Finding(expected, f"points more: {found.text}", found.held)
 
 
 def level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
     """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
     found = judged({"": difference(values, one, other)}, LEVEL)
-    return Finding(f"{expected}, within {100 * MARGIN:g} point", f"points more: {found.told}", found.held)
+    return Finding(f"{expected}, within {100 * MARGIN:g} point", f"points more: {found.text}", found.held)
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:

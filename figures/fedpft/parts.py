@@ -198,13 +198,13 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
         return Finding(
             f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
             f"and than all {sweep.values[-1]}",
-            f"points more: {found.told}",
+            f"points more: {found.text}",
             found.held,
         )
     found = judged({f"{value}:": gap for value, gap in gaps.items()}, LEVEL)
     return Finding(
         f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} point from the default's",
-        f"points that the default has more, by number {found.told}",
+        f"points that the default has more, by number {found.text}",
         found.held,
     )
 

@@ -131,7 +131,7 @@ def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
     accuracy = difference(final, (OURS, ACCURACY), (TWO, ACCURACY))
     contrast, classify = (difference(losses, (OURS, kind), (TWO, kind)) for kind in (CONTRAST, CLASSIFY))
     return [
-        Finding("FedPFT is more accurate than two stages", f"points more: {accuracy.told}", accuracy.above),
+        Finding("FedPFT is more accurate than two stages", f"points more: {accuracy.text}", accuracy.above),
         Finding(
             "FedPFT's contrastive loss ends lower than that of the first stage",
             f"difference {_told(contrast)}",

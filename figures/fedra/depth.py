@@ -177,7 +177,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_runs(header)}"
     )
     findings = _findings(frame, means)
-    lead = opening([each for each in findings if each.apart])
+    lead = opening([each for each in findings if each.incomparable])
     return Drawing(figure, _table(final), caption, findings, _page(final, means), lead)
 
 
@@ -280,14 +280,14 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
         if {better, worse} <= set(means.index):
             found = judged({"points": settled(learnt, better, worse)})
             expected = f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++"
-            findings.append(Finding(expected, found.told, found.held, far(means) or found.apart))
+            findings.append(Finding(expected, found.text, found.held, far(means) or found.incomparable))
     if {"fedra", "fedra_cover"} <= set(means.index):
         found = judged({"keep - cover, points": settled(learnt, "fedra", "fedra_cover")}, LEVEL)
         expected = (
             f"FedRA's two allocations are level within {100 * MARGIN:g} point here, where one client holds every "
             "block and they differ by their draws alone"
         )
-        findings.append(Finding(expected, found.told, found.held, far(means) or found.apart))
+        findings.append(Finding(expected, found.text, found.held, far(means) or found.incomparable))
     held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
     if len(held_most):
         evaluated = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]

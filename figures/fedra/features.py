@@ -156,7 +156,7 @@ def _finding(by_class: pd.DataFrame) -> Finding:
     found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
     return Finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
-        f"more than {found.told}",
+        f"more than {found.text}",
         found.held,
     )
 

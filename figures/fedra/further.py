@@ -225,7 +225,7 @@ def _weightings(frame: pd.DataFrame, table: Table) -> str:
     if any(run not in means.index for means in ways.values() for run in compared):
         return ""
     cells = {"weighting of clients": list(ways)}
-    cells["FedRA - InclusiveFL, points"] = [difference(means, *compared[:2]).told for means in ways.values()]
+    cells["FedRA - InclusiveFL, points"] = [difference(means, *compared[:2]).text for means in ways.values()]
     return f"\n\n{markdown(cells)}"
 
 
@@ -246,7 +246,7 @@ def _learns(means: pd.DataFrame, before: pd.DataFrame) -> Finding:
     both = pd.concat({"end": means, "start": before})
     gaps = {run: difference(both.xs(run, level=1), "end", "start") for run in own}
     found = judged({run.partition(".")[0] if len(gaps) > 1 else "": gap for run, gap in gaps.items()})
-    return Finding("FedRA learns", f"points gained {found.told}", found.held)
+    return Finding("FedRA learns", f"points gained {found.text}", found.held)
 
 
 def _only_the_head(means: pd.DataFrame) -> Finding:
@@ -275,7 +275,7 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
                 findings.append(Finding(
                     f"FedRA lies {'above' if higher else 'below'} {title(run.partition('.')[2])}, as in "
                     f"{table.place}{where}",
-                    f"points {gap.told}",
+                    f"points {gap.text}",
                     gap.above if higher or gap.above is None else not gap.above,
                 ))  # fmt: skip
     if len(table.settings) > 1:
@@ -285,7 +285,7 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
         }
         findings.append(Finding(
             f"FedRA is level within {100 * MARGIN:g} point wherever adapters sit, as in {table.place}",
-                        f"points {judged(gaps, LEVEL).told}",
+                        f"points {judged(gaps, LEVEL).text}",
             judged(gaps, LEVEL).held,
         ))  # fmt: skip
     return findings

@@ -30,7 +30,7 @@ from figures.items import Drawing, Finding, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, seeds_in_words, span
 from figures.recipe import Recipe, labels, scored_at_end, tested, trained
-from figures.verdicts import LEAD, LEVEL, MARGIN, Check, Judged, judged
+from figures.verdicts import LEAD, LEVEL, MARGIN, Check, JointVerdict, judged
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -196,7 +196,7 @@ def _named(method: str) -> str:
     return {"fedra": "FedRA", "fedra_cover": "FedRA, every block held"}.get(method, title(method))
 
 
-def _judged(gaps: Mapping[str, Difference], check: Check = LEAD) -> Judged:
+def _judged(gaps: Mapping[str, Difference], check: Check = LEAD) -> JointVerdict:
     return judged({HERE[setting]: gap for setting, gap in gaps.items()}, check)
 
 
@@ -211,12 +211,12 @@ def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], li
     return [
         Finding(
             "FedRA learns where no client holds the whole model",
-            f"points gained {_judged(gains).told}",
+            f"points gained {_judged(gains).text}",
             _judged(gains).held,
         ),
         Finding(
             "FedRA lies above InclusiveFL in every setting, as in Table 3",
-            f"points {_judged(gaps).told}",
+            f"points {_judged(gaps).text}",
             _judged(gaps).held,
         ),
     ], [Finding("accuracies are those of Table 3", "see the table", None, FAR)]
@@ -229,7 +229,7 @@ def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], lis
     return [
         Finding(
             f"the two ways are level within {100 * MARGIN:g} point in every setting, as in Table 5",
-            f"Eq. 2 - Eq. 3 {_judged(gaps, LEVEL).told}",
+            f"Eq. 2 - Eq. 3 {_judged(gaps, LEVEL).text}",
             _judged(gaps, LEVEL).held,
         )
     ], [

@@ -116,9 +116,9 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     found = judged({f"k = {k}": settled(learnt, run, OURS) for k, run in runs.items()}, TRAIL)
     return Finding(
         f"{quantity} local training retaining one, two or three layers compromises accuracy",
-        f"points against none {found.told}",
+        f"points against none {found.text}",
         found.held,
-        found.apart,
+        found.incomparable,
     )
 
 
@@ -171,7 +171,7 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
     def best(quantity: str, expected: str) -> Finding:
         others = [method for method in METHODS if method != OURS and not (quantity == AFTER and method in UNFINISHED)]
         found = judged({title(method): settled(learnt[quantity], OURS, method) for method in others})
-        return Finding(expected, f"points more: {found.told}", found.held, found.apart)
+        return Finding(expected, f"points more: {found.text}", found.held, found.incomparable)
 
     count = len(METHODS) - 1
     lead = printed(place)["pfedla", BEFORE] - printed(place)["fedavg", BEFORE]
@@ -182,9 +182,9 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
         best(AFTER, "after local training pFedLA lies above the others (the paper has no such numbers)"),
         Finding(
             f"after local training pFedLA lies above FedAvg ({place}: {100 * lead:.1f} points)",
-            f"points more: {level.told}",
+            f"points more: {level.text}",
             False if level.held and lead > MARGIN else gap.above,
-            level.apart,
+            level.incomparable,
         ),
     )
 

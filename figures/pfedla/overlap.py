@@ -295,13 +295,13 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
     if "" in follows.index:
         found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
-        findings.append(Finding("weights of other clients correlate with classes in common", found.told, found.held))
+        findings.append(Finding("weights of other clients correlate with classes in common", found.text, found.held))
     accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
     learnt = accuracy.pivot(index=["run", "round"], columns="seed", values="value")
     for reference in ("local", "fedavg") if "pfedla" in learnt.index else ():
         found = judged({"points": settled(learnt, "pfedla", reference)})
         expected = f"pFedLA's mixture before local training lies above {reference}"
-        findings.append(Finding(expected, found.told, found.held, found.apart))
+        findings.append(Finding(expected, found.text, found.held, found.incomparable))
     trust = _last(frame, SELF)
     if len(trust):
         ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)

@@ -131,7 +131,7 @@ def _findings(scores: pd.DataFrame, weights: pd.DataFrame) -> tuple[Finding, ...
             )
             for name in ("", "_sharp")
         }
-        told = "; ".join(f"{name} {gap.told}" for name, gap in gaps.items())
+        told = "; ".join(f"{name} {gap.text}" for name, gap in gaps.items())
         return Finding(
             f"mixing by layer is better than by model for {words}",
             f"points {told}",

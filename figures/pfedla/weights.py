@@ -157,7 +157,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = (
         Finding(
             "in every layer the weights on others follow the classes in common (r > 0)",
-            found.told,
+            found.text,
             found.held,
         ),
         Finding(
@@ -207,7 +207,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         {f"{FULLY_CONNECTED} - {each}": settled(selves, FULLY_CONNECTED, each) for each in others}, show=plain
     )
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
-    finding = Finding(expected, found.told, found.held, found.apart)
+    finding = Finding(expected, found.text, found.held, found.incomparable)
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
     caption = (
         f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot for each seed and a bar for "

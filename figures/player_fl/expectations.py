@@ -25,7 +25,7 @@ def decided(network: Network, expected: str, measured: str, held: bool | None, v
         f"{network.title}: {expected}",
         measured if enough else f"{measured} ({FEWEST})",
         held if enough else None,
-        network.apart,
+        network.incomparable,
     )
 
 

@@ -60,7 +60,7 @@ class Network:
     few: str = ""
 
     @property
-    def apart(self) -> str:
+    def incomparable(self) -> str:
         """Return the reason why measurements are not comparable with the paper's, or an empty text."""
         return self.unlike or self.few
 

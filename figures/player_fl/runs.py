@@ -121,7 +121,7 @@ BY_METHOD = (
 """What to know of the quick scale before two methods are compared on Fed-Heart."""
 
 
-def apart(header: Mapping[str, Any]) -> dict[str, str]:
+def incomparable(header: Mapping[str, Any]) -> dict[str, str]:
     """Datasets without a comparison with the paper at the scale of stored rows, each with the reason."""
     if items.at_paper(header):
         return {name: FAR[name] for name in STAND_IN}

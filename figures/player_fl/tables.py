@@ -18,7 +18,7 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.page import markdown
 from figures.papers import published_table
-from figures.player_fl.runs import CASES, METHODS, NAME, apart
+from figures.player_fl.runs import CASES, METHODS, NAME, incomparable
 from figures.player_fl.scores import (
     DEFAULT,
     FAIRNESS,
@@ -102,9 +102,13 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         f"the authors' code: {RELEASED.title}. "
         f"{sizes(header, frame)} {missing(header)}"
     )
-    findings = [*order(table, ours, apart(header)), methods_differ(table, ours, apart(header)), printed_ranks(table)]
+    findings = [
+        *order(table, ours, incomparable(header)),
+        methods_differ(table, ours, incomparable(header)),
+        printed_ranks(table),
+    ]
     if table.kind == SCORE and table.metric == "macro_f1":
-        findings += evenness(frame, apart(header))
+        findings += evenness(frame, incomparable(header))
     return Drawing(figure, frame_of(made), caption, tuple(findings), page(header, table, ours, code, frame))
 
 
@@ -194,7 +198,10 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 if line["quantity"] == "mean rank"
             ]
         measured = found[kind][DEFAULT.name]
-        findings += [*order(table, measured, apart(header)), methods_differ(table, measured, apart(header))]
+        findings += [
+            *order(table, measured, incomparable(header)),
+            methods_differ(table, measured, incomparable(header)),
+        ]
     caption = (
         "Mean ranks over datasets (1 is best) of fairness and incentive. Fairness is the variance of macro-F1 over "
         "clients. Incentive is the share of clients above both Local and FedAvg. Below: critical-difference diagrams. "

@@ -86,7 +86,7 @@ class Decisions:
         row = self.counts.loc[way]
         return str(row.idxmax()), int(row.max())
 
-    def apart(self, layer: str) -> int | None:
+    def layers_later(self, layer: str) -> int | None:
         """Count how many layers later than Table A.2's a decision is; None without a decision."""
         return self.layers.index(layer) - self.layers.index(self.lists[PRINTED]) if layer in self.layers else None
 
@@ -147,7 +147,7 @@ def _matrix(ax: Axes, decided: list[Decisions]) -> None:
             else:
                 layer, count = each.usual(way)
                 text = f"{layer}  {count}/{each.seeds}"
-            gap = each.apart(layer)
+            gap = each.layers_later(layer)
             apart[i, k] = np.nan if gap is None else gap
             ax.text(k, i, text, ha="center", va="center", fontsize=7)
     low, high = plt.get_cmap("PuOr")(0.25), plt.get_cmap("PuOr")(0.75)
@@ -218,7 +218,9 @@ def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
     """For every threshold and the largest jump, the paper's datasets where the usual decision is that of Table A.2."""
     ways = decided[0].counts.index if decided else []
     own = [each for each in decided if each.dataset not in STAND_IN]
-    return {way: [CASES[each.dataset].title for each in own if each.apart(each.usual(way)[0]) == 0] for way in ways}
+    return {
+        way: [CASES[each.dataset].title for each in own if each.layers_later(each.usual(way)[0]) == 0] for way in ways
+    }
 
 
 def thresholds() -> pd.DataFrame:

@@ -20,7 +20,7 @@ from figures.player_fl.runs import (
     LAST,
     METHODS,
     STAND_IN,
-    apart as incomparable,
+    incomparable,
     network,
     tuned_alike,
 )
@@ -187,7 +187,7 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
     """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are.
 
     Args:
-        far: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.apart`).
+        far: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.incomparable`).
     """
     far = far or {}
     ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
@@ -282,12 +282,12 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
     return (
         Finding(
             f"{NAMES[CONTROL]}'s gains over Local are spread more evenly over clients than the other methods'",
-            f"standard deviation over clients minus the others' in points: {even.told}",
+            f"standard deviation over clients minus the others' in points: {even.text}",
             even.held,
         ),
         Finding(
             f"with {NAMES[CONTROL]} fewer clients lose against Local than with the other methods",
-            f"share of clients minus the others' in points: {fewer.told}",
+            f"share of clients minus the others' in points: {fewer.text}",
             fewer.held,
         ),
     )

@@ -26,9 +26,9 @@ from figures.scheduling.runs import (
     NAMES,
     PAPER,
     SCHEDULES,
-    apart,
     columns,
     curves,
+    incomparable,
     judge,
     missing,
     plain,
@@ -130,7 +130,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         figure,
         table,
         caption,
-        set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), apart(header, frame, dataset)),
+        set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), incomparable(header, frame, dataset)),
     )
 
 
@@ -151,12 +151,12 @@ def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> li
     return [
         Finding(
             f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
-            f"mean up to round {thawed}, in points: {frozen.told}",
+            f"mean up to round {thawed}, in points: {frozen.text}",
             frozen.held,
         ),
         Finding(
             f"{NAMES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
-            f"after {last} rounds, in points: {end.told}",
+            f"after {last} rounds, in points: {end.text}",
             end.held,
         ),
     ]
@@ -202,7 +202,7 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
-    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), apart(header, frame, dataset)))
+    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), incomparable(header, frame, dataset)))
 
 
 def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
@@ -218,7 +218,7 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
             Finding(
                 f"{NAMES[dataset]}: {names.title(method)} lies above FedBABU at the worst client and at percentiles "
                 "10, 50 and 90",
-                judge(gaps).told if gaps else f"fewer than {LEAST} seeds",
+                judge(gaps).text if gaps else f"fewer than {LEAST} seeds",
                 judge(gaps).held,
             )
         )

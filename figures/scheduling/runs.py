@@ -16,7 +16,7 @@ from figures.differences import Difference
 from figures.items import at_paper as at_paper
 from figures.page import seeds_behind, seeds_in_words
 from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
-from figures.verdicts import LEAD, Check, Judged, judged
+from figures.verdicts import LEAD, Check, JointVerdict, judged
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -226,12 +226,12 @@ def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
     return "".join(f" {text}." for text in told if text)
 
 
-def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> Judged:
+def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> JointVerdict:
     """Judge a claim by its parts. They are named after their methods or datasets."""
     return judged({names.titles(name.partition(".")[2] or name): gap for name, gap in differences.items()}, check)
 
 
-def apart(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> str:
+def incomparable(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> str:
     """Evidence that a dataset's runs are not comparable with the paper's: other images, and both levels."""
     trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
     if trained_on == dataset:

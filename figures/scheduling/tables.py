@@ -28,10 +28,10 @@ from figures.scheduling.runs import (
     QUICK,
     SCHEDULES,
     WRAPPED,
-    apart,
     at_paper,
     columns,
     finished,
+    incomparable,
     judge,
     listed,
     missing,
@@ -94,19 +94,19 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
             found = judge(gaps(dataset, method, papers))
             yield Finding(
                 f"{NAMES[dataset]}, end of training: {names.title(method)} lies above the paper's six other methods",
-                found.told,
+                found.text,
                 found.held,
-                apart(header, frame, dataset) or found.apart,
+                incomparable(header, frame, dataset) or found.incomparable,
             )
-    near = [dataset for dataset in columns(header) if not apart(header, frame, dataset)]
+    near = [dataset for dataset in columns(header) if not incomparable(header, frame, dataset)]
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
     where = "on every dataset" + (f" that is comparable (without {' and '.join(far)})" if far else "")
     where += " (mean of the table's three numbers of rounds)"
     for method in SCHEDULES:
         found = judge({NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()})
-        yield Finding(f"{names.title(method)} lies above FedBABU {where}", found.told, found.held, found.apart)
+        yield Finding(f"{names.title(method)} lies above FedBABU {where}", found.text, found.held, found.incomparable)
     found = judge({NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}, LEVEL)
-    yield Finding(f"Vanilla and Anti are level {where}", found.told, found.held, found.apart)
+    yield Finding(f"Vanilla and Anti are level {where}", found.text, found.held, found.incomparable)
     found = judge({
         f"{NAMES[d]} {method}": gap
         for d in near
@@ -115,7 +115,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
     })  # fmt: skip
     yield Finding(
         f"schedules lie above FedAvg with the same fine-tuning (not in the paper) {where}",
-        found.told, found.held, found.apart,
+        found.text, found.held, found.incomparable,
     )  # fmt: skip
 
 
@@ -244,9 +244,9 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 Finding(
                     f"{NAMES[dataset]}: unfreezing twice as early costs {names.title(method)} accuracy (the paper: "
                     "0.3 to 1 point)",
-                    found.told,
+                    found.text,
                     found.held,
-                    apart(header, frame, dataset) or found.apart,
+                    incomparable(header, frame, dataset) or found.incomparable,
                 )
             )
     with style():
@@ -312,13 +312,13 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     margin = f"{100 * MARGIN:g} point"
     findings = (
         Finding(
-            f"no schedule improves a method that trains its head by more than {margin}", improved.told, improved.held,
+            f"no schedule improves a method that trains its head by more than {margin}", improved.text, improved.held,
         ),
         Finding(
             f"a method under Vanilla is level with the method alone (within {margin})",
-            level.told, level.held, level.apart,
+            level.text, level.held, level.incomparable,
         ),
-        Finding("a method under Anti lies clearly below the method alone", below.told, below.held, below.apart),
+        Finding("a method under Anti lies clearly below the method alone", below.text, below.held, below.incomparable),
     )  # fmt: skip
     with style():
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")

@@ -61,7 +61,7 @@ def test_what_is_published_would_be_reproduced_and_its_opposite_not(name: str) -
 def test_a_level_far_below_the_papers_is_not_comparable() -> None:
     low = drawn("fedpft.table7", HEADERS["fedpft.table7"], frame_of(TABLES["fedpft.table7"], lift=-0.5))
     assert {finding.verdict for finding in low.findings} == {"not comparable"}
-    assert "78 %" in low.findings[0].apart
+    assert "78 %" in low.findings[0].incomparable
 
 
 def test_captions_name_the_federation_that_is_drawn() -> None:

@@ -47,7 +47,7 @@ def verdicts(name: str, frame: pd.DataFrame) -> list[bool | None]:
     """What the findings decide, of which none on accuracies is compared with the paper."""
     drawing = drawn(name, HEADER, frame)
     assert "| clients | method |" in drawing.text
-    assert all(finding.apart or "Eq. 3 every block" in finding.expected for finding in drawing.findings)
+    assert all(finding.incomparable or "Eq. 3 every block" in finding.expected for finding in drawing.findings)
     return [finding.held for finding in drawing.findings]
 
 

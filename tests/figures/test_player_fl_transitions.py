@@ -45,9 +45,9 @@ def test_decisions_are_the_first_ratio_above_each_threshold(dataset: str, ratios
     assert found.usual(transitions.JUMP) == (layers[int(np.argmax(ratios))], 3)
     wanted = {"fashion_mnist": ("conv3", "conv3", "conv3"), "heart": ("fc2", "fc2", "fc1")}[dataset]
     assert tuple(found.lists[place] for place in transitions.LISTS) == wanted
-    assert found.apart(wanted[0]) == 0
-    assert found.apart(layers[0]) == -layers.index(wanted[0])
-    assert found.apart("no decision") is None
+    assert found.layers_later(wanted[0]) == 0
+    assert found.layers_later(layers[0]) == -layers.index(wanted[0])
+    assert found.layers_later("no decision") is None
 
 
 def test_a_missing_value_decides_nothing() -> None:
@@ -81,7 +81,7 @@ def test_drawn_with_published_beside_decided() -> None:
     assert most.expected.startswith("the default threshold 1.2 ")
     assert "1 runs" in drawing.caption
     assert "cifar10 0" in drawing.text
-    assert "too small" not in every.apart  # neither of these two datasets is
+    assert "too small" not in every.incomparable  # neither of these two datasets is
     few = frame[frame["seed"] < 2]
     drawing = items.find(transitions.NAME).draw({"runs": config, "missing": []}, few)  # type: ignore[misc]
     assert {finding.held for finding in drawing.findings[1:]} == {None}

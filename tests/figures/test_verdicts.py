@@ -121,12 +121,12 @@ def test_parts_of_a_joint_claim_are_named_and_corrected() -> None:
     assert judged(named(x=good, y=sure)).held is True  # Holm: the larger p against 5 %
     both = judged(named(x=good, y=good))
     assert both.held is None
-    assert both.told.count("undecided") == 2
-    assert "2 parts" in both.told
+    assert both.text.count("undecided") == 2
+    assert "2 parts" in both.text
     failed = judged(named(x=[-value for value in sure], y=weak))
     assert failed.held is False
-    assert "x -500.0" in failed.told
-    assert "below" in failed.told
+    assert "x -500.0" in failed.text
+    assert "below" in failed.text
     assert judged(named(x=sure), TRAIL).held is False
     assert judged(named(x=[0.001, -0.001, 0.002], y=sure), LEVEL).held is False
     assert judged(named(x=[0.001, -0.001, 0.002]), LEVEL).held is True
@@ -180,11 +180,11 @@ def test_a_difference_that_still_shrinks_is_evidence() -> None:
     shrinking = curves([0, 0, 0], [9, 9, 9], [-0.30, -0.31, -0.29], [-0.2, -0.21, -0.2], [-0.10, -0.11, -0.1])
     found = judged({"": settled(shrinking, "x", "y")})
     assert found.held is False
-    assert "round 16" in found.apart
+    assert "round 16" in found.incomparable
     growing = curves([0, 0, 0], [9, 9, 9], [0.10, 0.11, 0.1], [0.2, 0.21, 0.2], [0.30, 0.31, 0.29])
     assert judged({"": settled(growing, "x", "y")})[1:] == (True, "")
     steady = settled(curves([0, 0, 0], [9, 9, 9], *([[-0.3, -0.31, -0.29]] * 3)), "x", "y")
-    assert judged({"": steady}).apart == ""
+    assert judged({"": steady}).incomparable == ""
 
 
 def test_what_has_learned_little_is_no_witness() -> None:

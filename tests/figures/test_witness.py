@@ -67,4 +67,4 @@ def test_with_a_checkout_every_score_is_ours(config: RunConfig) -> None:
     config = replace(TINY, algorithm=config.algorithm, options=options)
     frame = witness._measure(runner.assemble(config), config.algorithm).assign(run=config.algorithm)
     which = witness.REPAIRED if config.algorithm in witness.DEPARTS else witness.THEIRS
-    assert witness.apart(frame, config.algorithm, which) < witness.TOLERANCE
+    assert witness.largest_difference(frame, config.algorithm, which) < witness.TOLERANCE
