@@ -19,7 +19,6 @@ from fedlayers.backends.names import check_backend
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
     decision,
-    everything,
     fedpft,
     fedra,
     gallery,
@@ -29,6 +28,7 @@ from figures import (  # noqa: F401  (most of them register items)
     player_fl,
     precision,
     recipe,
+    redraw_all,
     regret,
     scheduling,
     scorecard,
@@ -155,7 +155,7 @@ class Figures:
             )
         if self.out is not None:
             _make_folder(self.out)
-        print(f"drawn: {everything.redraw(self.out)}")
+        print(f"drawn: {redraw_all.redraw(self.out)}")
 
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:

@@ -13,7 +13,6 @@ import pandas as pd
 
 from diagnostics.plots.drawing import style
 from figures import items
-from figures.beside import marks
 from figures.differences import difference
 from figures.fedpft.insides import BASE, TITLES, behind
 from figures.fedpft.mismatch import classifier_input, mismatch, probe_accuracy
@@ -22,6 +21,7 @@ from figures.items import Drawing, Finding, View, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
 from figures.recipe import Recipe, by_method, final_models, labels, trained
+from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, NO_LOWER, judged, little_learned
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing

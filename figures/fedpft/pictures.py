@@ -14,7 +14,7 @@ from diagnostics.plots.drawing import style
 from diagnostics.plots.features import tsne_panels
 from figures import items, names
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
-from figures.fedpft.dealt import dots
+from figures.fedpft.class_shares import dots
 from figures.fedpft.insides import (
     COUNT,
     ENTROPY,

@@ -12,13 +12,13 @@ import pandas as pd
 
 from diagnostics.plots.drawing import style
 from figures import items
-from figures.beside import marks
 from figures.differences import settled
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words, span
 from figures.pfedla import overlap
 from figures.recipe import Recipe, by_method, labels, mean_accuracy, scored_at_end, trained
+from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, TRAIL, judged
 from fl_core import rows, runner
 from fl_core.errors import UsageError, listing

@@ -18,21 +18,7 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.page import markdown
 from figures.papers import published_table
-from figures.player_fl.runs import CASES, METHODS, NAME, incomparable
-from figures.player_fl.scores import (
-    DEFAULT,
-    FAIRNESS,
-    INCENTIVE,
-    READINGS,
-    RELEASED,
-    SCORE,
-    Cells,
-    Table,
-    cells,
-    frame_of,
-    lines,
-)
-from figures.player_fl.words import (
+from figures.player_fl.captions import (
     NAMES,
     evenness,
     methods_differ,
@@ -46,6 +32,20 @@ from figures.player_fl.words import (
     sizes,
     spreads,
     unfinished,
+)
+from figures.player_fl.runs import CASES, METHODS, NAME, incomparable
+from figures.player_fl.scores import (
+    DEFAULT,
+    FAIRNESS,
+    INCENTIVE,
+    READINGS,
+    RELEASED,
+    SCORE,
+    Cells,
+    Table,
+    cells,
+    frame_of,
+    lines,
 )
 from figures.ranking import diagram
 

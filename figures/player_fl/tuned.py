@@ -27,9 +27,9 @@ from figures import items
 from figures.items import Drawing, Finding
 from figures.page import missing_runs
 from figures.player_fl import runs as untuned
+from figures.player_fl.captions import NAMES
 from figures.player_fl.runs import BESIDE, CASES, METHODS
 from figures.player_fl.tables import TABLES, draw
-from figures.player_fl.words import NAMES
 from figures.recipe import Recipe, labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig

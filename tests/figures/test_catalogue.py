@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from figures import catalogue, everything, gallery, items, recipe
+from figures import catalogue, gallery, items, recipe, redraw_all
 from figures.__main__ import main
 from figures.papers import PAPERS
 
@@ -108,7 +108,7 @@ def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None
 
 
 def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:
-    names = [name for name, _ in everything.jobs(tmp_path)]
+    names = [name for name, _ in redraw_all.jobs(tmp_path)]
     assert names[-2:] == ["gallery", "benchmarks"]
     drawn = {name for name in names[:-2] if "@" not in name}
     assert drawn == {name for name, item in items.REGISTRY.items() if item.draw and item.state != "no rows"}

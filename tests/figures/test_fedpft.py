@@ -16,7 +16,7 @@ from torch import nn
 
 from diagnostics.representation.embedding import Pool, embed
 from figures import items, planes, recipe
-from figures.fedpft import counts as fedpft_counts, dealt as fedpft_dealt, insides as fedpft
+from figures.fedpft import class_shares as fedpft_dealt, counts as fedpft_counts, insides as fedpft
 from fl_core import data, rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data.partitions.papers import label_shares

@@ -16,9 +16,9 @@ from figures import items, recipe
 from figures.__main__ import main
 from figures.papers import published_table
 from figures.player_fl import runs as study
+from figures.player_fl.captions import evenness, order
 from figures.player_fl.scores import DEFAULT, FAIRNESS, INCENTIVE, LINE, RELEASED, SCORE, Table, by_seed, cells, clients
 from figures.player_fl.tables import TABLES
-from figures.player_fl.words import evenness, order
 from figures.ranking import Ranking, first_shares
 from fl_core import rows, statistics
 from fl_core.algorithms import registry

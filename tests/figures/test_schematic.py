@@ -8,7 +8,7 @@ import pytest
 
 from figures import items
 from figures.fedra import allocations, depth
-from figures.pfedla import retained
+from figures.pfedla import retained_layers
 from fl_core.errors import UsageError
 
 CONFIG = {"algorithm": "fedra", "model_options": {"depth": 12}, "options": {"depths": [12, 10, 6, 4]}}
@@ -43,8 +43,10 @@ def test_a_run_that_held_other_blocks_than_its_rows_say_does_not_agree() -> None
 
 
 def chosen(weights: list[float], kept: list[bool]) -> bool:
-    table = pd.DataFrame({"client": "a", "round": 1, "layer": range(3), "value": weights, retained.RETAINED: kept})
-    return bool(retained.as_chosen(table).all())
+    table = pd.DataFrame(
+        {"client": "a", "round": 1, "layer": range(3), "value": weights, retained_layers.RETAINED: kept}
+    )
+    return bool(retained_layers.as_chosen(table).all())
 
 
 def test_the_kept_layers_are_those_with_the_largest_weights() -> None:
@@ -55,9 +57,9 @@ def test_the_kept_layers_are_those_with_the_largest_weights() -> None:
 
 @pytest.mark.usefixtures("read_once")
 def test_weights_and_choices_of_every_client_layer_and_round_are_joined() -> None:
-    _, frame = items.find(retained.NAME).read(items.find(retained.NAME).path())
-    weights = retained.own_weights(frame)
-    assert weights[["value", retained.RETAINED]].notna().all(axis=None)
+    _, frame = items.find(retained_layers.NAME).read(items.find(retained_layers.NAME).path())
+    weights = retained_layers.own_weights(frame)
+    assert weights[["value", retained_layers.RETAINED]].notna().all(axis=None)
     assert len(weights) == weights["client"].nunique() * weights["layer"].nunique() * weights["round"].nunique()
     with pytest.raises(UsageError, match="heurpfedla"):
-        retained.own_weights(frame[frame["run"] != retained.RUN])
+        retained_layers.own_weights(frame[frame["run"] != retained_layers.RUN])
