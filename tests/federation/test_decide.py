@@ -53,7 +53,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemoryTransport:
     def linked(self: superlinks.Sites, names: tuple[str, ...] = ()) -> Iterator[InMemoryTransport]:
         yield link
 
-    monkeypatch.setattr(superlinks.Sites, "linked", linked)
+    monkeypatch.setattr(superlinks.Sites, "connect_sites", linked)
     monkeypatch.chdir(tmp_path)
     return link
 

@@ -34,7 +34,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemoryTransport:
     def linked(self: superlinks.Sites, names: tuple[str, ...] = ()) -> Iterator[InMemoryTransport]:
         yield link
 
-    monkeypatch.setattr(superlinks.Sites, "linked", linked)
+    monkeypatch.setattr(superlinks.Sites, "connect_sites", linked)
     monkeypatch.chdir(tmp_path)
     return link
 

@@ -189,7 +189,7 @@ def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it
         rnd = Round(index, "train", (0, 1))
         replies = []
         for client in rnd.sampled:
-            names = made.shared(rnd, client) & made.inner.of_layers(made.inner.due(server, rnd))
+            names = made.shared(rnd, client) & made.inner.of_layers(made.inner.due_layers(server, rnd))
             moved = {name: server.trees["model"][name] + 1 for name in names}
             replies.append(Update(client, 1, Message({"model": moved})))
         made.aggregate(server, replies, rnd)

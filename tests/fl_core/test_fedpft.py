@@ -194,7 +194,7 @@ def test_the_key_branch_follows_the_query_branch() -> None:
     assert isinstance(algorithm, FedPFT)
     start = {name: value.clone() for name, value in where.workspace.live.items()}
     wanted: dict[str, Tensor] = {}
-    seen_step = algorithm.seen
+    seen_step = algorithm.draw_views
 
     def spy(steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
         wanted.update(
@@ -205,7 +205,7 @@ def test_the_key_branch_follows_the_query_branch() -> None:
             torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-7)
         return found
 
-    algorithm.seen = spy  # type: ignore[method-assign]
+    algorithm.draw_views = spy  # type: ignore[method-assign]
     where.run(job(where))
     assert any(not torch.allclose(wanted[name], start[name], atol=1e-4) for name in start)
 

@@ -82,7 +82,7 @@ def quick(monkeypatch):
         clients = None if scene.seed == TUNING else {"a": [0.5, 0.5, 0.5, 3]}
         return planted.row(scene.name, name, scene.seed, clients, setting=setting, validation=setting.get("lr"))
 
-    monkeypatch.setattr(runs, "trained", trained)
+    monkeypatch.setattr(runs, "make_run", trained)
 
 
 SOME = {name: METHODS[name] for name in ("fedavg", "fedprox", "majority")}
