@@ -33,7 +33,7 @@ def score(algorithm: str, seed: int, rounds: int, privacy: Privacy) -> tuple[flo
         }
         engine = federate(config, InMemoryTransport(sites), progress=False)
         final = headline(rows.frame(engine.rows))
-        spent = max(site.account.spent() for site in sites.values()) if privacy.on else 0.0
+        spent = max(site.account.spent() for site in sites.values()) if privacy.active else 0.0
     return float(final[final["metric"] == "accuracy"]["value"].mean()), spent
 
 

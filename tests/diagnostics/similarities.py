@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from diagnostics.representation.gram import BANDWIDTH, Recorder
-from diagnostics.representation.moments import CCA, PROCRUSTES, VARIANCE, StoredFeatures, Measure, svcca_measure
+from diagnostics.representation.moments import CCA, PROCRUSTES, VARIANCE, Measure, StoredFeatures, svcca_measure
 from diagnostics.representation.probe import LEAST, NoValue, batch_bounds
 from figures.player_fl.shifts import least_angle, unit_maps
 
