@@ -41,13 +41,12 @@ JOBS: dict[str, Callable[..., Any]] = {
 
 
 def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, pflib: Path | None = None) -> None:
-    """Run jobs by name, each in an alternating run with its baseline, and write benchmarks/results/JOB.csv.
+    """Run jobs, each alternating with its baseline, and write benchmarks/results/JOB.csv.
 
     Args:
-        jobs: names; or ``list``, or ``plot`` for a picture of the tables that there are.
-        pairs: alternating pairs (for coverage: seeds, for scale: processes a point) in place of each job's own number;
-            no table is written then.
-        pflib: for peers, a checkout of PFLlib, which is not on the package index.
+        jobs: names of jobs; or ``list``, or ``plot`` for a picture of the stored tables.
+        pairs: number of alternating pairs, or of seeds (coverage) or processes a point (scale). No table is written then.
+        pflib: for peers: a checkout of PFLlib. It is not on the package index.
     """
     if jobs == ("list",):
         for name, job in JOBS.items():

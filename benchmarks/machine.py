@@ -339,7 +339,7 @@ S3_PARTS = {
 
 
 def tiny_parts(pairs: int = 2000) -> list[Measured]:
-    """Shares of the CPU time of S3's rounds, by what is running at regular looks.
+    """Shares of the CPU time of S3's rounds by part, from samples at regular times.
 
     Args:
         pairs: rounds.

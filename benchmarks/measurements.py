@@ -196,7 +196,7 @@ def _against_backpack(
 
 
 def memory(repeats: int = 6) -> list[Measured]:
-    """Peak memory of the trace above that of the process before, each in a fresh process, against PyHessian's."""
+    """Rise of the peak memory by the trace, each in a fresh process, against PyHessian's."""
     code = "from benchmarks.measurements import peak; peak({!r})"
 
     def peaks(how: str) -> list[float]:
@@ -274,7 +274,7 @@ def smooth(pairs: int = PAIRS) -> list[Measured]:
 
 
 def coverage(repeats: int = 1000) -> list[Measured]:
-    """Return the share of intervals of the fast trace (value +- 1.96 standard errors) with the exact one, by layer."""
+    """Return by layer the share of the fast trace's 95 % intervals that contain the exact trace."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network()), held_out()
     layers = layers_of(model, x[:2])

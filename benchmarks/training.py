@@ -311,7 +311,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
 
 
 def overhead(rounds: int = 100) -> list[Measured]:
-    """Share of a run's time that evaluating and saving take at the default intervals: S1 and S2."""
+    """Share of a run's time for evaluating and saving at the default intervals: S1 and S2."""
     tuned()
     rows = []
     for name, config, data, model in (("S1", *_cross_device(held=167), None), ("S2", *_cross_silo(held=667))):

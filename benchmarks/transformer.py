@@ -85,7 +85,7 @@ def _peak(adapt: str | None) -> float:
 
 
 def race(pairs: int = 1) -> list[Measured]:
-    """The same transformer: a race over which adapters are shared, from a base that FedAvg has trained.
+    """The same transformer: a race between ways to share adapters, from a base that FedAvg trained.
 
     Args:
         pairs: number of seeds.

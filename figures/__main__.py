@@ -52,8 +52,10 @@ class Figures:
         python -m figures gallery
     """
 
-    name: Annotated[Positional[str], arg(help="Name of an item, or list, all, gallery or scorecard.")] = "list"
-    paper: Annotated[Positional[str], arg(help="With list: show only the items of this paper.")] = ""
+    name: Annotated[
+        Positional[str], arg(metavar="[NAME]", help="Name of an item, or list, all, gallery or scorecard.")
+    ] = "list"
+    paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="With list: show only the items of this paper.")] = ""
     train: Annotated[bool, arg(help="Train the runs and store new rows first.")] = False
     pack: Annotated[bool, arg(help="Put the stored runs of a study into the one file of the repository.")] = False
     out: Annotated[
