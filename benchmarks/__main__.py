@@ -45,7 +45,8 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, 
 
     Args:
         jobs: names of jobs; or ``list``, or ``plot`` for a picture of the stored tables.
-        pairs: number of alternating pairs, or of seeds (coverage) or processes a point (scale). Then no table is written.
+        pairs: number of alternating pairs, of seeds (coverage) or of processes a point (scale). No table is written
+            then.
         pflib: for peers: a checkout of PFLlib. It is not on the package index.
     """
     if jobs == ("list",):
