@@ -57,7 +57,7 @@ METHODS = {"no_contrast": "fedpft w/o l_con"}
 # --- what the drawings share -----------------------------------------------------------------------------------
 
 
-def _setting(header: Mapping[str, Any]) -> str:
+def setting(header: Mapping[str, Any]) -> str:
     config = next(iter(header["runs"].values()))["config"]
     return (
         f"Each of the {config['clients']} clients has {config['samples_per_client']} training images of CIFAR-10. "
@@ -72,7 +72,7 @@ def _last_words(header: Mapping[str, Any]) -> str:
     return said + missing_runs(header)
 
 
-def _far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
+def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
     """Evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
     accuracy = scores(frame).mean(axis=1)
     known = items.published_table("fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10")["accuracy"] / 100
@@ -94,7 +94,7 @@ def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
     return found
 
 
-def _compared(
+def compared(
     expected: str, values: pd.DataFrame, run: str, other: str, names: Mapping[str, str], above: bool = True
 ) -> list[Finding]:
     """A finding on whether a run's value is above (or below) another's, paired by seed; none if one is missing."""
@@ -130,23 +130,23 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set_xlabel("")
         for spare in rest[len(shown) :]:
             spare.remove()
-    table, values = _by_run(frame, shown)
+    table, values = by_run(frame, shown)
     findings = []
     for run, other in CLAIMS:
         expected = f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other]}"
-        findings += _compared(f"{expected} (silhouette)", values, run, other, TITLES)
+        findings += compared(f"{expected} (silhouette)", values, run, other, TITLES)
     one = next(iter(planes.values()))
     caption = (
         "Top left: the training images of each client. A dot's area is the number of images. "
         f"Other panels: t-SNE of the classifier's inputs for {len(one)} test images of all clients. "
         "Colours are classes and markers are clients. The panels' axes are not related. "
-        f"{_setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
+        f"{setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
         f"{_last_words(header)}"
     )
-    return Drawing(figure, table, caption, set_apart(findings, _far(frame, shown)), _page(table))
+    return Drawing(figure, table, caption, set_apart(findings, far(frame, shown)), runs_page(table))
 
 
-def _by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row for each run with its means over seeds and the published accuracy. Silhouettes are runs x seeds."""
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     accuracy = scores(frame)
@@ -164,7 +164,7 @@ def _by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd
     return pd.DataFrame(lines), values["silhouette_class"]
 
 
-def _page(table: pd.DataFrame) -> str:
+def runs_page(table: pd.DataFrame) -> str:
     published = [f"{value:.2f}" if pd.notna(value) else "–" for value in table["published_accuracy"]]
     cells = markdown(
         {
@@ -203,7 +203,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             for kind in KINDS
         ]
     )
-    findings = _compared(
+    findings = compared(
         "features behind classification prompts follow the clients more than those behind contrastive ones (purity by "
         "client)",
         by_kind["purity_client", ""],
@@ -212,7 +212,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     for pair in PAIRS:
         name = " and ".join(pair)
-        findings += _compared(
+        findings += compared(
             f"{name} are closer to each other behind contrastive prompts, relative to all pairs of classes",
             by_kind[SIMILAR, name],
             PROMPTS[1],
@@ -224,12 +224,12 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"t-SNE of FedPFT's features behind either kind of prompts, for {len(one)} test images of all clients. "
         "Large markers are the centres of a client's images of one class. "
-        f"{_setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
+        f"{setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
         f"{_last_words(header)}"
     )
     wide = table.pivot(index="quantity", columns="prompts", values="value").loc[list(quantities.values())]
     cells = {"quantity": list(wide.index), **{KINDS[kind]: [f"{v:+.3f}" for v in wide[kind]] for kind in KINDS}}
-    return Drawing(figure, table, caption, set_apart(findings, _far(frame, [FEDPFT])), markdown(cells))
+    return Drawing(figure, table, caption, set_apart(findings, far(frame, [FEDPFT])), markdown(cells))
 
 
 def _kinds_by_seed(measured: pd.DataFrame, metric: str, variant: str) -> pd.DataFrame:
@@ -268,13 +268,13 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         expected = f"the larger α is, the more samples differ in their weights on the {title}"
         values = means.loc[SPREAD, kind].unstack("seed")
         names = {run: f"α = {alpha:g}:" for run, alpha in alphas.items()}
-        findings += _compared(f"{expected} (spread, mean of all clients)", values, MILD, FEDPFT, names)
+        findings += compared(f"{expected} (spread, mean of all clients)", values, MILD, FEDPFT, names)
     table = means.groupby(["metric", "layer", "run"]).agg(value="mean", seeds="size").reset_index()
     table["alpha"] = table["run"].map(alphas)
     images = seen["variant"].str.partition(">")[0].nunique()
     caption = (
         f"Attention of {images} test images of {client} to themselves (feature) and to each prompt. A row sums to 1. "
-        f"{_setting(header)}{_last_words(header)}"
+        f"{setting(header)}{_last_words(header)}"
     )
     wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value").sort_index(axis=1)
     wide = wide.loc[[(metric, kind) for metric in metrics for kind in KINDS]]
@@ -284,7 +284,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
         "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
     )
-    return Drawing(figure, table, caption, set_apart(findings, _far(frame, [FEDPFT])), f"{markdown(cells)}\n\n{note}")
+    return Drawing(figure, table, caption, set_apart(findings, far(frame, [FEDPFT])), f"{markdown(cells)}\n\n{note}")
 
 
 FIG2 = items.register(

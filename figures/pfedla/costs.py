@@ -117,7 +117,7 @@ def lines(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table, learnt = lines(frame), methods.stored()
+    table, learnt = lines(frame), methods.with_pfedla()
     accuracies = methods.scores(learnt)
     names = [f"k = {row.retained}" for row in table.itertuples()]
     place = np.arange(len(table)) + 0.6 * (table["dataset"] != table["dataset"].iloc[0])
@@ -202,6 +202,6 @@ TABLE3 = items.register(
         "Bytes, and accuracy on CIFAR-10, by the number of retained layers (pFedLA, Table 3)",
         NAME,
         _draw,
-        beside=methods.NAME,
+        beside=overlap.NAME,
     )
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,14 @@ NAME = "pfedla.methods"
 BASE = scored_at_end(overlap.BASE)
 INNER = 5
 """Steps of pFedMe's personal model on a batch."""
-OURS, ONE = "pfedla", "heurpfedla"
-MORE = {f"{ONE}_{k}": k for k in (2, 3)}
-"""HeurpFedLA with more retained layers than the one of Table 1."""
-RUNS = {
-    **by_method(
-        BASE, ("per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo"),
-        {"pfedme": {"epochs": int(BASE.epochs or 0) // INNER}},
-    ),
-    **{run: replace(BASE, algorithm=ONE, options={"k": k}) for run, k in MORE.items()},
-}  # fmt: skip
+OURS = "pfedla"
+RUNS = by_method(
+    BASE, ("per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo"),
+    {"pfedme": {"epochs": int(BASE.epochs or 0) // INNER}},
+)  # fmt: skip
 """The methods that :mod:`figures.pfedla.overlap` has not, with its data, rounds and rate. pFedMe has a fifth of the
 epochs, for each of its batches takes five steps: all but Per-FedAvg, with two gradients a step, do as much work."""
-METHODS = ("local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", OURS, ONE)
+METHODS = ("local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", OURS, "heurpfedla")
 """Table 1's, in its order."""
 UNFINISHED = ("per_fedavg",)
 """Methods whose model after local training is not one to be used: Per-FedAvg's has still to be adapted."""
@@ -67,8 +61,14 @@ STUDY = items.register(Recipe(
 
 def joined(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of this study, and from the other study those of pFedLA, Local and FedAvg."""
+    return pd.concat([frame, with_pfedla()], ignore_index=True)
+
+
+def with_pfedla() -> pd.DataFrame:
+    """The stored rows of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
     source: Any = items.find(overlap.NAME).study
-    return pd.concat([frame, source.read(source.path())[1]], ignore_index=True)
+    frame: pd.DataFrame = source.read(source.path())[1]
+    return frame
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +90,7 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
 
 def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
     """The run with k retained layers, and the quantity that is shown of it."""
-    return {0: OURS, 1: ONE}.get(k, f"{ONE}_{k}"), quantity
+    return {0: OURS, **overlap.RETAINING}[k], quantity
 
 
 def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -103,17 +103,10 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {quantity: values.dropna().unstack("seed") for quantity, values in found.items()}
 
 
-def stored() -> pd.DataFrame:
-    """The rows of both studies. Without its own rows, only HeurpFedLA with one retained layer."""
-    own = STUDY.path()
-    return joined(STUDY.read(own)[1] if STUDY.state != "no rows" else rows.frame([]))
-
-
 def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     """A finding on whether retaining one, two and three layers costs accuracy, as the paper says of CIFAR-10."""
     learnt = curves(frame)[quantity]
-    runs = {k: retaining(k)[0] for k in (1, *MORE.values())}
-    found = judged({f"k = {k}": settled(learnt, run, OURS) for k, run in runs.items()}, TRAIL)
+    found = judged({f"k = {k}": settled(learnt, run, OURS) for k, run in overlap.RETAINING.items()}, TRAIL)
     return Finding(
         f"{quantity} local training retaining one, two or three layers compromises accuracy",
         f"points against none {found.text}",

@@ -32,7 +32,7 @@ def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=3,
         eval_every=1,
     )  # fmt: skip
-    small(monkeypatch, overlap.ITEM, {name: replace(base, algorithm=name) for name in overlap.RUNS})
+    small(monkeypatch, overlap.ITEM, {name: replace(base, algorithm=name) for name in overlap.SHOWN})
     main([overlap.NAME, "--train", "--out", str(tmp_path)])
     assert made(tmp_path / overlap.NAME) == {
         *(f"{name}-{seed}" for name in ("local", "fedavg", "pfedla") for seed in (0, 1)),
