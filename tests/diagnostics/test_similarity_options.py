@@ -200,6 +200,8 @@ def test_the_report_keeps_both_kinds_apart() -> None:
         ("cka", {"backend": "torch_cka", "mode": "train"}, "mode 'eval'"),
         ("cka", {"backend": "torch_cka", "positions": "mean"}, "positions 'flatten'"),
         ("rbf_cka", {"bandwidth": 0}, "above 0"),
+        ("rbf_cka", {"bandwidth": math.inf}, "above 0"),
+        ("svcca", {"variance": 0.0}, "above 0"),
         ("rbf_cka", {"estimator": "mini"}, "estimator"),
         ("svcca", {"variance": 2.0}, "at most 1"),
         ("cka", {"samples": -5}, "cka.*samples.*-5"),
