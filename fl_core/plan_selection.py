@@ -78,7 +78,7 @@ class Instruments:
 
 @dataclass(frozen=True)
 class PlanSelection:
-    """How a run chooses its plan.
+    """The choice of a run's plan.
 
     Attributes:
         measure_first: measure before the first round, for an algorithm that does not do so itself.
