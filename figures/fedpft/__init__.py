@@ -1,5 +1,27 @@
 """Figures and tables of FedPFT: its feature transformation, its data, and what it sends."""
 
-from figures.fedpft import class_shares, counts, federations, fitted, insides, parts, pictures, settings, stages
+from figures.fedpft import (
+    class_shares,
+    counts,
+    federations,
+    fitted,
+    insides,
+    parts,
+    pictures,
+    separation,
+    settings,
+    stages,
+)
 
-__all__ = ["class_shares", "counts", "federations", "fitted", "insides", "parts", "pictures", "settings", "stages"]
+__all__ = [
+    "class_shares",
+    "counts",
+    "federations",
+    "fitted",
+    "insides",
+    "parts",
+    "pictures",
+    "separation",
+    "settings",
+    "stages",
+]

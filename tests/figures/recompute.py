@@ -381,6 +381,13 @@ def prompt_kinds() -> list[str]:
     return [f"{words} {means[layer]:.3g}" for words, layer in names.items()]
 
 
+@covers("fedpft.class_separation")
+def class_separation() -> list[str]:
+    frame = rows("fedpft.separation")
+    means = frame[frame["metric"] == "silhouette_class"].groupby("run")["value"].mean()
+    return [f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}"]
+
+
 @cache
 def pacs() -> pd.DataFrame:
     frame = rows("algorithms.pacs_depth")

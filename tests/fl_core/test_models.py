@@ -438,7 +438,7 @@ def test_files_that_are_not_weights(tmp_path):
         with pytest.raises(UsageError, match=says):
             models.build("mlp", TABLE, 3, weights=path)
 
-    refused(tmp_path / "missing.pt", "not there")
+    refused(tmp_path / "missing.pt", "does not exist")
     for name in ("noise.safetensors", "noise.pt", "empty.pt"):
         (tmp_path / name).write_bytes(b"" if name == "empty.pt" else b"not weights at all, whatever the name says")
         refused(tmp_path / name, "readable")

@@ -281,5 +281,5 @@ def test_cost_counts_short_batches_and_phases_that_stop_early(monkeypatch: pytes
     found_cost = training_cost(made, space, (1, 28, 28), 5)
     assert found_cost.naive == 10 * 2 * (5 + 5)
     assert found_cost.flops == pytest.approx(bias * 2 * (7 + 7 + 5 + 10 + 10 + 5), rel=1e-12)
-    with pytest.raises(UsageError, match=r"2 and 0"):
+    with pytest.raises(UsageError, match=r"batch must be at least 1"):
         training_cost(made, space, (1, 28, 28), 0)

@@ -107,7 +107,7 @@ LINES = ["{", "[]", "{}", '{"round": 1, "steps": 3}', WHOLE.replace("0.5", '"lon
 
 @pytest.mark.parametrize("line", LINES)
 def test_what_is_no_timing_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UsageError, match="not there"):
+    with pytest.raises(UsageError, match="does not exist"):
         timing.read(tmp_path / "timing.jsonl")
     (tmp_path / "timing.jsonl").write_text(line + "\n")
     with pytest.raises(CorruptError, match="line 1"):
