@@ -82,7 +82,7 @@ def test_every_round_is_recorded(name: str) -> None:
     tuned = {"fedbabu", "local_adaptation", "vanilla", "anti"}
     both = {"ditto", "pfedsd", "per_fedavg", "pfedme", "fedrod"}
     headline = "personal" if name in tuned | both else played.engine.algorithm.evaluates
-    also = {"global"} if name == "fedrod" else set()
+    also = {"fedrod": {"global"}, "apfl": {"global"}, "knn_per": {"personal"}}.get(name, set())
     assert set(scores.model) == {"local", played.engine.algorithm.evaluates, headline} | also
     whole = scores[(scores.model == headline) & (scores.split == "test") & (scores.metric == "accuracy")]
     every = {3} if name in tuned else {0, 2, 3}
