@@ -70,9 +70,9 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
     for expected, verdict, measured in findings:
         assert re.search(rf"\n{verdict}\b.*{re.escape(f': {expected}. Measured: {measured}.')}\n", said)
     header, _ = items.find(name).read(items.find(name).path())
-    assert findings or header.get("missing")
+    assert findings or header.get("missing") or name.startswith("decision.")  # our own question, no paper's claim
     assert f"`{header['command']}`" in said
-    assert header["seeds"] == 1 or f"{header['seeds']} seeds" in said
+    assert header["seeds"] == 1 or re.search(r"^\| seeds \| .*\d \|$", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
