@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import torch
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, State
-from fl_core.errors import DivergedError, NonFiniteError
+from fl_core.errors import DivergedError, NonFiniteError, warn
 from fl_core.scores import MULTILABEL
 from fl_core.training.losses import Loss
 from fl_core.training.nonfinite_search import layer_of
@@ -100,7 +99,7 @@ class Limit:
         if self._stops:
             raise DivergedError(text)
         if not self._noted:
-            warnings.warn(text, stacklevel=2)
+            warn(text)
         self._noted = True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
@@ -19,7 +18,7 @@ from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Limit, check_finite, guessing_loss, starts_of
 from fl_core.dropout import REPLY_LOST, TIMEOUT
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, warn
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
@@ -286,7 +285,7 @@ class Engine:
         """Continue with the algorithm rebuilt under the plan that was decided on."""
         in_force = self.algorithm.resolve_plan(plan)
         for note in in_force.notes():
-            warnings.warn(note, stacklevel=3)
+            warn(note)
         self._use(self.algorithm.with_plan(in_force))
         self.server.meta["plan"] = in_force.to_json()
         if self.writer:

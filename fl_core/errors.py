@@ -1,10 +1,15 @@
-"""The exceptions. They separate invalid requests from failed runs."""
+"""The exceptions, which separate invalid requests from failed runs, and warnings."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+
+PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 
 
 class UsageError(ValueError):
@@ -41,6 +46,21 @@ class ForeignError(CorruptError):
 
 class BusyError(RunError):
     """A run directory to which another process is writing."""
+
+
+def warn(text: str) -> None:
+    """Warn at the line that called this project, not at a line within it.
+
+    From Python 3.12 on, the argument ``skip_file_prefixes`` of :func:`warnings.warn` would do.
+    """
+    frame: FrameType | None = sys._getframe()
+    level = outside = 1
+    while frame is not None:
+        level += 1
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in PACKAGES:
+            outside = level
+        frame = frame.f_back
+    warnings.warn(text, stacklevel=outside)
 
 
 def listing(names: Iterable[str], most: int = 12) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData, Source
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.executors import MakesExecutor, Serial, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
@@ -97,7 +96,7 @@ def run(
         writing.check_free(Path(out))
     how = Execution(progress, until, save_seconds, loggers_of(log), trained_by=trained_by)
     for note in task.notes():
-        warnings.warn(note, stacklevel=2)
+        warn(note)
     return start(task, out, instruments, how, command=command)
 
 
@@ -205,10 +204,9 @@ def resume(
             restore.check_same_start(task, writer.path, weights=True)
         changed = environment.changes(writer.run.environment)
         if changed and not writer.run.finished:
-            warnings.warn(
+            warn(
                 f"{writer.path} began with {listing(changed)}: what follows may differ in its last bits from an "
-                "undisturbed run's",
-                stacklevel=2,
+                "undisturbed run's"
             )
         return _execute(task, instruments, writer, how, done)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_core.bounds import OneOf
+from fl_core.errors import warn
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
@@ -98,10 +98,9 @@ class Statistic:
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
         if self.reduction == "batch" and readings and all(reading.n_batches == 1 for reading in readings):
-            warnings.warn(
+            warn(
                 f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches "
-                "(measure_batch of a run or a dataset, batch of diagnose)",
-                stacklevel=2,
+                "(measure_batch of a run or a dataset, batch of diagnose)"
             )
         return [made for reading in readings for layer in layers for made in self._rows(layer, reading)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import socket
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from fedlayers.backends.cluster import connect, reachable
 from fedlayers.backends.names import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
-from fl_core.errors import RunError, UsageError, WorkerError
+from fl_core.errors import RunError, UsageError, WorkerError, warn
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import MakesExecutor, answer_of
 from fl_core.execution.requests import ClientReply, ClientRequest
@@ -124,7 +123,7 @@ class Actors:
             raise WorkerError(
                 f"{self._names[actor]} is lost, the last one that trained clients. Start the command again."
             )
-        warnings.warn(f"{self._names[actor]} is lost: its client is trained elsewhere", stacklevel=4)
+        warn(f"{self._names[actor]} is lost: its client is trained elsewhere")
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started here."""

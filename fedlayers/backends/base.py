@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from fl_core.errors import RunError, UsageError, WorkerError
+from fl_core.errors import RunError, UsageError, WorkerError, warn
 from fl_core.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -109,11 +109,15 @@ class Backend(ABC):
 class InProcessBackend(Backend):
     """The current process. It runs one job after another."""
 
+    def carry_out(self, work: Job) -> Any:
+        """Do the work of a job, and return its value."""
+        return work.carry_out()
+
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:
             watch(work.name)
             try:
-                yield Result(work, work.carry_out())
+                yield Result(work, self.carry_out(work))
             except Exception as error:  # the caller's to judge
                 yield Result(work, error=error)
 
@@ -200,7 +204,7 @@ class WorkerPool(Backend, Generic[H]):
                     self.end(event.handle)
                     if event.answer is not None:
                         for text in event.answer.said:
-                            warnings.warn(text, stacklevel=2)
+                            warn(text)
                         yield Result(work, event.answer.value, event.answer.error)
                         continue
                     lost[id(work)] += 1
@@ -208,7 +212,7 @@ class WorkerPool(Backend, Generic[H]):
                         often = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
                         yield Result(work, error=WorkerError(f"{often}. If memory ran out, train fewer at a time."))
                         continue
-                    warnings.warn(f"{event.lost} is lost: {work.name} continues elsewhere", stacklevel=2)
+                    warn(f"{event.lost} is lost: {work.name} continues elsewhere")
                     again.append(work)
 
     @abstractmethod

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import inspect
 import json
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -27,7 +26,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from fedlayers import catalogue
 from fl_core.config import GROUPS, RunConfig, check
 from fl_core.data.columns import BETWEEN
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core.errors import RunError, UsageError, check_known, warn
 
 RESULTS = {"plan": "plan", "rows": "diagnosis"}
 OTHERWISE = ("options", "model_options", "loss_options", "local_models")
@@ -306,7 +305,7 @@ def check_place(path: Path, such: str) -> None:
 def note_replaced(path: Path) -> None:
     """Warn which earlier result is about to be replaced."""
     for what in _contents(path).values():
-        warnings.warn(f"{path} is replaced; it was {what}", stacklevel=2)
+        warn(f"{path} is replaced; it was {what}")
 
 
 def _contents(path: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
@@ -18,7 +17,7 @@ from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
 from fedlayers.cli.superlinks import NOWHERE, OfSites, changed_keys
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.ordering import in_order
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ class Diagnose(ConfiguredCommand):
         else:
             task = runner.assemble(config)
             for note in task.notes():
-                warnings.warn(note, stacklevel=2)
+                warn(note)
             if self.groups:
                 from diagnostics.groups import client_groups
 

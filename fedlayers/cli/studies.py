@@ -193,7 +193,6 @@ class Tune(SeveralAlgorithms):
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
-        arguments.check_folder(self.out)
         over = arguments.texts("--search", self.search)
 
         from fedlayers.studies.tune import APART, tune
@@ -250,7 +249,6 @@ class Choose(OneAlgorithm):
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
-        arguments.check_folder(self.out)
         if self.with_finetuning and self.no_final_run:
             raise UsageError("--with-finetuning is compared with the winner's complete run. Leave --no-final-run out.")
         over = self.network.check(config, ["backend"] if self.backend else ())

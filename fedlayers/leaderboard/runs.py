@@ -213,8 +213,7 @@ def make_run(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
     row: Row = dict.fromkeys(sorted(KEYS))
     row |= {"federation": scene.name, "method": name, "seed": scene.seed, "setting": setting, "status": "ok"}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # notes on small clients and single classes, the same in every run
+        with warnings.catch_warnings(action="ignore"):  # of small clients and single classes, the same in every run
             if method.kind == MAJORITY:
                 predict, _ = majority(scene.data)
                 row["clients"] = scores(scene, predict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedlayers.remote.log import now
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.site_data import Moments, SiteData
 from fl_core.errors import UsageError, listing
@@ -53,7 +53,7 @@ class Audit:
         Raises:
             CorruptError: the file is damaged.
         """
-        if not self.folder.path.is_dir() or not self.folder.has(AUDIT):
+        if not self.folder.has(AUDIT):
             return []
         path = self.folder.path / AUDIT
         return [parsed(path, line, LINE) for line in self.folder.read(AUDIT).splitlines()]
@@ -86,10 +86,10 @@ class Audit:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         if seed is not None:
             self._put(f"{self.digest}.rows", self._rows(0, 0))
-        now = {**line, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        text = "".join(json.dumps(each) + "\n" for each in (*self.lines, now))
+        latest = {**line, "time": now()}
+        text = "".join(json.dumps(each) + "\n" for each in (*self.lines, latest))
         self.folder.write(AUDIT, text.encode())  # whole, so that a crash leaves no half of a line
-        self.lines.append(now)
+        self.lines.append(latest)
 
     def moments(self, number: int, seed: int) -> Moments:
         """Return the moments of a split. They are computed once, then read from disk.
@@ -99,11 +99,11 @@ class Audit:
             CorruptError: the file is damaged.
         """
         name = f"{self.digest}-{number}-{seed}"
-        if self.folder.path.is_dir() and self.folder.has(f"{ANSWERED}/{name}.moments"):
+        if self.folder.has(f"{ANSWERED}/{name}.moments"):
             found = parsed_json(self.folder.read(f"{ANSWERED}/{name}.moments"))
             return Moments(found["count"], *(tuple(found[name]) for name in ("present", "mean", "squares")))
         made, rows = self.holding.moments(number, seed), self._rows(number, seed, "train")
-        for other in self.folder.names(ANSWERED) if self.folder.path.is_dir() else ():
+        for other in self.folder.names(ANSWERED):
             if other.endswith(".train") and other != f"{name}.train":
                 apart = sum(_gone_and_new(self._read(other), rows))
                 if apart < self._least:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -30,7 +29,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS
 from fl_core.dropout import read_trace
 from fl_core.engine import Engine
-from fl_core.errors import UsageError, about, check_distinct, listing
+from fl_core.errors import UsageError, about, check_distinct, listing, warn
 from fl_core.loggers.base import Logger, loggers_of
 from fl_core.models import lora
 from fl_core.models.options import without_weights
@@ -106,7 +105,7 @@ def federate(
     if out is not None:
         writing.check_free(Path(out))
     for note in (*task.said, *task.algorithm_notes()):  # on their data the sites are silent
-        warnings.warn(note, stacklevel=2)
+        warn(note)
     run = uuid4().hex
     home = join(line, task, facts, run, secure_sum, compress)
     ways = ({"secure_sum": True} if secure_sum else {}) | ({"compress": compress} if compress else {})
@@ -240,7 +239,7 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
         for package, key, own in (("fedlayers", "version", fl_core.__version__), ("torch", "torch", protocol.TORCH)):
             if each[key] != own:
                 note = f"site {name!r} has {package} {each[key]}, the server {own}: bits may differ"
-                warnings.warn(note, stacklevel=3)
+                warn(note)
         for what in ALIKE:
             if each[what] != first[what]:
                 way = WAYS.get(what, f"Let all sites have the same {what}.")

@@ -20,7 +20,11 @@ STATUS = "federation.json"
 """The file of a run directory with the last round, the sites that it missed, and the last error."""
 NOTHING: dict[str, Any] = {"time": "", "round": 0, "missing": [], "error": ""}
 FORM = {"time": str, "round": COUNT, "missing": [str], "error": str}
-TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def now(seconds: float | None = None) -> str:
+    """Return the time in UTC as text, or that of some seconds since 1970."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 class _Lines(logging.Formatter):
@@ -38,7 +42,7 @@ class _Lines(logging.Formatter):
         self.as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = {"time": time.strftime(TIME, time.gmtime(record.created)), "level": record.levelname}
+        parts = {"time": now(record.created), "level": record.levelname}
         parts["message"] = printable(" ".join(record.getMessage().split()))
         return json.dumps(parts) if self.as_json else " ".join(parts.values())
 
@@ -59,7 +63,7 @@ def note(path: Path | str, **changes: Any) -> None:
         found = status(path)
     except CorruptError as error:
         LOG.warning(f"{error}; it is written again")
-    found |= {**changes, "time": time.strftime(TIME, time.gmtime())}
+    found |= {**changes, "time": now()}
     Folder(path).write(STATUS, json.dumps(found).encode() + b"\n", lasting=False)
 
 

@@ -91,7 +91,7 @@ class Account:
     def __init__(self, privacy: Privacy, folder: Path) -> None:
         self.privacy, self.folder = privacy, folder
         self._releases: dict[float, int] = {}
-        if folder.is_dir() and Folder(folder).has(ACCOUNT):
+        if Folder(folder).has(ACCOUNT):
             found = parsed(folder / ACCOUNT, Folder(folder).read(ACCOUNT, most=JSON_BYTES), {"releases": MapOf(COUNT)})
             with damaged(folder / ACCOUNT):
                 self._releases = {float(noise): count for noise, count in found["releases"].items()}

@@ -198,20 +198,20 @@ def request_packet(request: ClientRequest, where: Mapping[str, Any]) -> Packet:
             "lost": request.lost,
         }
         return Packet(head, {MESSAGE + name: each for name, each in request.message.trees.items()})
-    models, meta, trees = _offer_parts(request.template)
-    head = {"kind": "score", **where, "done": request.done, "models": models, "meta": meta}
+    models, trees = _offer_parts(request.template)
+    head = {"kind": "score", **where, "done": request.done, "models": models, "meta": {}}
     if isinstance(request, FinetuneRequest):
         head |= {"kind": "finetune", "model": request.model}
     return Packet(head, trees)
 
 
-def _offer_parts(offer: ModelTemplate) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]:
-    """Split a template into the place of each model's tensors, the server's meta data, and the tensors, each once.
+def _offer_parts(offer: ModelTemplate) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Split a template into the place of each model's tensors, and the tensors, each once.
 
     A place is a list [tree, name] of the client's own state, or the number of a tree that is sent.
     """
     if offer.server is not None:
-        return None, {}, {SERVER + "model": offer.server.trees["model"]}
+        return None, {SERVER + "model": offer.server.trees["model"]}
     trees: list[dict[str, Tensor]] = []
     at: dict[tuple[str, int], int] = {}
     models: dict[str, Any] = {}
@@ -228,7 +228,7 @@ def _offer_parts(offer: ModelTemplate) -> tuple[dict[str, Any] | None, dict[str,
                 trees.append({})
             trees[number][name] = part
             models[model][name] = number
-    return models, {}, {f"{SENT}{number}": each for number, each in enumerate(trees)}
+    return models, {f"{SENT}{number}": each for number, each in enumerate(trees)}
 
 
 def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> ClientRequest:

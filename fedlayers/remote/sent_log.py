@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedlayers.remote.codec import Packet, PacketError
-from fedlayers.remote.log import LOG, TIME
+from fedlayers.remote.log import LOG, now
 from fl_core.errors import CorruptError, NonFiniteError, RunError, UsageError, listing
 from fl_core.limits import LimitError, parsed_json
 from fl_core.names import printable
@@ -72,7 +71,7 @@ class SentLog:
         previous, self._last = self._last, None  # after an error the file is read again
         line = json.dumps(
             {
-                "time": time.strftime(TIME, time.gmtime()),
+                "time": now(),
                 "kind": kind,
                 "reply": reply.head["kind"],
                 "run": run,
@@ -117,7 +116,7 @@ class SentLog:
         return found, last
 
     def _read(self) -> list[str]:
-        if not self.folder.path.is_dir() or not self.folder.has(SENT):
+        if not self.folder.has(SENT):
             return []
         whole = self.folder.read(SENT).decode(errors="replace")
         return whole.split("\n")[:-1]  # a last line without its end was cut off before its reply left
@@ -159,12 +158,10 @@ class Approval:
     def allows(self, packet: Packet) -> bool:
         """Return whether the owner has allowed this text. Other texts may have the same short name."""
         name = f"{ALLOWED}/{name_of(packet)}"
-        return self.folder.path.is_dir() and self.folder.has(name) and self.folder.read(name) == _text(packet)
+        return self.folder.has(name) and self.folder.read(name) == _text(packet)
 
     def waiting(self) -> dict[str, str]:
         """Return the requests that wait, by name, in words."""
-        if not self.folder.path.is_dir():
-            return {}
         names = [name for name in self.folder.names(ASKED) if _NAME.fullmatch(name)]
         return {name: _what(parsed_json(self.folder.read(f"{ASKED}/{name}"))) for name in names}
 

@@ -119,7 +119,7 @@ class Turns:
     def __init__(self, folder: Folder, session: str) -> None:
         self.folder, self.session, self.seq = folder, _short(session), 0
         self._ended: list[str] = []
-        if folder.path.is_dir() and folder.has(TURNS):
+        if folder.has(TURNS):
             found = folder.read_signed(TURNS, {"session": str, "seq": COUNT, "ended": [str]})
             self.session, self.seq, self._ended = found["session"], found["seq"], found["ended"]
 

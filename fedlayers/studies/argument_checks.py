@@ -21,7 +21,8 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
     """Wrap a study whose first parameter is ``config``, so that unfitting arguments get a clear error.
 
     Raises:
-        UsageError: a key of the configuration, no configuration, an unknown name, or a client to leave out.
+        UsageError: a key of the configuration, no configuration, an unknown name, a client to leave out, or an output
+            folder that is a run or a file.
         CorruptError: a link below ``out``.
     """
     call = signature(study)
@@ -47,7 +48,11 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
             )
         bound = call.bind_partial(*args, **kwargs)
         bound.apply_defaults()
-        check_no_links(Path(bound.arguments["out"]))
+        out = Path(bound.arguments["out"])
+        if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
+            what = "a run" if out.is_dir() else "a file"
+            raise UsageError(f"out must be a folder of runs; {out} is {what}. Choose another folder.")
+        check_no_links(out)
         return study(*args, **kwargs)
 
     return checked

@@ -192,7 +192,7 @@ class Choice:
             "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
-            **({} if seen.early is None else {"early": seen.early.to_json()}),
+            **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": None if self.rates is None else self.rates.to_json(),
             "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
             "foreseen": asdict(self.cost),

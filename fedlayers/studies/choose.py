@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_
 from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_seconds, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
@@ -198,7 +197,7 @@ def choose(
             stands = standings(entries, until, failed, race.guesses)
         failed, sure = stands.failed, replace(infer(stands.judged), early=early)
         winner = _winner(race.arms, sure, race.tasks)
-        run = next(entry for entry in entries if entry.arm == winner and (winner.name, entry.config.seed) not in failed)
+        run = next(entry for entry in entries if entry.arm == winner and entry.key not in failed)
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
             finishing = [run, *(entry for entry in leading.values() if entry != run)]
@@ -215,7 +214,7 @@ def choose(
     mixture = None
     if mix:
         seed = run.config.seed
-        of_seed = [e for e in entries if e.config.seed == seed and (e.arm.name, seed) not in failed]
+        of_seed = [e for e in entries if e.config.seed == seed and e.key not in failed]
         mixture = fit_mixture(of_seed, winner.name)
         mixture.save(out)
     plan = _with_evidence(winner, stands, sure, until, task, rates)
@@ -292,7 +291,7 @@ def _planned(
     made = _maker(over)
     task = made(replace(config, seed=seeds[0]))
     for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing
-        warnings.warn(note, stacklevel=3)
+        warn(note)
     racing = arms_of(arms, task.layers, config.algorithm)
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)

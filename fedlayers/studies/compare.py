@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from fl_core.algorithms import find
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import Partition
 from fl_core.defaults import resolve
-from fl_core.errors import UsageError, check_distinct, check_known, listing
+from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -142,7 +141,6 @@ def compare(
         RunError: a run failed; the same call resumes from there.
     """
     out, config = Path(out), in_memory(config, data, model)
-    check_folder(out)
     kind = LOSSES[str(resolve(config).loss)].task
     if score:
         check_score(score, kind)
@@ -176,18 +174,6 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
     return next(iter(names)) if len(names) == 1 else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
 
 
-def check_folder(out: Path) -> None:
-    """Refuse an output folder that is itself a run, or a file.
-
-    Raises:
-        UsageError: names it.
-    """
-    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-        raise UsageError(
-            f"out must be a folder of runs; {out} is {'a run' if out.is_dir() else 'a file'}. Choose another folder."
-        )
-
-
 def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
     """Warn of seeds whose test samples were used to measure the plan. Each seed draws its own splits."""
     seed = plan.why.seed
@@ -206,11 +192,10 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
     training_samples = _samples(measured[1], "train")
     leaking = [seed for seed, (_, partition) in dealt.items() if training_samples & _samples(partition, "test")]
     if leaking:
-        warnings.warn(
+        warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
             f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(map(str, leaking))}; with --plan auto, and under "
-            "playerfl, every run decides on its own training data",
-            stacklevel=3,
+            "playerfl, every run decides on its own training data"
         )
 
 
@@ -246,5 +231,5 @@ def check_stored(path: Path, task: runner.Task) -> None:
             if began[key] != now[key]:
                 raise UsageError(f"{path} was run with {what}. Choose another directory.")
         if began["version"] != now["version"]:
-            warnings.warn(f"{path} was run by fedlayers {began['version']}, this is {now['version']}", stacklevel=4)
+            warn(f"{path} was run by fedlayers {began['version']}, this is {now['version']}")
     return None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -47,10 +46,6 @@ class EarlyStop:
         found = f"A judge read the validation scores up to {until}, and kept {self.kept}."
         gains = listing(f"{in_points(main, gain)} on {name}" for name, gain in self.gains.items())
         return f"{found} It forecasts these gains in {label_of(main)}: {gains}." if gains else found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {**asdict(self), "gains": dict(self.gains)}
 
 
 def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[int, str]:
@@ -99,7 +94,7 @@ def run_judged(
     entries = sorted(entries, key=lambda entry: len(entry.arm.plan.shared) if entry.arm.plan else 0)
     failed = run_entries(entries, at, place, tell)
     while True:
-        left = [entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed]
+        left = [entry for entry in entries if entry.key not in failed]
         if not left:
             raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
         begun = standings(left, at, {}, guesses)

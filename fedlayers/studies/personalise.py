@@ -106,7 +106,7 @@ def then_personalise(
         check_stored(entry.path, made(entry.config, plan=entry.arm.plan, loaded=task.data))
     near = place if place.here else InProcessBackend()
     failed = run_entries(entries, None, near, tell)
-    done = [*(entry for entry in entries if (entry.arm.name, entry.config.seed) not in failed), start]
+    done = [*(entry for entry in entries if entry.key not in failed), start]
     table = pd.DataFrame({"arm": entry.arm.name, **last_scores(entry.path)} for entry in done)
     table["score"] = standardise(table[main_score(table.columns)]) - standardise(table["loss"])
     best = done[int(table["score"].idxmax())]

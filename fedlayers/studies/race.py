@@ -52,6 +52,11 @@ class Entry:
     config: RunConfig
     path: Path
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """The arm's name and the seed."""
+        return self.arm.name, self.config.seed
+
     def to(self, until: int | None) -> TrainingJob:
         """Return the run up to a round. Its notes on the data were given before the race."""
         return TrainingJob(self.path, self.config, self.arm.plan, until, f"arm {self.arm.name}", quiet=True)
@@ -165,7 +170,7 @@ def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tel
     def note(result: Result, count: int) -> None:
         entry, reason = of_run[result.work.path], ""
         if isinstance(result.error, DivergedError):
-            reason = failed[entry.arm.name, entry.config.seed] = str(result.error)
+            reason = failed[entry.key] = str(result.error)
         elif result.error is not None:
             raise result.error
         if reason:
@@ -196,9 +201,9 @@ def standings(
     lines, main = [], main_score(())
     best: dict[tuple[str, int], int] = {}
     for entry in entries:
-        if (entry.arm.name, entry.config.seed) not in failed:
+        if entry.key not in failed:
             if (at := best_of_run(entry.path)) is not None:
-                best[entry.arm.name, entry.config.seed] = at
+                best[entry.key] = at
             of_seed = None if guesses is None else guesses[entry.config.seed]
             frame = store.Run(entry.path).rows()[1]
             main = main_score(frame["metric"].unique())
@@ -219,8 +224,8 @@ def standings(
     common = rounds[racing == racing.groupby(rounds["seed"]).transform("max")]
     judged = []
     for entry in entries:
-        name, seed = entry.arm.name, entry.config.seed
-        counted = common if (name, seed) not in best else rounds[rounds["round"] <= best[name, seed]]
+        name, seed = entry.key
+        counted = common if entry.key not in best else rounds[rounds["round"] <= best[entry.key]]
         latest = counted[(counted["arm"] == name) & (counted["seed"] == seed)].tail(WINDOW)
         judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "skill", "score"]].mean().to_dict()})
     table = pd.DataFrame(judged)

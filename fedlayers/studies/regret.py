@@ -19,7 +19,7 @@ from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.argument_checks import checked_call
-from fedlayers.studies.compare import check_folder, compare, jobs_of
+from fedlayers.studies.compare import compare, jobs_of
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.training_job import TrainingJob, train
@@ -275,7 +275,6 @@ def regret(
         using = sorted(name for name, kind in registry().items() if kind.uses_plan)
         raise UsageError(f"{config.algorithm} uses no plan. These use one: {listing(using)}.")
     out = Path(out)
-    check_folder(out)
 
     decided: list[dict[str, Any]] = []
     layers: tuple[Layer, ...] = ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from fedlayers.backends.base import Backend, Job, Result, Results, Watch, no_progress
+from fedlayers.backends.base import InProcessBackend, Job
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedlayers.studies.training_job import TrainingJob
 
 
-class Federations(Backend):
+class Federations(InProcessBackend):
     """A backend whose clients are the sites of a link. Run directories are on this machine.
 
     Args:
@@ -78,23 +78,13 @@ class Federations(Backend):
                 raise PacketError(f"site {site!r} has validation samples of {counts[site]} of {classes} classes")
         return {name: 1 / counts[name] for name in self._line.names if counts[name] > 1}
 
-    def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
-        for work in works:
-            watch(work.name)
-            try:
-                self._federate(cast("TrainingJob", work))
-                yield Result(work)
-            except Exception as error:  # the caller's to judge
-                yield Result(work, error=error)
-
-    def _federate(self, run: TrainingJob) -> None:
+    def carry_out(self, work: Job) -> None:
         """Start or resume a run over the sites. A complete run is left as it is."""
-        with warnings.catch_warnings() if run.quiet else nullcontext():
-            if run.quiet:
-                warnings.simplefilter("ignore")
-            options: dict[str, Any] = {"timeouts": self.timeouts, "progress": False, "until": run.until}
-            if run.instruments is not None:
-                options["instruments"] = run.instruments
+        run = cast("TrainingJob", work)
+        options: dict[str, Any] = {"timeouts": self.timeouts, "progress": False, "until": run.until}
+        if run.instruments is not None:
+            options["instruments"] = run.instruments
+        with warnings.catch_warnings(action="ignore") if run.quiet else nullcontext():
             if not run.begun:
                 options |= {"plan": run.plan, "command": run.command, "known": self.facts}
                 federation.federate(run.config, self.link, run.path, **options)

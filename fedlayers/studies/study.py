@@ -20,7 +20,7 @@ from fedlayers.studies.argument_checks import checked_call
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
-from fedlayers.studies.compare import check_folder, compare, jobs_of
+from fedlayers.studies.compare import compare, jobs_of
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.predictions import Predictions, predictions_of
 from fedlayers.studies.rates import RateSearch, rates_of
@@ -131,7 +131,6 @@ def study(
     if (kind := LOSSES[str(resolve(config).loss)].task) != CLASSIFICATION:
         raise UsageError(f"A study must have classes; got task {kind}. Use choose and compare.")
     out = Path(out)
-    check_folder(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)
     config = replace(racing, algorithm=RULED, rule=rule or config.rule)
     jobs_of(config, algorithms, seeds, None, options)

@@ -84,9 +84,7 @@ class TrainingJob:
         Raises:
             UsageError, RunError: as for :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
         """
-        with warnings.catch_warnings() if self.quiet else nullcontext(), remote_errors(self.away):
-            if self.quiet:
-                warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore") if self.quiet else nullcontext(), remote_errors(self.away):
             self._train()
 
     def _train(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from fl_core.algorithms.base import find
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolve
-from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
+from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.records import store
 from fl_core.scores import MAIN, check_score, of_class
@@ -254,7 +253,7 @@ def _check(tried: Sequence[Trial]) -> dict[str, Task]:
             if first is None:
                 first = task
                 for note in task.notes():
-                    warnings.warn(note, stacklevel=3)
+                    warn(note)
     return tasks
 
 
@@ -262,7 +261,7 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
     keys = list(dict.fromkeys(key for trial in tried for key in trial.point))
     lines = []
     for trial in tried:
-        reasons = [failed[key] for entry in trial.entries if (key := (entry.arm.name, entry.config.seed)) in failed]
+        reasons = [failed[entry.key] for entry in trial.entries if entry.key in failed]
         values = [] if reasons else [_judged(entry, score) for entry in trial.entries]
         value = sum(values) / len(values) if values else float("nan")
         line = {"algorithm": trial.algorithm, "trial": trial.number, **{key: trial.point.get(key) for key in keys}}

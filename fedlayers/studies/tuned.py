@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from fedlayers.studies.spaces import TRAINING
 from fl_core import limits
 from fl_core.config import RunConfig
 from fl_core.defaults import resolve
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.legacy_names import current_keys
 from fl_core.registry import is_outside
 from fl_core.storage.files import check_version, write_json
@@ -101,10 +100,10 @@ class Tuned:
                 f"Seed {seen[0]} was used for tuning. Use others to compare, such as --seed {max(self.seeds) + 1}."
             )
         if resolve(config).dataset != self.dataset:
-            warnings.warn(f"tuned on {self.dataset}, compared on {config.dataset}", stacklevel=3)
+            warn(f"tuned on {self.dataset}, compared on {config.dataset}")
         rest = [name for name in algorithms if name not in tuned]
         if rest:
-            warnings.warn(f"{listing(rest)} not tuned as the others were: default settings", stacklevel=3)
+            warn(f"{listing(rest)} not tuned as the others were: default settings")
         given = {name: dict((options or {}).get(name, {})) for name in algorithms}
         for name in tuned:
             known = RunConfig.__dataclass_fields__

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, listing, warn
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
@@ -65,7 +64,7 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
     if shape != x.shape[1:]:
         stored = ", ".join(map(str, x.shape[1:]))
         turned = ", ".join(map(str, shape))
-        warnings.warn(f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]", stacklevel=2)
+        warn(f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]")
         x = np.moveaxis(x, -1, 1)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(x, dtype=np.float32)

@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import tempfile
-import warnings
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +13,7 @@ from typing import IO, Any
 import torch
 
 from fl_core import limits
-from fl_core.errors import RunError
+from fl_core.errors import RunError, warn
 
 MEMORY = Path("/dev/shm")
 """A folder whose files are in memory. Containers limit it to 64 MiB by default."""
@@ -70,10 +69,9 @@ def _reserved(n_bytes: int) -> IO[bytes]:
             return _file(n_bytes, MEMORY)
         except OSError as error:
             reason = error.strerror
-        warnings.warn(
+        warn(
             f"{MEMORY} has no room for {limits.format_bytes(n_bytes)} that worker processes share ({reason}): files in "
-            f"{tempfile.gettempdir()} take its place, which is slower; docker run --shm-size=1g, say, makes room",
-            stacklevel=4,
+            f"{tempfile.gettempdir()} take its place, which is slower; docker run --shm-size=1g, say, makes room"
         )
     try:
         return _file(n_bytes)

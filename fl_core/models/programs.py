@@ -71,8 +71,7 @@ def _explained(what: str, model: nn.Module) -> Iterator[None]:
     level = logging.getLogger("torch").level
     try:
         logging.getLogger("torch").setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     except Exception as error:  # of many types, each of PyTorch's own
         first = str(error).strip().partition("\n")[0]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError, ForeignError, UsageError, listing
+from fl_core.errors import CorruptError, ForeignError, UsageError, listing, warn
 from fl_core.records import checking, timing
 from fl_core.records.checking import CLEANED, JOURNAL
 from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
@@ -192,7 +191,7 @@ class Writer:
         if strange:
             blobs = self.path / "blobs"
             named = f"no checkpoint of this run names, and it stays: {listing(strange, 3)}"
-            warnings.warn(f"{blobs} holds what {named}", stacklevel=4)
+            warn(f"{blobs} holds what {named}")
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows without waiting for the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,3 +27,12 @@ STUDIES = ("choose", "compare", "regret", "study", "tune")
 def test_what_belongs_elsewhere_is_told(name: str, args: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(fl.UsageError, match=rf"^(fl\.{name} )?{said}"):
         getattr(fl, name)(*args, **given)
+
+
+def test_a_warning_names_the_line_of_its_caller(tmp_path: Path) -> None:
+    config = fl.RunConfig(dataset="heart", rounds=1)
+    with pytest.warns(UserWarning, match="switzerland") as of_run:
+        fl.run(config, progress=False)
+    with pytest.warns(UserWarning, match="switzerland") as of_race:
+        fl.choose(config, tmp_path / "race", arms=("nothing", "all"), complete=False)
+    assert {note.filename for note in (*of_run, *of_race)} == {__file__}
