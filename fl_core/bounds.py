@@ -1,4 +1,4 @@
-"""Bounds on values: stated in the types of a dataclass's fields or a function's options, and checked in one place.
+"""Checks of values by annotations of a dataclass's fields or a function's options: by type, and by bounds stated there.
 
 >>> from dataclasses import dataclass
 >>> from typing import Annotated
@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from numbers import Real
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from fl_core.errors import UsageError, check_known
 
@@ -47,6 +48,44 @@ BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 INSIDE = Bound("between 0 and 1", lambda value: 0 < value < 1)
 Size = Annotated[int, Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)]
 """The type of a width, a depth or another size of a model."""
+_TYPES: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (bool, int, str, list, dict, NoneType)}
+_TYPES |= {float: (float, int), tuple: (tuple, list)}
+_NUMPY: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,)}
+
+
+def check_type(
+    name: str, value: Any, hint: Any, way: str = "", *, numpy: bool = False, show: Callable[[Any], str] = repr
+) -> None:
+    """Check that a value has an annotated type. A whole number is also a ``float``, and a truth value is no number.
+
+    A list may stand for a tuple. Only Python's plain types are checked, not ``Literal`` or a class.
+
+    >>> check_type("lr", "fast", float | None)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: lr must be float or none; got 'fast'.
+
+    Args:
+        way: what to do, for the message.
+        numpy: whether a number may be NumPy's.
+        show: returns the value's text for the message.
+
+    Raises:
+        UsageError: it has another type.
+    """
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = [get_origin(part) or part for part in parts]
+    if not set(kinds) <= _TYPES.keys():
+        return
+    types = _TYPES | _NUMPY if numpy else _TYPES
+    accepted = tuple(each for kind in kinds for each in types[kind])
+    fits = bool in kinds if isinstance(value, bool) else isinstance(value, accepted)
+    if tuple[str, ...] in parts and isinstance(value, list | tuple):
+        fits = all(isinstance(each, str) for each in value)
+    if not fits:
+        words = {NoneType: "none", tuple[str, ...]: "a list of names"}
+        wanted = " or ".join(words.get(part) or kind.__name__ for part, kind in zip(parts, kinds, strict=True))
+        raise UsageError(f"{name} must be {wanted}; got {show(value)}.{way and f' {way}'}")
 
 
 def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:

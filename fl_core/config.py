@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 from fl_core import choices
-from fl_core.bounds import ABOVE_0, BELOW_1, SHARE, OneOf, at_least, check_values
+from fl_core.bounds import ABOVE_0, BELOW_1, SHARE, OneOf, at_least, check_type, check_values
 from fl_core.data import columns as tables
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
 from fl_core.errors import UsageError, check_known
@@ -306,7 +305,12 @@ def check(config: RunConfig) -> None:
     Raises:
         UsageError: a value is invalid. The message names the key and its possible values.
     """
-    _check_types(config)
+    hints = get_type_hints(RunConfig)
+    for name, value in _plain(config).items():
+        way = "Pass data in memory as data=." if name == "dataset" else ""
+        check_type(name, value, hints[name], way, show=_shown)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name} must be finite; got {value}.")
     _ = config.reading  # checks its keys
     check_values(vars(config), RunConfig)
     weights_of(config.class_weights)
@@ -334,18 +338,3 @@ def _shown(value: object) -> str:
     """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
     text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
     return text if 0 < len(text) <= 80 else type(value).__name__
-
-
-def _check_types(config: RunConfig) -> None:
-    hints = get_type_hints(RunConfig)
-    for name in (each.name for each in fields(RunConfig)):
-        value, hint = getattr(config, name), hints[name]
-        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        kinds = [get_origin(part) or part for part in parts]
-        accepted = (*kinds, int) if float in kinds else tuple(kinds)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-            hint = " Pass data in memory as data=." if name == "dataset" else ""
-            raise UsageError(f"{name} must be {wanted}; got {_shown(value)}.{hint}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name} must be finite; got {value}.")

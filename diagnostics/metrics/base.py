@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-from fl_core.bounds import check_fields
+from fl_core.bounds import check_fields, check_type
 from fl_core.errors import UsageError, about, check_known
 from fl_core.layers import Layer
 from fl_core.registry import Registry
@@ -22,7 +20,6 @@ DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
 READS = ("losses", "samples", "weights")
 FEATURES = ("", "probe", "own")
-_SIMPLE: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (Integral,), float: (Real,), str: (str,)}
 
 Compute = TypeVar("Compute", bound=Callable[..., list[Row]])
 
@@ -156,9 +153,7 @@ class Metric:
         types = self.option_types
         for name, value in options.items():
             check_known(f"option of {self.name}", name, types)
-            if not _is_a(value, types[name]):
-                kinds = " or ".join(kind.__name__ for kind in _kinds(types[name]) if kind in _SIMPLE)
-                raise UsageError(f"{self.name}: {name} must be {kinds}; got {value!r}.")
+            check_type(f"{self.name}: {name}", value, types[name], numpy=True)
         with about(self.name):
             made = self.options_type(**options)
             check_fields(made)
@@ -209,20 +204,6 @@ class Metric:
         settings = self.settings(**options)
         self.check(measurement, settings)
         return self.measure(measurement, settings)
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) is not None and NoneType in get_args(hint) else get_args(hint) or (hint,)
-
-
-def _is_a(value: Any, hint: Any) -> bool:
-    """Return True if a value has the type of a hint, or if the hint is no simple type."""
-    kinds = _kinds(hint)
-    if not set(kinds) <= {*_SIMPLE, NoneType}:
-        return True
-    if value is None or isinstance(value, bool):
-        return (NoneType if value is None else bool) in kinds
-    return any(isinstance(value, _SIMPLE[kind]) for kind in kinds if kind in _SIMPLE)
 
 
 # --- the registry ----------------------------------------------------------------------------------------------

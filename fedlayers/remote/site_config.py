@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import SiteDataset
 from fl_core import limits
+from fl_core.bounds import check_type
 from fl_core.data.columns import READING
 from fl_core.data.registry import DATASETS
 from fl_core.data.text import HASHED
@@ -126,21 +127,8 @@ def _table(table: str, found: Mapping[str, Any], made: type[Any]) -> Any:
     given = found.get(table, {})
     if not isinstance(given, dict):
         raise UsageError(f"{table} must be a table; got {given!r}. Write [{table}] on a line of its own.")
-    known = {each.name: each for each in fields(made)}
-    values: dict[str, Any] = {}
+    known, hints = {each.name: each for each in fields(made)}, get_type_hints(made)
     for key, value in given.items():
         check_known(f"key of [{table}]", key, known)
-        values[key] = _as(f"[{table}] {key}", value, known[key].default)
-    return made(**values)
-
-
-def _as(what: str, value: Any, default: Any) -> Any:
-    """Convert a value to the type of a default: texts for a tuple or None, a number, a truth value, or a text."""
-    if default is None or isinstance(default, tuple):
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise UsageError(f'{what} must be a list of names; got {value!r}. Write ["NAME", ...].')
-        return tuple(value)
-    kinds = (int, float) if isinstance(default, float) else (type(default),)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise UsageError(f"{what} must be {type(default).__name__}; got {value!r}. The default is {default!r}.")
-    return value
+        check_type(f"[{table}] {key}", value, hints[key], f"The default is {known[key].default!r}.")
+    return made(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
