@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing
 from fl_core.models import packaged_weights, weights
+from fl_core.models.batch_norms import batch_norms
 from fl_core.models.heads import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -53,7 +54,7 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
     weights.copy_into(model, stored, str(path))
     if local:
         notes.append(f"{listing(local)} start as {path} began: its clients kept their own")
-    if kept and _keeps_statistics(model):
+    if kept and any(norm.track_running_stats for norm in batch_norms(model).values()):
         notes.append(f"running statistics are those that {path} started with: its clients kept their own (bn=local)")
     return notes
 
@@ -86,11 +87,6 @@ def _has_global_model(run: store.Run) -> bool:
     if any(isinstance(each, str) and is_outside(each) for each in (name, *options.values())):
         return bool((run.rows()[1]["model"] == "global").any())
     return find(name).base_algorithm(options).evaluates == "global"
-
-
-def _keeps_statistics(model: nn.Module) -> bool:
-    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
-    return any(norm.track_running_stats for norm in norms)
 
 
 def _keep_classifier(model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path) -> list[str]:

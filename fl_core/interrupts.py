@@ -82,7 +82,7 @@ def delay_signals() -> Iterator[None]:
 
 def _heard() -> list[signal.Signals]:
     """Return the signals that this thread may handle and that are not ignored."""
-    if not _main_thread():
+    if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
@@ -101,10 +101,6 @@ def end_with_parent() -> None:
     if parent is not None:
         sentinel = parent.sentinel
         threading.Thread(target=lambda: os._exit(bool(wait([sentinel]))), daemon=True).start()
-
-
-def _main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _importing(frame: FrameType | None) -> bool:

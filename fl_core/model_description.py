@@ -16,10 +16,11 @@ from fl_core.algorithms.options import configurations
 from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError
 from fl_core.models import lora
+from fl_core.models.batch_norms import drop_statistics
 from fl_core.models.options import check_stored, without_weights
 from fl_core.records import store
 from fl_core.restore import allowed_code
-from fl_core.task import Task, drop_statistics
+from fl_core.task import Task
 from fl_core.training import evaluate
 
 
@@ -30,7 +31,7 @@ def describe_model(
     config, data = task.config, task.data
     checkpoint = found.checkpoint(round, lazy=True)
     below = find(config.algorithm).base_algorithm(config.options)
-    extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
+    asked = {"algorithm": config.algorithm, "options": dict(config.options)}
     plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
     return {
         "model": {
@@ -40,7 +41,7 @@ def describe_model(
             "options": without_weights(str(config.model), config.model_options),
             "seed": config.seed,
             "bn": config.batchnorm,
-            "extended_by": {"algorithm": config.algorithm, "options": dict(config.options)} if extends else None,
+            "extended_by": asked if below.extends_model() else None,
         },
         "inputs": Inputs.from_federation(data, config.reading).to_json(),
         "classes": list(data.classes),
@@ -96,10 +97,8 @@ def built_from(
         drop_statistics(made)
     if said["extended_by"] is not None:
         algorithm = find(extended["algorithm"])
-        below, options = (
-            algorithm.base_algorithm(extended["options"]),
-            configurations(algorithm, extended["options"])[-1],
-        )
+        below = algorithm.base_algorithm(extended["options"])
+        options = configurations(algorithm, extended["options"])[-1]
         made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
         if said["bn"] == "drop":
             drop_statistics(made)

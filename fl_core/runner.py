@@ -124,7 +124,8 @@ def start(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    stored |= {"command": command, "lost_replies": task.lost_replies, "own": list(task.from_python), **(beside or {})}
+    own = [kind for kind in ("data", "model") if getattr(task.config, f"own_{kind}") is not None]
+    stored |= {"command": command, "lost_replies": task.lost_replies, "own": own, **(beside or {})}
     stored |= {"partitioned": True} if isinstance(task.config.own_data, Source) else {}
     _check_storable(stored)
     with writing.create(out, stored) as writer:

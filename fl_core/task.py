@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 import fl_core
@@ -15,7 +14,7 @@ from fl_core.algorithms.base import Algorithm, Round, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, weights_of
 from fl_core.data import FederatedData, Partition
-from fl_core.data.notes import notes
+from fl_core.data.notes import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.roles import by_name
@@ -27,18 +26,15 @@ from fl_core.execution.executors import check_sendable
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora, weights
+from fl_core.models.batch_norms import batch_norms, drop_statistics, statistics_of, tensors_of
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.options import PRETRAINED, wants_weights
-from fl_core.ordering import MANY, in_order
 from fl_core.plan import LayerPlan
 from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
-
-SPREAD = 100.0
-"""The largest standard deviation of targets without a warning. The smallest is its inverse."""
 
 
 @dataclass
@@ -55,11 +51,6 @@ class Task:
     start: Tree | None = None  # the base model's initial weights, if they are not the seed's
     said: tuple[str, ...] = ()
     lost_replies: list[tuple[int, str]] = field(default_factory=list)  # from the configuration's trace
-
-    @property
-    def from_python(self) -> tuple[str, ...]:
-        """Return which of ``data`` and ``model`` are the user's objects from Python."""
-        return tuple(kind for kind in ("data", "model") if getattr(self.config, f"own_{kind}") is not None)
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
@@ -91,7 +82,6 @@ class Task:
         """
         config, initial = self.config, tree.state_dict(self.model)
         below, algorithm = find(config.algorithm).base_algorithm(config.options), self.algorithm(self.plan)
-        extends = below.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
         server = algorithm.server_state(tree.clone(initial))
         common = "model" in server.trees and (
             below.uses_plan
@@ -99,36 +89,16 @@ class Task:
             or not algorithm.shared(Round(0), 0)
             or "global" in algorithm.models(server, algorithm.client_state(initial, 0), Round(0))
         )
-        if extends or not common:
+        if below.extends_model() or not common:
             raise UsageError(
                 f"a new client must get one common model from the algorithm; {algorithm.name} has none. Use fedper."
             )
 
     def notes(self) -> list[str]:
-        """Return warnings on unusual data, small clients, the targets' scale, and the plan.
-
-        Clients are small if they have one class or less than a batch.
-        """
-        found = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere(), *notes(self.data)]
+        """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
         batch = int(self.config.batch_size or 1)
-        sizes = {client.name: len(client.train) for client in self.data.clients}
-        single = [client.name for client in self.data.clients if len(client.train.y.unique(dim=0)) < 2]
-        alike = "of one class only" if self.data.task == CLASSIFICATION else "whose targets are all equal"
-        found += self._of_clients(single, lambda name: f"training samples {alike}")
-        if self.data.task == SURVIVAL:
-            unseen = [client.name for client in self.data.clients if not client.train.y[:, 1].any()]
-            found += self._of_clients(unseen, lambda name: "no event among its training samples: it learns nothing")
-        few = [name for name, n in sizes.items() if n < batch]
-        less = f"training samples, less than a batch of {batch}"
-        found += self._of_clients(few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}")
-        if self.data.task == REGRESSION:
-            spread = float(torch.cat([client.train.y for client in self.data.clients]).double().std())
-            if not 1 / SPREAD <= spread <= SPREAD:
-                found.append(
-                    f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
-                    "rates are made for"
-                )
-        return found
+        own = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere()]
+        return [*own, *notes(self.data), *client_notes(self.data, batch)]
 
     def algorithm_notes(self) -> list[str]:
         """Return warnings on the algorithm and on its plan, without reading samples."""
@@ -141,13 +111,6 @@ class Task:
         if not measured or measured == self.data.digest or measured == self.data.training_digest:
             return []
         return ["the plan was measured on other data, or on other splits of them, than this run trains on"]
-
-    def _of_clients(self, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
-        """Return a note on each of some clients, or one on all of them if they are many."""
-        if len(names) <= MANY:
-            return [f"client {name!r} has {what(name)}" for name in names]
-        together = together or what(names[0])
-        return [f"{len(names)} of {len(self.data.clients)} clients have {together}: {listing(in_order(names), 3)}"]
 
     def header(self, command: str) -> dict[str, Any]:
         """Return the first line of every rows file of this task."""
@@ -271,11 +234,11 @@ def assemble(
     layers = built.layers(plain_layers)
     problem = TaskInfo(
         layers=layers,
-        never_sent=built.personal | (_statistics(model) if config.batchnorm == "local" else frozenset()),
+        never_sent=built.personal | (statistics_of(model) if config.batchnorm == "local" else frozenset()),
         n_train=data.weights,
         epochs=int(config.epochs or 0),
         seed=config.seed,
-        norms=_normalisations(model),
+        norms=frozenset[str]().union(*(tensors_of(*each) for each in batch_norms(model).items())),
         rounds=int(config.rounds or 0),
         blocks=paths_of_blocks(model),
         mean=data.mean,
@@ -384,28 +347,6 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
         f"{config.dataset} names no clients ({flag} says which column of a table does): its samples are "
         f"dealt to {len(data.clients)} made-up ones by {data.partition.kind!r}; --partition or --clients confirms that"
     ]
-
-
-def _with_statistics(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
-
-
-def _normalisations(model: nn.Module) -> frozenset[str]:
-    """Return the names of the tensors of normalisation layers, found by their type."""
-    found = _with_statistics(model).items()
-    return frozenset(f"{name}.{key}".lstrip(".") for name, module in found for key in module.state_dict())
-
-
-def _statistics(model: nn.Module) -> frozenset[str]:
-    return frozenset(f"{name}.{key}" for name, m in _with_statistics(model).items() for key, _ in m.named_buffers())
-
-
-def drop_statistics(model: nn.Module) -> None:
-    """Remove running statistics from batch normalisations, so that they normalise by each batch, also in prediction."""
-    for module in _with_statistics(model).values():
-        module.track_running_stats = False  # type: ignore[assignment]
-        for key in ("running_mean", "running_var", "num_batches_tracked"):
-            setattr(module, key, None)
 
 
 def _check_steps(data: FederatedData, batch: int) -> None:

@@ -50,14 +50,24 @@ def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | No
     """
     targets = named_tensors(module) if held is None else select(named_tensors(module), held)
     check_same(targets, tree, "the model", "the tree")
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(tree[name])
+    assign(targets, tree)
+
+
+@torch.no_grad()
+def assign(targets: Mapping[str, Tensor], tree: Mapping[str, Tensor]) -> None:
+    """Copy a tree's values into these tensors, whose names it has."""
+    for name, target in targets.items():
+        target.copy_(tree[name])
 
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
     """Return a deep copy: contiguous tensors that share no memory with the original."""
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
+
+
+def copy_to_cpu(tree: Mapping[str, Tensor]) -> Tree:
+    """Return a deep copy on the CPU."""
+    return {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tree.items()}
 
 
 def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:

@@ -17,11 +17,8 @@ from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
 from fl_core.errors import RunError, UsageError, WorkerError, warn
 from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import MakesExecutor, answer_of
+from fl_core.execution.executors import MakesExecutor, answer_of, in_order
 from fl_core.execution.requests import ClientReply, ClientRequest
-
-AHEAD = 4
-"""Number of requests that each actor may have queued."""
 
 
 class Actors:
@@ -78,44 +75,26 @@ class Actors:
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in the order of the requests. A free actor takes the next request."""
-        queue, again = enumerate(requests), deque[tuple[int, ClientRequest]]()
-        idle, busy = deque(self._actors), dict[Any, tuple[Any, int, ClientRequest]]()
-        done: dict[int, tuple[str, Any]] = {}
-        begun = yielded = 0
-        exhausted = False
         errors = self._ray.exceptions
         lost = errors.RayActorError, errors.ObjectLostError  # the second: its node has ended, and the reply with it
-        while True:
-            while idle and (again or (not exhausted and begun - yielded < AHEAD * len(self._actors))):
-                given = again.popleft() if again else next(queue, None)
-                if given is None:
-                    exhausted = True
-                    break
-                position, request = given
-                actor, began = idle.popleft(), time.perf_counter()
-                busy[actor.run.remote(pickle.dumps(request))] = actor, position, request
+
+        def begin(actor: Any, request: ClientRequest) -> Any:
+            began = time.perf_counter()
+            reference = actor.run.remote(pickle.dumps(request))
+            self.transfer_seconds += time.perf_counter() - began
+            return reference
+
+        def answer(actor: Any, reference: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return pickle.loads(self._ray.get(reference))
+            except lost:
+                self._lost(actor)
+                return None
+            finally:
                 self.transfer_seconds += time.perf_counter() - began
-                begun = max(begun, position + 1)
-            while yielded in done:
-                kind, value = done.pop(yielded)
-                yielded += 1
-                if kind == "error":
-                    raise value
-                yield value
-            if exhausted and not busy and not again:
-                return
-            if not busy:
-                continue
-            for reference in self._ray.wait(list(busy))[0]:
-                actor, position, request = busy.pop(reference)
-                began = time.perf_counter()
-                try:
-                    done[position] = pickle.loads(self._ray.get(reference))
-                    idle.append(actor)
-                except lost:
-                    self._lost(actor)
-                    again.append((position, request))
-                self.transfer_seconds += time.perf_counter() - began
+
+        yield from in_order(requests, deque(self._actors), {}, begin, lambda some: self._ray.wait(some)[0], answer)
 
     def _lost(self, actor: Any) -> None:
         self._actors.remove(actor)

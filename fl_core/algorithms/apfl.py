@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, register
 from fl_core.algorithms.options import Share
-from fl_core.tree import Tree, clone
+from fl_core.tree import Tree, assign, clone
 
 PERSONAL, SHARE = "personal", "share"
 
@@ -57,10 +57,10 @@ class APFL(Algorithm):
         grads = steps.gradients(batch)
         if alpha or self.config.adapt:
             w = {name: tensor.detach().clone() for name, tensor in steps.live.items()}
-            _put(steps.live, self.mixture(w, v, alpha))
+            assign(steps.live, self.mixture(w, v, alpha))
             along = steps.gradients(batch)
             v.update({name: steps.live[name].clone() for name in v if name not in self.task_info.parameters})
-            _put(steps.live, w)
+            assign(steps.live, w)
             if self.config.adapt:
                 slope = sum(float(((v[name] - w[name]) * grad).sum()) for name, grad in along.items())
                 share["alpha"].fill_(min(max(alpha - steps.training.lr * slope, 0.0), 1.0))
@@ -76,9 +76,3 @@ class APFL(Algorithm):
         w = {**server.trees["model"], **client.trees["model"]}
         alpha = float(client.trees[SHARE]["alpha"])
         return {"global": w, "personal": self.mixture(w, client.trees[PERSONAL], alpha) if alpha else w}
-
-
-@torch.no_grad()
-def _put(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        live[name].copy_(value)

@@ -219,6 +219,11 @@ class Algorithm:
         """
         return model
 
+    @classmethod
+    def extends_model(cls) -> bool:
+        """Return whether this algorithm makes another model than the given one."""
+        return cls.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
+
     # --- the plan ---
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:

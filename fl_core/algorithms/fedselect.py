@@ -49,7 +49,8 @@ class FedSelect(Algorithm):
         limit: Share = 0.5
 
     def client_state(self, initial: Tree, client: int) -> State:
-        mask = {name: torch.zeros_like(initial[name], dtype=torch.bool) for name in self._masked(Round(0), client)}
+        names = self.shared(Round(0), client) & self.task_info.parameters - self.task_info.frozen
+        mask = {name: torch.zeros_like(initial[name], dtype=torch.bool) for name in names}
         return State({"model": tree.clone(initial), MASK: mask})
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
@@ -82,21 +83,18 @@ class FedSelect(Algorithm):
                 steps.params[name].copy_(torch.where(moves[name], steps.params[name], value))
 
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
-        start, mask = (
-            merge_personal(state.trees["model"], {n: t.cpu() for n, t in ctx.reference.items()}, state.trees[MASK]),
-            {},
-        )
-        own = trained["model"]
+        received = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
+        start, own, mask = merge_personal(state.trees["model"], received, state.trees[MASK]), trained["model"], {}
         message = super().client_update(state, trained, ctx, rnd, client)
         for name, before in state.trees[MASK].items():
-            mask[name] = before | self.chosen((own[name] - start[name]).abs(), before)
+            mask[name] = before | self.choose_personal((own[name] - start[name]).abs(), before)
         used = {name: each for name, each in state.trees[MASK].items() if name in message.trees["model"]}
         message.trees["model"] |= {n: own[n].masked_fill(each, 0) for n, each in used.items()}
         message.trees[MASK] = used
         state.trees[MASK] = mask
         return message
 
-    def chosen(self, change: Tensor, personal: Tensor) -> Tensor:
+    def choose_personal(self, change: Tensor, personal: Tensor) -> Tensor:
         """Return the shared entries that become personal, as a bool tensor of the shape of ``change``."""
         free = change[~personal]
         count = 0 if personal.double().mean() > self.config.limit else round(self.config.rate * free.numel())
@@ -117,9 +115,6 @@ class FedSelect(Algorithm):
         travels = self.shared(rnd, 0)
         received = tree.select(server.trees["model"], travels & server.trees["model"].keys())
         return {self.evaluates: merge_personal(client.trees["model"], received, client.trees[MASK])}
-
-    def _masked(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.shared(rnd, client) & self.task_info.parameters - self.task_info.frozen
 
 
 def merge_personal(own: Mapping[str, Tensor], received: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, Tree, Update, register
 from fl_core.algorithms.averaging import PersonalCopy
 from fl_core.algorithms.options import Count, Positive
+from fl_core.tree import assign
 
 
 @register
@@ -65,14 +66,14 @@ class PerFedAvg(Algorithm):
         if alpha:
             _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
         along = steps.gradients(batch)
-        _set(steps.params, start)
+        assign(steps.params, start)
         if alpha and self.config.variant == "hf":
             further, delta = steps.draw("curvature"), self.config.delta
             ends = []
             for sign in (1, -1):
                 _move(steps.params, along, sign * delta)
                 ends.append(steps.gradients(further, clip=False))
-                _set(steps.params, start)
+                assign(steps.params, start)
             along = {name: v - alpha * (ends[0][name] - ends[1][name]) / (2 * delta) for name, v in along.items()}
         steps.descend(along)
 
@@ -126,7 +127,7 @@ class PFedMe(PersonalCopy):
         config, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
         personal = ctx.scratch.setdefault("personal", {})
         if personal:
-            _set(steps.params, personal)
+            assign(steps.params, personal)
         for _ in range(config.inner_steps):
             grads = steps.gradients(batch)
             with torch.no_grad():
@@ -134,7 +135,7 @@ class PFedMe(PersonalCopy):
                     theta = steps.params[name]
                     theta.sub_(grad + config.lam * (theta - w[name]) + config.decay * theta, alpha=config.personal_lr)
         personal.update(_copy(steps.live))
-        _set(steps.params, w)
+        assign(steps.params, w)
         steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -149,12 +150,6 @@ class PFedMe(PersonalCopy):
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:
     return {name: param.detach().clone() for name, param in params.items()}
-
-
-@torch.no_grad()
-def _set(params: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, param in params.items():
-        param.copy_(values[name])
 
 
 @torch.no_grad()

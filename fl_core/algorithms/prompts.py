@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from fl_core import seeds
 from fl_core.algorithms import Algorithm, Phase, Round, Shape, State, Tree, register
 from fl_core.errors import UsageError
+from fl_core.tree import assign
 
 CLIENT = "prompts"  # the stream of a client's initial prompts
 
@@ -94,9 +95,8 @@ class PFedPT(Algorithm):
                 f"pfedpt: twice pad must be below the image's sides, {shape[1]} x {shape[2]}; got pad={config.pad}."
             )
         border = Border(shape, config.pad)
-        with torch.no_grad():
-            for name, value in draw_prompts(dict(border.named_parameters()), 1.0, seed).items():
-                border.get_parameter(name).copy_(value)
+        frame = dict(border.named_parameters())
+        assign(frame, draw_prompts(frame, 1.0, seed))
         return BorderedModel(model, border)
 
     @property

@@ -44,7 +44,8 @@ def find_categories(
     """
     for name in listed or ():
         check_known(f"column of {where} (categories)", name, columns)
-    words = {name: _distinct(cells) for name, cells in columns.items() if name in (listed or ()) or holds_words(cells)}
+    asked = {name: cells for name, cells in columns.items() if name in (listed or ()) or holds_words(cells)}
+    words = {name: tuple(sorted({*_texts(cells)})) for name, cells in asked.items()}
     for name, distinct in words.items():
         if name not in (listed or ()) and len(distinct) > min(MOST, max(FEW, len(columns[name]) // 2)):
             raise UsageError(
@@ -126,10 +127,6 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
 def width(columns: int, words: Collection[Sequence[str]]) -> int:
     """Return the number of columns after :func:`one_hot`."""
     return columns + sum(len(each) for each in words)
-
-
-def _distinct(cells: Cells) -> tuple[str, ...]:
-    return tuple(sorted(set(_texts(cells))))
 
 
 def _texts(cells: Cells) -> list[str]:

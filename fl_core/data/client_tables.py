@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_core.data.arrays import Cells, Place
-from fl_core.data.columns import BETWEEN, TABLES, Reading, first_duplicate
+from fl_core.data.columns import BETWEEN, TABLES, Reading, check_distinct_columns, first_duplicate
 from fl_core.data.image_folders import holds_images
 from fl_core.errors import UsageError, listing
 
@@ -62,9 +62,7 @@ def header(parts: Sequence[Path], reading: Reading, header_of: Header) -> list[s
     names = list(dict.fromkeys(name for each in headers.values() for name in each))
     client = reading.client_column
     for part, own in headers.items():
-        twice = first_duplicate(own)
-        if twice is not None:
-            raise UsageError(f"{part}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
+        check_distinct_columns(part, own)
         if client in own:
             raise UsageError(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "

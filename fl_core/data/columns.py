@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,23 @@ def first_duplicate(names: Sequence[str]) -> str | None:
     """Return the first name that occurs more than once, or None."""
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+def check_distinct_columns(path: Path, header: Sequence[str], read: Collection[str] | None = None) -> None:
+    """Check that no column's name is repeated.
+
+    Args:
+        read: the columns that matter. None means all.
+
+    Raises:
+        UsageError: names the first repeated one, with its places.
+    """
+    twice = first_duplicate([name for name in header if read is None or name in read])
+    if twice is not None:
+        at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
+        raise UsageError(
+            f"{path}: names of columns must be distinct; got {twice!r} as columns {at}. Rename or remove one of them."
+        )
 
 
 PLAIN = Reading()

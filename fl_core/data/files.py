@@ -115,7 +115,7 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
             raise UsageError(f"{path} must have an array 'x' or 'x_train'; got {listing(file.files) or 'none'}.")
         shape, dtype = _npy_header(path, key)
         if dtype == np.uint8 and len(shape) > 2:
-            return _image_shape(shape[1:]), owner
+            return (shape[3] if len(shape) > 3 else 1, *shape[1:3]), owner
         return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
     _check_kind(path)
     return _tokens(), tables.names_clients(path, reading)
@@ -140,11 +140,7 @@ def read_npz(
                     f"{path}: the array that names each sample's client must be 'client'; got {key!r}. Rename it."
                 )
             check_known(f"array in {path}", key, known)
-        _check_sizes(path)
-        try:
-            data: dict[str, Array] = {key: file[key] for key in file.files}
-        except _DAMAGED as error:
-            raise _not_plain(path, error) from error
+        data = _read_arrays(path, file, file.files)
     split = "x_train" in data
     for key in _SPLIT_FORM if split else _ONE_FORM:
         if key not in data:
@@ -264,15 +260,18 @@ def array_of(path: Path, key: str) -> Array:
     """
     with _open_npz(path) as file:
         check_known(f"array in {path}", key, file.files)
-        _check_sizes(path)
-        try:
-            return file[key]
-        except _DAMAGED as error:
-            raise _not_plain(path, error) from error
+        return _read_arrays(path, file, [key])[key]
 
 
-def _not_plain(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them.")
+def _read_arrays(path: Path, file: np.lib.npyio.NpzFile, keys: Sequence[str]) -> dict[str, Array]:
+    """Return arrays of an open .npz file after a check of the sizes that it claims."""
+    _check_sizes(path)
+    try:
+        return {key: file[key] for key in keys}
+    except _DAMAGED as error:
+        raise UsageError(
+            f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them."
+        ) from error
 
 
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
@@ -292,10 +291,6 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
 def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
     """Return whether all images are grey."""
     return all(mode in ("1", "L") for _, mode in headers)
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[2] if len(shape) > 2 else 1, *shape[:2])
 
 
 def _open_npz(path: Path) -> np.lib.npyio.NpzFile:

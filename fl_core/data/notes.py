@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ import torch
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import listing
-from fl_core.scores import CLASSIFICATION
+from fl_core.ordering import MANY, in_order
+from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""
@@ -23,6 +24,8 @@ USUAL = 2 / 3
 """Share of samples above which one of two classes is the usual one."""
 REPEATED = 0.01
 """Share of validation or test samples equal to training samples from which they are reported."""
+SPREAD = 100.0
+"""The largest standard deviation of targets without a warning. The smallest is its inverse."""
 
 
 def notes(data: FederatedData) -> list[str]:
@@ -36,13 +39,39 @@ def notes(data: FederatedData) -> list[str]:
     """
     names = [client.name for client in data.clients]
     alike = [*_alike("clients", names), *_alike("classes", data.classes)]
-    found = [*_one_client(data), *alike, *_single(data), *_positive(data), *_large(data)]
+    alone = ["there is one client only: nothing is federated, it trains alone"] * (len(names) == 1)
+    found = [*alone, *alike, *_single(data), *_positive(data), *_large(data)]
     return [*found, *_numbers(data), *_repeated(data)]
 
 
-def _one_client(data: FederatedData) -> Iterator[str]:
-    if len(data.clients) == 1:
-        yield "there is one client only: nothing is federated, it trains alone"
+def client_notes(data: FederatedData, batch: int) -> list[str]:
+    """Return warnings about clients with one class or less than a batch, and about the targets' scale."""
+    sizes = {client.name: len(client.train) for client in data.clients}
+    single = [client.name for client in data.clients if len(client.train.y.unique(dim=0)) < 2]
+    alike = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"
+    found = _of_clients(data, single, lambda name: f"training samples {alike}")
+    if data.task == SURVIVAL:
+        unseen = [client.name for client in data.clients if not client.train.y[:, 1].any()]
+        found += _of_clients(data, unseen, lambda name: "no event among its training samples: it learns nothing")
+    few = [name for name, n in sizes.items() if n < batch]
+    less = f"training samples, less than a batch of {batch}"
+    found += _of_clients(data, few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}")
+    if data.task == REGRESSION:
+        spread = float(torch.cat([client.train.y for client in data.clients]).double().std())
+        if not 1 / SPREAD <= spread <= SPREAD:
+            found.append(
+                f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
+                "rates are made for"
+            )
+    return found
+
+
+def _of_clients(data: FederatedData, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
+    """Return a note on each of some clients, or one on all of them if they are many."""
+    if len(names) <= MANY:
+        return [f"client {name!r} has {what(name)}" for name in names]
+    together = together or what(names[0])
+    return [f"{len(names)} of {len(data.clients)} clients have {together}: {listing(in_order(names), 3)}"]
 
 
 def _alike(what: str, names: Iterable[str]) -> Iterator[str]:

@@ -25,7 +25,7 @@ _LIKELY = {
 """Words in the names of columns that often have a role."""
 
 
-def likely_columns(role: str, asked: str, header: Sequence[str], most: int = 3) -> list[str]:
+def likely_columns(role: str, asked: str, header: Sequence[str]) -> list[str]:
     """Return the columns that most likely have a role, the likeliest first.
 
     >>> likely_columns("label_column", "label", ["age", "died", "hospital"])
@@ -39,7 +39,7 @@ def likely_columns(role: str, asked: str, header: Sequence[str], most: int = 3) 
     named = by_name(role, header)
     ends = [header[-1], header[0]] if role == "label_column" else []
     ends = [name for name in ends if name not in by_name("client_column", header)]
-    return list(dict.fromkeys([*near, *named, *ends]))[:most]
+    return list(dict.fromkeys([*near, *named, *ends]))[:3]
 
 
 def by_name(role: str, header: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_core.data import arrays, categories, client_tables, parquet, roles, text, xlsx
 from fl_core.data.arrays import Array, Cells
-from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, WRITTEN, Reading, first_duplicate
+from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, WRITTEN, Reading, check_distinct_columns
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import parsed_json
@@ -100,9 +100,7 @@ def named_columns(
     header = header_of(path, reading)
     for name in names:
         check_known(f"column of {path}", name, header)
-    twice = first_duplicate([name for name in header if name in names])
-    if twice is not None:
-        raise UsageError(f"{path}: names of columns must be distinct; got {twice!r} more than once. Rename one.")
+    check_distinct_columns(path, header, names)
     return _columns(path, header, names, texts, reading)
 
 
@@ -168,12 +166,7 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     Raises:
         UsageError: a named column is missing, repeated, or used for two purposes.
     """
-    twice = first_duplicate(header)
-    if twice is not None:
-        at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
-        raise UsageError(
-            f"{path}: names of columns must be distinct; got {twice!r} as columns {at}. Rename or remove one of them."
-        )
+    check_distinct_columns(path, header)
     client, labels, text_column = reading.client_column, reading.labels, reading.text_column
     reading.check_labels(str(path))
     named = {"client_column": (client,), "label_column": labels, "text_column": (text_column,)}

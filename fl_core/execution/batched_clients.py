@@ -344,12 +344,12 @@ def _put(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...], entries: d
 def _taken(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Return the joined states of all parts, the inverse of :func:`_put`."""
     keys = [key for key, value in optimizer.state[parts[0]].items() if isinstance(value, Tensor)]
-    of_parts = {key: [_for_all(optimizer.state[part][key], len(part)) for part in parts] for key in keys}
-    return {key: values[0] if len(values) == 1 else torch.cat(values) for key, values in of_parts.items()}
-
-
-def _for_all(value: Tensor, count: int) -> Tensor:
-    return value.repeat(count) if value.ndim == 0 else value
+    joined: dict[str, Tensor] = {}
+    for key in keys:
+        values = [optimizer.state[part][key] for part in parts]
+        values = [v.repeat(len(part)) if v.ndim == 0 else v for v, part in zip(values, parts, strict=True)]
+        joined[key] = values[0] if len(values) == 1 else torch.cat(values)
+    return joined
 
 
 def _clip_each(params: list[Tensor], longest: float) -> None:

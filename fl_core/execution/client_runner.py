@@ -34,7 +34,7 @@ from fl_core.training.losses import Loss
 from fl_core.training.nonfinite_search import Watch
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
-from fl_core.tree import Tree, one_thread
+from fl_core.tree import Tree, copy_to_cpu, one_thread
 
 OPTIMIZER_TREE = "optimizer"
 SCORE_BATCH = 1024
@@ -186,11 +186,7 @@ class ClientRunner:
             answer = yield Part(phase, trained[phase.state_key], ctx, optimizer)
             assert answer is not None
             trained[phase.state_key], optimizer = answer[0], {**optimizer, **answer[1]}
-        for name, kept in ctx.scratch.items():
-            trained[name] = {
-                key: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-                for key, tensor in kept.items()
-            }
+        trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
         local = trained["model"]
         message = algorithm.client_update(state, trained, ctx, request.rnd, request.client)
         contract.check_unchanged(algorithm)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,9 @@ from fl_core.execution.shared_memory import SharedBlock, as_tensor, shared_copy
 from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import delay_signals, end_with_parent
 
+Worker = TypeVar("Worker")
+Handle = TypeVar("Handle")
+AHEAD = 4  # requests that may begin before the first reply is yielded, for each worker
 SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, next to a kept optimiser's
 
 
@@ -120,9 +123,10 @@ class Workers:
 
         No worker is left with an unread answer, however the iteration ends.
         """
-        busy: dict[Channel, int] = {}
+        busy: dict[Channel, tuple[Channel, int, ClientRequest]] = {}
+        ready: Any = wait
         try:
-            yield from self._replies(iter(requests), busy)
+            yield from in_order(requests, deque(self._links), busy, self._begin, ready, self._answer)
         except KeyboardInterrupt:
             self._interrupted = True
             busy.clear()  # nobody waits for their replies
@@ -131,38 +135,14 @@ class Workers:
             for link in busy:
                 self._receive(link)
 
-    def _replies(self, queue: Iterator[ClientRequest], busy: dict[Channel, int]) -> Iterator[ClientReply]:
-        idle = deque(self._links)
-        done: dict[int, Any] = {}
-        sent = yielded = 0
-        exhausted = False
-        while True:
-            while idle and not exhausted and sent - yielded < 4 * len(self._links):
-                request = next(queue, None)
-                if request is None:
-                    exhausted = True
-                    break
-                link = idle.popleft()
-                with self._moving():
-                    self._send(link, ("run", request))
-                busy[link] = sent
-                sent += 1
-            while yielded in done:
-                kind, value = done.pop(yielded)
-                yielded += 1
-                if kind == "error":
-                    raise value
-                yield value
-            if exhausted and not busy:
-                return
-            if not busy:  # a slow request has held back the others, and its reply has just been yielded
-                continue
-            for ready in wait(list(busy)):  # type: ignore[arg-type]
-                link = next(link for link in busy if link is ready)
-                position = busy.pop(link)
-                with self._moving():
-                    done[position] = self._receive(link)
-                idle.append(link)
+    def _begin(self, link: Channel, request: ClientRequest) -> Channel:
+        with self._moving():
+            self._send(link, ("run", request))
+        return link
+
+    def _answer(self, worker: Channel, link: Channel) -> Any:
+        with self._moving():
+            return self._receive(link)
 
     def close(self) -> None:
         """End the workers. After an interrupt this happens at once, even within a request."""
@@ -207,6 +187,59 @@ class Workers:
         elif process.exitcode is None or process.exitcode < 0:
             hint = "something outside this run ended it"
         return WorkerError(f"a worker process ended with exit code {process.exitcode}; {hint}")
+
+
+def in_order(
+    requests: Iterable[ClientRequest],
+    idle: deque[Worker],
+    busy: dict[Handle, tuple[Worker, int, ClientRequest]],
+    begin: Callable[[Worker, ClientRequest], Handle],
+    ready: Callable[[list[Handle]], Iterable[Handle]],
+    answer: Callable[[Worker, Handle], tuple[str, Any] | None],
+) -> Iterator[ClientReply]:
+    """Yield replies in the requests' order. A free worker takes the next request.
+
+    A slow request holds back the others once :data:`AHEAD` requests a worker have begun.
+
+    Args:
+        busy: is filled with what runs: a request's handle, with its worker, its position and itself.
+        begin: starts a request and returns its handle.
+        ready: waits until some of the handles have an answer, and returns these.
+        answer: returns a handle's answer, as of :func:`answer_of`. None means that the worker is lost. Another one then
+            takes its request.
+    """
+    queue, again = enumerate(requests), deque[tuple[int, ClientRequest]]()
+    done: dict[int, tuple[str, Any]] = {}
+    begun = yielded = 0
+    ahead, exhausted = AHEAD * len(idle), False
+    while True:
+        while idle and (again or (not exhausted and begun - yielded < ahead)):
+            given = again.popleft() if again else next(queue, None)
+            if given is None:
+                exhausted = True
+                break
+            position, request = given
+            worker = idle.popleft()
+            busy[begin(worker, request)] = worker, position, request
+            begun = max(begun, position + 1)
+        while yielded in done:
+            kind, value = done.pop(yielded)
+            yielded += 1
+            if kind == "error":
+                raise value
+            yield value
+        if not busy and not again:
+            if exhausted:
+                return
+            continue
+        for handle in ready(list(busy)):
+            worker, position, request = busy.pop(handle)
+            found = answer(worker, handle)
+            if found is None:
+                again.append((position, request))
+            else:
+                done[position] = found
+                idle.append(worker)
 
 
 MakesExecutor = Callable[[ClientRunner], Executor]

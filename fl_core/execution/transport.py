@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -67,10 +67,13 @@ class Slot:
         return cls(SharedBlock(-(-n_bytes // ALIGNED) * ALIGNED), repeats)
 
     def store(self, value: Any) -> Any:
-        """Store a request's or reply's trees over earlier ones, and return it with places instead of trees."""
+        """Store a request's or reply's trees over earlier ones, and return it with their places instead of trees.
+
+        A tree without room is there as bytes.
+        """
         end = 0
 
-        def place(source: Tree) -> _Placed | _Bytes:
+        def place(source: Tree) -> list[_Entry] | bytes:
             nonlocal end
             entries: list[_Entry] = []
             at = end
@@ -78,10 +81,10 @@ class Slot:
                 entries.append((name, tensor.dtype, tensor.shape, at))
                 at += -(-tensor.nbytes // ALIGNED) * ALIGNED
             if at > len(self.memory):
-                return _Bytes(save({name: tensor.contiguous() for name, tensor in source.items()}))
+                return save({name: tensor.contiguous() for name, tensor in source.items()})
             self._copy(source, entries, end, at)
             end = at
-            return _Placed(entries)
+            return entries
 
         return _map_trees(value, place)
 
@@ -105,10 +108,10 @@ class Slot:
         Without ``copy`` its tensors are the slot's memory until reuse.
         """
 
-        def find(placed: _Placed | _Bytes) -> Tree:
-            if isinstance(placed, _Bytes):
-                return load(placed.data)
-            views = self._views(placed.entries)
+        def find(placed: list[_Entry] | bytes) -> Tree:
+            if isinstance(placed, bytes):
+                return load(placed)
+            views = self._views(placed)
             return {name: view.clone() for name, view in views.items()} if copy else views
 
         return _map_trees(value, find)
@@ -130,20 +133,6 @@ class _There:
     def is_still(self, tensor: Tensor) -> bool:
         """Return whether it is this tensor with unchanged contents. For inference tensors this is unknown, so False."""
         return tensor is self.tensor and self.version is not None and tensor._version == self.version
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """The position of a tree in a slot."""
-
-    entries: list[_Entry]
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """A tree sent as bytes, outside the slot."""
-
-    data: bytes
 
 
 class Channel:

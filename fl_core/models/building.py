@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from fl_core import limits
 from fl_core.bounds import check_values
 from fl_core.errors import UsageError
-from fl_core.models import external, weights as weight_files
+from fl_core.models import external
 from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import import_object, is_outside
@@ -32,7 +31,6 @@ def build(
     *,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
-    weights: str | Path | None = None,
 ) -> nn.Module:
     """Build a model by its name, on the CPU and in training mode.
 
@@ -52,17 +50,14 @@ def build(
         shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
-        weights: a state dict to start from instead of fresh weights: .safetensors, or a file that torch.load reads with
-            ``weights_only=True``. Its names must be exactly the model's.
 
     Raises:
-        UsageError: the name or an option is unknown, the shape or the weights do not fit, or the output is not [n,
-            n_classes].
+        UsageError: the name or an option is unknown, the shape does not fit, or the output is not [n, n_classes].
     """
     shape, model_options = _checked_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
-    own, label = (None, name) if isinstance(name, str) else (name, called_name(name))
+    own, label = (None, name) if isinstance(name, str) else (name, getattr(name, "__qualname__", type(name).__name__))
     source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")), within_bytes(f"model {label}", limits.memory() // 2):
         if own is not None:
@@ -90,8 +85,6 @@ def build(
     model.train()
     if own is not None or label not in MODELS.inside or isinstance(shape, TokenShape):
         check_fit(label, model, shape, n_classes)
-    if weights is not None:
-        weight_files.load(model, weights)
     return model
 
 
@@ -106,11 +99,6 @@ def copy_user_model(model: nn.Module | Builder, shape: tuple[int, ...], n_classe
     model = copy.deepcopy(model)
     check_fit(type(model).__name__, model, shape, n_classes)
     return model
-
-
-def called_name(function: Builder) -> str:
-    """Return the name of the user's function or class, for messages."""
-    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.models.layered_model import image_shape
 from fl_core.models.options import PRETRAINED, check_library
 from fl_core.models.registry import Builder
 from fl_core.signatures import check_options, parameters_of
@@ -36,7 +37,7 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
     options = dict(options)
     pretrained = _pretrained(full, name, options.pop(PRETRAINED, False))
     check_library(full, options)
-    channels, height, width = _image(full, shape)
+    channels, height, width = image_shape(full, shape)
     made_for = timm.get_pretrained_cfg(architecture)
     size: Options = {"img_size": height if height == width else (height, width)}
     if "img_size" in options or (made_for is not None and tuple(made_for.input_size[1:]) == (height, width)):
@@ -106,7 +107,7 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
     full = f"torchvision:{name}"
     check_known("torchvision model", name, torchvision.models.list_models(module=torchvision.models))
     check_library(full, options)
-    channels, _, _ = _image(full, shape)
+    channels, _, _ = image_shape(full, shape)
     if channels != 3:
         raise UsageError(
             f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
@@ -164,10 +165,3 @@ def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for options with which a model cannot be built."""
     said = " ".join(str(error).split())
     return UsageError(f"options of model {model} must fit it; got {options}: {said}. Correct --model-option.")
-
-
-def _image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise UsageError(f"model {model}: samples must be images (channels, height, width); got shape {shape}.")
-    channels, height, width = shape
-    return channels, height, width

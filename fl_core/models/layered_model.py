@@ -25,13 +25,14 @@ def chain(**children: nn.Module) -> Layered:
     return Layered(OrderedDict(children))
 
 
-def image_shape(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
+def image_shape(model: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
     """Return channels, height and width of the images that a model is built for.
 
     Raises:
         UsageError: the samples are not images, or too small.
     """
-    rule = f"model {model}: samples must be images (channels, height, width) of at least {smallest} x {smallest}"
+    size = f" of at least {smallest} x {smallest}" if smallest > 1 else ""
+    rule = f"model {model}: samples must be images (channels, height, width){size}"
     if len(shape) != 3:
         raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
     if min(shape[1:]) < smallest:

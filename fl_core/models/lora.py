@@ -212,8 +212,7 @@ def load_whole(model: nn.Module, source: Mapping[str, Tensor]) -> None:
     frozen = base(model)
     tree.load(model, {name: tensor for name, tensor in source.items() if name not in frozen})
     tree.check_same(frozen, {name: source[name] for name in frozen if name in source}, "the base", "the tree")
-    for name, tensor in frozen.items():
-        tensor.copy_(source[name])
+    tree.assign(frozen, source)
 
 
 # --- files of a trained model --------------------------------------------------------------------------------------

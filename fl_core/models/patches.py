@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_core.bounds import Size
 from fl_core.errors import UsageError
-from fl_core.models.layered_model import Shape
+from fl_core.models.layered_model import Shape, image_shape
 from fl_core.models.registry import model
 
 
@@ -49,9 +49,7 @@ def mixer(shape: Shape, n_classes: int, *, depth: Size = 12, width: Size = 192, 
 
 def _cut(name: str, shape: Shape, patch: int | None) -> tuple[int, tuple[int, int], int]:
     """Return channels, (height, width), and side of a patch, for images of this shape."""
-    if len(shape) != 3:
-        raise UsageError(f"model {name}: samples must be images (channels, height, width); got shape {shape}.")
-    channels, height, width = shape
+    channels, height, width = image_shape(name, shape)
     both = math.gcd(height, width)
     if patch is None:
         patch = next(k for k in range(1, both + 1) if (both % k == 0 and 8 * k >= max(height, width)) or k == both)

@@ -10,24 +10,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_core import limits
+from fl_core import limits, tree
 from fl_core.errors import UsageError, listing
 
 
-def load(model: nn.Module, path: str | Path) -> None:
-    """Copy a state dict from ``path`` into ``model``: a .safetensors file, or one that torch.load reads as tensors.
+def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
+    """Copy a state dict into ``model``. Error messages call it ``where``.
 
     Tied tensors may be stored under any of their names, or under several names if the values agree.
 
     Raises:
-        UsageError: the file is missing or not a state dict, or a name or shape does not fit. The message names the
-            first.
+        UsageError: a name or shape does not fit. The message names the first.
     """
-    copy_into(model, read(Path(path)), str(path))
-
-
-def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
-    """Copy a state dict into ``model`` as :func:`load` does. Error messages call it ``where``."""
     names: dict[int, list[str]] = {}
     wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     for name, tensor in wanted.items():
@@ -50,13 +44,18 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
                 raise UsageError(
                     f"tied tensors {first!r} and {name!r} must have the same values; got different ones in {where}."
                 )
-    with torch.no_grad():
-        for name, tensor in stored.items():
-            wanted[name].copy_(tensor)
+    tree.assign({name: wanted[name] for name in stored}, stored)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a state-dict file, on the CPU, without running any code from it."""
+    """Return the tensors of a state-dict file, on the CPU, without running any code from it.
+
+    Args:
+        path: a .safetensors file, or one that torch.load reads with ``weights_only=True``.
+
+    Raises:
+        UsageError: the file is missing, or not a state dict.
+    """
     if not path.is_file():
         raise UsageError(f"weights must be a file; got {path}, which does not exist. Check the path.")
     limits.check_size(path, path.stat().st_size)

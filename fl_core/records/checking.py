@@ -182,14 +182,10 @@ def is_foreign(run: RunFiles) -> bool:
     """
     known = {found["run"] for found in _sound(run) if "run" in found}
     if known:
-        return run.id not in known and len(known) == 1 and not _fits(run)
+        return run.id not in known and len(known) == 1 and _wrong(run) > 0
     begin = run.begin()
     names = [*begin["files"], run.rows_path.name]
     return all(map(run.folder.is_own, names)) and _wrong(run) > 1
-
-
-def _fits(run: RunFiles) -> bool:
-    return _wrong(run) == 0
 
 
 def _wrong(run: RunFiles) -> int:

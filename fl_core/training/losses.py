@@ -28,11 +28,13 @@ class Loss:
         task: of :data:`fl_core.scores.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
             events (float32 [n, 2]), or labels of 0 and 1 (float32 [n, C]).
         couples: whether a sample's loss depends on the other samples of its batch.
+        single: whether a model has one output, whatever the number of classes.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = CLASSIFICATION
     couples: ClassVar[bool] = False
+    single: ClassVar[bool] = False
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         return self.per_sample(logits, y).mean()
@@ -43,7 +45,7 @@ class Loss:
 
     def outputs(self, n_classes: int) -> int:
         """The number of a model's outputs for this number of classes. With 0 classes the targets are numbers."""
-        return n_classes
+        return 1 if self.single else n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
         """The logits of every class [n, C] that a model's outputs stand for."""
@@ -166,12 +168,10 @@ class BinaryCrossEntropy(Loss):
     """
 
     name = "bce"
+    single = True
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits.squeeze(-1), y.to(logits.dtype), reduction="none")
-
-    def outputs(self, n_classes: int) -> int:
-        return 1
 
     def of_logits(self) -> Loss:
         return CrossEntropy()
@@ -190,9 +190,7 @@ class _OfNumbers(Loss):
     """Base of the losses of a number: a model has one output, [n, 1], and ``y`` [n] holds targets."""
 
     task = REGRESSION
-
-    def outputs(self, n_classes: int) -> int:
-        return 1
+    single = True
 
 
 @dataclass(frozen=True)
@@ -243,15 +241,13 @@ class Cox(Loss):
     name = "cox"
     task = SURVIVAL
     couples = True
+    single = True
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         z, (time, event) = logits.squeeze(-1), y.unbind(-1)
         late_first = torch.argsort(-time, stable=True)
         at_risk = torch.searchsorted(-time[late_first], -time, right=True) - 1  # the last sample of an equal time
         return event.to(z.dtype) * (torch.logcumsumexp(z[late_first], 0)[at_risk] - z)
-
-    def outputs(self, n_classes: int) -> int:
-        return 1
 
 
 @dataclass(frozen=True)
@@ -347,18 +343,17 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
     return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
 
-def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
+def build(name: str, **options: Any) -> Loss:
     """A loss by its name, of :data:`LOSSES`.
 
     ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1), ``bce`` (two classes, one
     output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1); ``cox`` of survival; ``multilabel_bce`` of labels.
 
     Args:
-        n_classes: when given, the length of a list ``alpha`` is checked now, otherwise at the first batch.
         options: the loss's own; ``alpha`` is one number for all classes or a list with one number a class.
 
     Raises:
-        UsageError: an unknown name or option, a value outside its range, or an ``alpha`` of the wrong length.
+        UsageError: an unknown name or option, or a value outside its range.
     """
     kind = LOSSES[check_known("loss", name, LOSSES)]
     known = [field.name for field in fields(kind)]
@@ -366,10 +361,7 @@ def build(name: str, *, n_classes: int | None = None, **options: Any) -> Loss:
         if not known:
             raise UsageError(f"loss {name!r} must have no options; got {option!r}. Leave it out.")
         check_known(f"option of loss {name!r}", option, known)
-    loss = kind(**options)
-    if n_classes is not None:
-        loss.check(n_classes)
-    return loss
+    return kind(**options)
 
 
 def _is_target(logits: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_core.training.phases import Phase
-from fl_core.tree import Tree
+from fl_core.tree import Tree, copy_to_cpu
 
 MOMENTUM = "momentum_buffer"
 Entries = dict[str, dict[str, Tensor]]  # name of a tensor -> key of the optimiser -> value
@@ -32,11 +32,7 @@ def entries_of(kept: Tree, phase: Phase) -> Entries:
 def to_tree(entries: Mapping[str, Mapping[str, Tensor]], phase: Phase) -> Tree:
     """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
     prefix = _prefix(phase)
-    return {
-        f"{prefix}{name}#{key}": value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, values in entries.items()
-        for key, value in values.items()
-    }
+    return copy_to_cpu({f"{prefix}{n}#{key}": each for n, values in entries.items() for key, each in values.items()})
 
 
 def read(optimizer: torch.optim.Optimizer, names: Sequence[str], params: Sequence[Tensor]) -> Entries:

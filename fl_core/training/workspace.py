@@ -16,10 +16,10 @@ from fl_core.choices import FORMATS
 from fl_core.errors import check_known
 from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
+from fl_core.models.batch_norms import batch_norms, tensors_of
 from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, has_hooks
 from fl_core.tree import Tree
 
-_NORM = nn.modules.batchnorm._NormBase  # all that keep running statistics
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -104,13 +104,8 @@ class Workspace:
         self.keep_frozen = keep_frozen
         self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
-        names = {module: name for name, module in self.model.named_modules()}
         self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples
-        self.norms = [
-            (module, {f"{names[module]}.{key}".lstrip(".") for key in module.state_dict()})
-            for module in self.model.modules()
-            if isinstance(module, _NORM)
-        ]
+        self.norms = [(module, tensors_of(name, module)) for name, module in batch_norms(self.model).items()]
 
     def place(self, x: Tensor) -> Tensor:
         """Move samples [n, *shape] to the device, images in the workspace's memory layout."""
@@ -134,11 +129,7 @@ class Workspace:
 
     def read(self) -> Tree:
         """Return a copy of the present weights of the model or submodel, as contiguous tensors on the CPU."""
-        return {
-            name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, t in self.live.items()
-            if self.submodel is None or name in self.submodel
-        }
+        return tree.copy_to_cpu(self.live if self.submodel is None else tree.select(self.live, self.submodel))
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
         """Return logits [n, C] with these parameters, as float32 in any precision.

@@ -13,6 +13,7 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.errors import UsageError
+from fl_core.models import weights
 from fl_core.registry import Entry
 from fl_core.tokens import TokenShape
 from tests.networks import Wired
@@ -392,11 +393,17 @@ def save(path, tensors):
     return path
 
 
+def started(name, shape, path):
+    model = models.build(name, shape, 3)
+    weights.copy_into(model, weights.read(path), str(path))
+    return model
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_weights_are_loaded(tmp_path, suffix):
     source = tree.state_dict(models.build("mlp", TABLE, 3, seed=9))
     path = save(tmp_path / f"weights.{suffix}", source)
-    assert tree.digest(tree.state_dict(models.build("mlp", TABLE, 3, weights=path))) == tree.digest(source)
+    assert tree.digest(tree.state_dict(started("mlp", TABLE, path))) == tree.digest(source)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -413,7 +420,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
     change(tensors)
     path = save(tmp_path / f"weights.{suffix}", tensors)
     with pytest.raises(UsageError, match=says):
-        models.build("mlp", TABLE, 3, weights=path)
+        started("mlp", TABLE, path)
 
 
 def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
@@ -421,22 +428,22 @@ def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
     full = {name: tensor.detach().clone() for name, tensor in built.state_dict().items()}
     for dropped in (["b.weight"], ["a.weight"], []):
         kept = {name: tensor for name, tensor in full.items() if name not in dropped}
-        model = models.build("mine:Tied", (4,), 3, weights=save(tmp_path / "weights.safetensors", kept))
+        model = started("mine:Tied", (4,), save(tmp_path / "weights.safetensors", kept))
         assert model.a.weight is model.b.weight
         assert all(torch.equal(model.state_dict()[name], full[name]) for name in full)
     neither = {name: tensor for name, tensor in full.items() if name not in ("a.weight", "b.weight")}
     path = save(tmp_path / "weights.safetensors", neither)
     with pytest.raises(UsageError, match=r"a\.weight"):
-        models.build("mine:Tied", (4,), 3, weights=path)
+        started("mine:Tied", (4,), path)
     path = save(tmp_path / "weights.safetensors", {**full, "b.weight": full["b.weight"] + 1})
     with pytest.raises(UsageError, match=r"'a\.weight'.*'b\.weight'"):
-        models.build("mine:Tied", (4,), 3, weights=path)
+        started("mine:Tied", (4,), path)
 
 
 def test_files_that_are_not_weights(tmp_path):
     def refused(path, says):
         with pytest.raises(UsageError, match=says):
-            models.build("mlp", TABLE, 3, weights=path)
+            started("mlp", TABLE, path)
 
     refused(tmp_path / "missing.pt", "does not exist")
     for name in ("noise.safetensors", "noise.pt", "empty.pt"):

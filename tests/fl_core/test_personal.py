@@ -153,8 +153,8 @@ def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them() ->
     assert max(shares[-1]) <= 0.3 + 0.25
     algorithm = played.task.algorithm(None)
     change = torch.tensor([0.1, 0.5, 0.2, 0.9])
-    assert algorithm.chosen(change, torch.zeros(4, dtype=torch.bool)).tolist() == [False, False, False, True]
-    assert not algorithm.chosen(change, torch.tensor([True, True, False, False])).any()  # above the limit
+    assert algorithm.choose_personal(change, torch.zeros(4, dtype=torch.bool)).tolist() == [False, False, False, True]
+    assert not algorithm.choose_personal(change, torch.tensor([True, True, False, False])).any()  # above the limit
 
 
 def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None:

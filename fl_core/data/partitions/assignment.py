@@ -58,7 +58,7 @@ def make(
             f"Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
-    pool = Pool.from_source(source)
+    pool = Pool(source.name, source.labels, source.owner, source.owner_names, source.is_train)
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
     divided = partitioning.divide(pool, count, shares, seed)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core import seeds
+from fl_core.bounds import Bound, check_value
 from fl_core.data.arrays import Integers
 from fl_core.data.recipes import SHARES
-from fl_core.data.sources import Source
 from fl_core.errors import UsageError, listing
 
 SPLITS = ("train", "validation", "test")
@@ -40,11 +40,6 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @classmethod
-    def from_source(cls, source: Source) -> Pool:
-        """Return the pool of all samples of a source."""
-        return cls(source.name, source.labels, source.owner, source.owner_names, source.is_train)
 
     def take(self, positions: Integers) -> Pool:
         """Return the pool of these samples only, in this order."""
@@ -258,29 +253,7 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number (a bool is not)."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def check_whole(what: str, value: Any) -> None:
-    """Check that a value is a whole number of at least 1.
-
-    Raises:
-        UsageError: names the option and its value.
-    """
-    if not is_whole(value) or value < 1:
-        raise UsageError(f"{what} must be a whole number from 1; got {value!r}.")
-
-
-def check_alpha(alpha: Any) -> None:
-    """Check that a Dirichlet concentration is a positive number.
-
-    Raises:
-        UsageError: names the value.
-    """
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 < float(alpha) < math.inf:
-        raise UsageError(f"alpha must be a positive number; got {alpha!r}.")
+WHOLE = Bound("a whole number from 1", lambda value: isinstance(value, numbers.Integral) and int(value) >= 1)
 
 
 def check_classes(classes_per_client: Any, classes: int) -> None:
@@ -289,11 +262,8 @@ def check_classes(classes_per_client: Any, classes: int) -> None:
     Raises:
         UsageError: names the value and the number of classes.
     """
-    if not is_whole(classes_per_client) or not 1 <= classes_per_client <= classes:
-        raise UsageError(
-            f"classes_per_client must be a whole number from 1 to {classes}, the number of classes; "
-            f"got {classes_per_client!r}."
-        )
+    rule = f"a whole number from 1 to {classes}, the number of classes"
+    check_value("classes_per_client", classes_per_client, Bound(rule, lambda few: WHOLE.holds(few) and few <= classes))
 
 
 def check_clients(clients: Any, samples: int, each: int = 1, what: str = "clients") -> None:
@@ -302,7 +272,7 @@ def check_clients(clients: Any, samples: int, each: int = 1, what: str = "client
     Raises:
         UsageError: names the number of clients and the largest possible one.
     """
-    check_whole(what, clients)
+    check_value(what, clients, WHOLE)
     if clients * each > samples:
         raise UsageError(
             f"{what} must be at most {samples // each} for {samples} samples with {each} for each; got {clients}."

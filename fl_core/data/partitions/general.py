@@ -10,8 +10,9 @@ from typing import Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
+from fl_core.bounds import ABOVE_0, Bound, check_value
 from fl_core.data.arrays import Integers
-from fl_core.data.partitions.base import Partitioning, Pool, check_alpha, check_classes, check_clients, follow
+from fl_core.data.partitions.base import WHOLE, Partitioning, Pool, check_classes, check_clients, follow
 from fl_core.data.partitions.registry import PARTITIONS, partition
 from fl_core.errors import UsageError, listing
 
@@ -42,7 +43,7 @@ class WithAlpha(Partitioning):
     alpha: float = 0.5
 
     def fitted(self, pool: Pool, clients: int) -> Self:
-        check_alpha(self.alpha)
+        check_value("alpha", self.alpha, ABOVE_0)
         return replace(self, alpha=float(self.alpha))
 
 
@@ -132,11 +133,8 @@ class NaturalDirichlet(WithAlpha):
         owners = len(pool.owner_names)
         if clients is None:
             return 5 * owners
-        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1 or clients % owners:
-            raise UsageError(
-                f"clients must be a multiple of {owners}, the number of natural clients of {pool.name}; "
-                f"got {clients!r}."
-            )
+        rule = f"a multiple of {owners}, the number of natural clients of {pool.name}"
+        check_value("clients", clients, Bound(rule, lambda count: WHOLE.holds(count) and count % owners == 0))
         return clients
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
@@ -190,7 +188,7 @@ def dirichlet(labels: Integers, clients: int, alpha: float, seed: int, *, min_si
     Raises:
         UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
     """
-    check_alpha(alpha)
+    check_value("alpha", alpha, ABOVE_0)
     check_clients(clients, len(labels), min_size)
     generator = seeds.numpy_generator(seed, "partition", "dirichlet")
     rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
@@ -291,7 +289,7 @@ def natural_dirichlet(
         UsageError: ``alpha`` is not positive, a natural client has no samples, or its smallest part stays below
             ``min_size``.
     """
-    check_alpha(alpha)
+    check_value("alpha", alpha, ABOVE_0)
     assigned: list[Integers] = []
     for number, rows in enumerate(natural(owner, names)):
         what = f"clients of {names[number]!r}"
@@ -315,7 +313,7 @@ def capped_dirichlet(
     Raises:
         UsageError: ``alpha`` is not positive, or the smallest client stays below that size.
     """
-    check_alpha(alpha)
+    check_value("alpha", alpha, ABOVE_0)
     check_clients(clients, len(labels))
     least = min(min_size, len(labels) // clients // 2)
     generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")

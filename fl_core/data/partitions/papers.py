@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -12,16 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core import seeds
+from fl_core.bounds import ABOVE_0, SHARE, Bound, check_value
 from fl_core.data.arrays import Integers
-from fl_core.data.partitions.base import (
-    Partitioning,
-    Pool,
-    check_alpha,
-    check_classes,
-    check_clients,
-    check_whole,
-    is_whole,
-)
+from fl_core.data.partitions.base import WHOLE, Partitioning, Pool, check_classes, check_clients
 from fl_core.data.partitions.general import class_holders
 from fl_core.data.partitions.registry import partition
 from fl_core.errors import UsageError
@@ -122,13 +114,10 @@ def dominated(
     check_clients(clients, len(labels))
     present, sizes = np.unique(labels, return_counts=True)
     check_classes(classes_per_client, len(present))
-    if isinstance(dominance, bool) or not isinstance(dominance, numbers.Real) or not 0 < float(dominance) <= 1:
-        raise UsageError(f"dominance must be above 0 and at most 1; got {dominance!r}.")
+    check_value("dominance", dominance, SHARE)
     held = classes_per_client if dominance == 1 else len(present)
-    if not is_whole(samples) or samples < held:
-        raise UsageError(
-            f"samples_per_client must be at least {held}, one for each of the client's classes; got {samples!r}."
-        )
+    rule = f"at least {held}, one for each of the client's classes"
+    check_value("samples_per_client", samples, Bound(rule, lambda count: WHOLE.holds(count) and count >= held))
     generator = seeds.numpy_generator(seed, "partition", "dominated")
     holders = class_holders(len(present), clients, classes_per_client, generator)
     own = np.array([[client in each for each in holders] for client in range(clients)])
@@ -191,8 +180,8 @@ class _FedPFT(Partitioning):
     def divide(
         self, pool: Pool, clients: int, shares: tuple[float, float, float], seed: int
     ) -> list[tuple[Integers, ...]]:
-        check_whole("clients", clients)
-        check_whole("samples_per_client", self.samples_per_client)
+        check_value("clients", clients, WHOLE)
+        check_value("samples_per_client", self.samples_per_client, WHOLE)
         present = [int(label) for label in np.unique(pool.labels)]
         wanted = self.label_distributions(len(present), clients, seed)
         tests = held_out(pool.labels, shares[2], seed) if pool.is_train is None else ~np.asarray(pool.is_train)
@@ -218,7 +207,7 @@ class FedPFTDirichlet(_FedPFT):
     alpha: float = 0.5
 
     def fitted(self, pool: Pool, clients: int) -> Self:
-        check_alpha(self.alpha)
+        check_value("alpha", self.alpha, ABOVE_0)
         return replace(self, alpha=float(self.alpha))
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
@@ -255,7 +244,7 @@ def label_shares(classes: int, clients: int, alpha: float, seed: int) -> Floats:
     Raises:
         UsageError: ``alpha`` is not a positive number.
     """
-    check_alpha(alpha)
+    check_value("alpha", alpha, ABOVE_0)
     generator = seeds.numpy_generator(seed, "partition", "label shares")
     return generator.dirichlet(np.full(classes, float(alpha)), size=clients)
 
