@@ -12,7 +12,7 @@ import pandas as pd
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fl_core import statistics
 from fl_core.errors import UsageError, check_known
-from fl_core.scores import SCORES, SHOWN, TABLE, label_of, main_score, positive_in
+from fl_core.scores import SCORES, SHOWN, TABLE, in_column, label_of, main_score, positive_in
 from fl_core.stopping import WINDOW, best_round, weighted_mean
 
 BASELINES = ("local", "fedavg")
@@ -163,13 +163,12 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
     usual, positive = _shown(table.columns), str(next(iter(table.get("positive", ())), ""))
     for metric in usual if score in ("", *usual) else (score, *usual):
-        scale, digits = (100, 1) if TABLE[metric].share else (1, 3)
-        title = label_of(metric, positive) + f"{_GAP}%" * (scale == 100)
-        spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2 * scale
-        means = ["–" if np.isnan(m) else f"{m * scale:.{digits}f}" for m in table[metric]]
+        title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
+        spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
+        means = ["–" if np.isnan(mean) else in_column(metric, mean) for mean in table[metric]]
         shown[title] = [
-            mean + (f"{_GAP}±{_GAP}{s:.{digits}f}" if np.isfinite(s) else "")
-            for mean, s in zip(means, spread, strict=True)
+            mean + (f"{_GAP}±{_GAP}{in_column(metric, half)}" if np.isfinite(half) else "")
+            for mean, half in zip(means, spread, strict=True)
         ]
     shown["fairness"] = ["–" if np.isnan(v) else f"{v:.1e}" for v in table["fairness"]]
     shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.argument_checks import checked_call
-from fedlayers.studies.compare import compare, jobs_of
+from fedlayers.studies.compare import jobs_of
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.training_job import TrainingJob, train
@@ -32,9 +32,10 @@ from fl_core.layers import Layer
 from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
+from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.restore import named_files
-from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, of_class
+from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, in_column, of_class
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
 from fl_core.storage.files import write_atomically
@@ -191,20 +192,21 @@ class Regret:
         few = f" (for fewer than {RANGE_BELOW} decisions their range)"
         return f"in brackets 95 % intervals by a bootstrap over {runs} runs{few}"
 
+    def _number(self, value: float) -> str:
+        return "–" if pd.isna(value) else in_column(self.score, value)
+
     def text(self) -> str:
         """Return the table for a terminal, with the best cuts and the meaning of the columns."""
-        scale, digits = (100, 1) if TABLE[self.score].share else (1, 3)
-        unit = " %" if scale == 100 else ""
+        unit = " %" * TABLE[self.score].share
         shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
         for name in ("validation", "held_out"):
-            shown[name.replace("_", "-") + unit] = [_number(value, scale, digits) for value in self.table[name]]
+            shown[name.replace("_", "-") + unit] = [self._number(value) for value in self.table[name]]
         for name in ("regret", "random"):
             shown[name + unit] = [
-                _number(mean, scale, digits)
-                + ("" if pd.isna(low) else f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]")
+                self._number(mean) + ("" if pd.isna(low) else f" [{self._number(low)}, {self._number(high)}]")
                 for mean, low, high in self.table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
             ]
-        shown.insert(6, "cross-fitted" + unit, [_number(v, scale, digits) for v in self.table["crossfitted"]])
+        shown.insert(6, "cross-fitted" + unit, [self._number(value) for value in self.table["crossfitted"]])
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [f"{line.rule} does not decide with seed {line.seed}: {line.status}" for line in failed.itertuples()]
@@ -215,10 +217,6 @@ class Regret:
             least, most = int(sizes.min()), int(sizes.max())
             head += f"\nheld-out samples per run: {least:,}" + (f" to {most:,}" if most > least else "")
         return "\n\n".join([head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."])
-
-
-def _number(value: float, scale: int, digits: int) -> str:
-    return "–" if pd.isna(value) else f"{scale * value:.{digits}f}"
 
 
 @checked_call
@@ -284,19 +282,15 @@ def regret(
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
+    options = {config.algorithm: config.options}
+    cuts = {
+        cut: jobs_of(config, [config.algorithm], seeds, out / "cuts" / str(cut), options, plan)
+        for cut, plan in plans.items()
+    }
     with open_backend(backend, config.workers) as place:
-        jobs = [job for cut, plan in plans.items() for job in _jobs(config, seeds, plan, _folder(out, cut), command)]
+        jobs = [replace(job, command=command) for jobs in cuts.values() for job in jobs]
         train(jobs, place, progress=progress)
-    frames = []
-    for cut, plan in plans.items():
-        frames.append(_trained(config, seeds, plan, cut, out, score, command))
-        frames[-1]["last"] = names[cut - 1] if cut else ""
-    scores = pd.concat(frames, ignore_index=True)
-    judged = [
-        _on_held_out(replace(config, seed=seed), scores[scores["seed"] == seed], out, score)
-        for seed in with_progress(seeds, "held-out samples", "seed", shown=progress)
-    ]
-    scores = scores.merge(pd.concat(judged, ignore_index=True), how="left")
+    scores = _judged(config, seeds, cuts, names, score, progress)
     write_atomically(out / "scores.csv", csv_bytes(scores))
     result = Regret(score, names, scores, pd.DataFrame(decided))
     for name, table in (("regret", result.choices), ("table", result.table)):
@@ -340,52 +334,36 @@ def _decisions(
     return task.layers, decisions
 
 
-def _folder(out: Path, cut: int) -> Path:
-    return out / "cuts" / str(cut)
-
-
-def _jobs(config: RunConfig, seeds: Sequence[int], plan: LayerPlan, folder: Path, command: str) -> list[TrainingJob]:
-    """Return the runs of one cut. The runs of all cuts are trained together."""
-    jobs = jobs_of(config, [config.algorithm], seeds, folder, {config.algorithm: config.options}, plan)
-    return [replace(job, command=command) for job in jobs]
-
-
-def _trained(
-    config: RunConfig, seeds: Sequence[int], plan: LayerPlan, cut: int, out: Path, score: str, command: str
+def _judged(
+    config: RunConfig,
+    seeds: Sequence[int],
+    cuts: Mapping[int, Sequence[TrainingJob]],
+    names: Sequence[str],
+    score: str,
+    progress: bool,
 ) -> pd.DataFrame:
-    """Return validation and test scores of one cut, for every seed."""
-    run = compare(
-        config,
-        [config.algorithm],
-        seeds,
-        _folder(out, cut),
-        options={config.algorithm: config.options},
-        plan=plan,
-        command=command,
-        progress=False,
-    )
-    columns: dict[str, Any] = {}
-    for split in ("validation", "test"):
-        final = headline(run.frame, split, run.best)
-        final = final[final["metric"] == score]
-        columns[split] = {
-            seed: statistics.combine(part["value"], part["n_train"]) for seed, part in final.groupby("seed")
-        }
-    columns["model"] = final.drop_duplicates("seed").set_index("seed")["model"]
-    return pd.DataFrame([{"seed": s, "cut": cut, **{name: columns[name][s] for name in columns}} for s in seeds])
+    """Return the scores of each cut's finished runs, one for each seed. Nothing is trained.
 
-
-def _on_held_out(config: RunConfig, scores: pd.DataFrame, out: Path, score: str) -> pd.DataFrame:
-    """Return held-out scores of one seed's finished runs, by cut, and the number of samples. Nothing is trained."""
-    samples = held_out(runner.assemble(config))
-    count = sum(len(part) for part in samples.values())
+    Args:
+        names: of the layers that train, in order.
+    """
     lines = []
-    for line in scores.itertuples():
-        path = _folder(out, int(str(line.cut))) / "runs" / f"{config.algorithm}-{config.seed}"
-        own = {key: value for key, value in named_files(config).items() if key in ("allow_code", "data", "model")}
-        which, _, best = str(line.model).partition("@")
-        models, task = load_models(path, "best" if best else "last", which, **own)
-        value = score_of(models, samples, task, score)
-        lines.append({"seed": config.seed, "cut": line.cut, "held_out": value, "held_out_samples": count})
-        lines[-1] |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}
-    return pd.DataFrame(lines)
+    for place, seed in enumerate(with_progress(seeds, "held-out samples", "seed", shown=progress)):
+        task = runner.assemble(replace(config, seed=seed))
+        samples = held_out(task)
+        for cut, jobs in cuts.items():
+            line: dict[str, Any] = {"seed": seed, "cut": cut}
+            frame = store.Run(jobs[place].path).rows()[1]
+            for split in ("validation", "test"):
+                final = headline(frame, split, best=bool(task.config.patience))
+                final = final[final["metric"] == score]
+                line[split] = statistics.combine(final["value"], final["n_train"])
+            line |= {"model": final["model"].iloc[0], "last": names[cut - 1] if cut else ""}
+            own = {key: value for key, value in named_files(config).items() if key in ("allow_code", "data", "model")}
+            which, _, best = str(line["model"]).partition("@")
+            models, _ = load_models(jobs[place].path, "best" if best else "last", which, **own)
+            line["held_out"] = score_of(models, samples, task, score)
+            line["held_out_samples"] = sum(map(len, samples.values()))
+            line |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}
+            lines.append(line)
+    return pd.DataFrame(lines).sort_values("cut", kind="stable", ignore_index=True)
