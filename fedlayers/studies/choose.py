@@ -161,11 +161,11 @@ def choose(
     if tune_rates is None and (each_seed or link is not None):
         tune_rates = 0
     over = None if link is None else _over(link, timeouts, config, backend)
-    race = _planned(config, out, arms, seeds, race_fraction, with_finetuning, over)
+    race = _planned(config, out, arms, tuple(seeds), race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
     if mix:
         check_mix(task)
-    search = _rate_search(race, out, rates_of(config, float(task.config.lr or 0), tune_rates, tell), _maker(over))
+    search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
     trained = race.at_rates(search)
     finished = (len(seeds) if each_seed else 1) * complete
     rounds = int(task.config.rounds or 1)
@@ -185,7 +185,7 @@ def choose(
         rates = None
         if search is not None:
             rates = search.run(race.until, place, tell)
-            entries = at_rate(race.arms, race.config, seeds, out, rates.lr)
+            entries = race.at_rate(rates.lr)
             trained = distinct([*rates.entries, *entries])
         early = None
         if at:
@@ -208,9 +208,8 @@ def choose(
         spent = measured_cost(task, trained, until, finished, place.side_by_side)
         alternative = None
         if with_finetuning:
-            made = _maker(over)
             own = replace(race.config, lr=run.config.lr)
-            alternative = then_personalise(task, own, out / "personalised", place, tell, made)
+            alternative = then_personalise(task, own, out / "personalised", place, tell, race.made)
     mixture = None
     if mix:
         seed = run.config.seed
@@ -252,6 +251,8 @@ class _Race:
 
     Attributes:
         config: of its runs, except algorithm and seed.
+        out: the folder of its runs.
+        made: makes a task from a configuration, with data here or at the sites.
         task: of the first seed.
         entries: its runs; ``tasks`` what each arm trains, by its name.
         until: the round after which it is judged.
@@ -259,6 +260,9 @@ class _Race:
     """
 
     config: RunConfig
+    out: Path
+    seeds: tuple[int, ...]
+    made: Callable[..., Task]
     task: Task
     arms: tuple[Arm, ...]
     entries: list[Entry]
@@ -266,19 +270,33 @@ class _Race:
     until: int
     guesses: dict[int, dict[str, float]]
 
+    def at_rate(self, lr: float) -> list[Entry]:
+        """Return the runs of all arms at a learning rate."""
+        return at_rate(self.arms, self.config, self.seeds, self.out, lr)
+
     def at_rates(self, search: RateSearch | None) -> list[Entry]:
         """Return all runs, including trials of rates. At which rate the arms race does not change what they cost."""
-        if search is None:
-            return self.entries
-        seeds = tuple(dict.fromkeys(entry.config.seed for entry in self.entries))
-        return distinct([*search.entries(), *at_rate(self.arms, self.config, seeds, search.out, search.rates[0])])
+        return self.entries if search is None else distinct([*search.entries(), *self.at_rate(search.rates[0])])
+
+    def rate_search(self, rates: tuple[float, ...]) -> RateSearch | None:
+        """Return the search over rates, its stored runs checked; None without rates to try."""
+        if not rates:
+            return None
+        search = RateSearch(replace(self.config, seed=self.seeds[0]), rates, self.task.layers, self.out)
+        probes = search.entries()
+        probe = self.made(probes[0].config, plan=probes[0].arm.plan, loaded=self.task.data)
+        self.tasks.setdefault(probes[0].arm.name, probe)
+        for entry in (*probes, *(each for lr in rates for each in self.at_rate(lr))):
+            if entry.path.exists():
+                check_stored(entry.path, self.made(entry.config, plan=entry.arm.plan))
+        return search
 
 
 def _planned(
     config: RunConfig,
     out: Path,
     arms: Sequence[str],
-    seeds: Sequence[int],
+    seeds: tuple[int, ...],
     share: float,
     personalise: bool,
     over: Federations | None,
@@ -288,7 +306,7 @@ def _planned(
     if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
         config = replace(config, rounds=over.task(config).config.rounds)
     config = with_evaluations(config)
-    made = _maker(over)
+    made = runner.assemble if over is None else over.task
     task = made(replace(config, seed=seeds[0]))
     for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing
         warn(note)
@@ -310,26 +328,7 @@ def _planned(
     guesses = {
         seed: guessing_accuracy(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()
     }
-    return _Race(config, task, racing, entries, tasks, until, guesses)
-
-
-def _rate_search(race: _Race, out: Path, rates: tuple[float, ...], made: Callable[..., Task]) -> RateSearch | None:
-    """Return the search over rates, its stored runs checked; None without rates to try."""
-    if not rates:
-        return None
-    search = RateSearch(replace(race.config, seed=race.entries[0].config.seed), rates, race.task.layers, out)
-    seeds = tuple(dict.fromkeys(entry.config.seed for entry in race.entries))
-    probes = search.entries()
-    race.tasks.setdefault(probes[0].arm.name, made(probes[0].config, plan=probes[0].arm.plan, loaded=race.task.data))
-    for entry in (*probes, *(each for lr in rates for each in at_rate(race.arms, race.config, seeds, out, lr))):
-        if entry.path.exists():
-            check_stored(entry.path, made(entry.config, plan=entry.arm.plan))
-    return search
-
-
-def _maker(over: Federations | None) -> Callable[..., Task]:
-    """Return a function that makes a task from a configuration, with data here or at the sites."""
-    return runner.assemble if over is None else over.task
+    return _Race(config, out, seeds, made, task, racing, entries, tasks, until, guesses)
 
 
 def _over(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
