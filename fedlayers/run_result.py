@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fl_core import statistics, stored_models, tree
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, plural
 from fl_core.records.store import Run
 from fl_core.scores import SCORES, main_score
 
@@ -122,8 +122,8 @@ class RunResult:
         clients = len(engine.names)
         who = f": {', '.join(engine.names)}" if clients <= SHOWN else ""
         lines = [
-            f"{self.done} round{'s' * (self.done != 1)} of {engine.algorithm.name} on {engine.data.name}, "
-            f"{clients} client{'s' * (clients != 1)}{who}"
+            f"{plural(self.done, 'round')} of {engine.algorithm.name} on {engine.data.name}, "
+            f"{plural(clients, 'client')}{who}"
         ]
         if self.plan is not None:
             lines.append(repr(self.plan))

@@ -70,6 +70,15 @@ def listing(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> plural(1, "round"), plural(3, "round")
+    ('1 round', '3 rounds')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     """Return the error for a missing optional package, with the command that installs it."""
     return UsageError(f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'.")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from fl_core.errors import plural
+
 TENTHS = 10
 """Lines about the progress of one piece of work at most."""
 SECONDS = 1.0
@@ -63,7 +65,7 @@ class Lines:
             from tqdm import tqdm
 
             self.last, seconds = now, tqdm.format_interval(now - self.began)
-            steps = f"{self.done:g} of {self.total} {self.unit}{'s' * (self.total != 1)}"
+            steps = f"{self.done:g} of {plural(self.total, self.unit)}"
             line = f"{self.what}: {100 * self.done / self.total:.0f} % ({steps}, {seconds})"
             print(line, file=sys.stderr, flush=True)
 

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -64,6 +64,10 @@ class Page:
                 self._parts.append(f"<ul>{items}</ul>")
             elif any(lines):
                 self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
+
+    def points(self, lines: Iterable[str]) -> None:
+        """Add a list, with a line of text for each point."""
+        self.text("\n".join(f"- {line}" for line in lines))
 
     @contextmanager
     def folded(self, summary: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode, OwnEpochs,
 from fedlayers.runs import CHOOSE
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig
+from fl_core.errors import plural
 
 Log = Annotated[
     tuple[str, ...],
@@ -179,7 +180,7 @@ def finished(engine: Any, out: Path) -> None:
     notes.append(f"local training: {restore.stored_config(stored.config)[0].training.description}\n")
     notes += [timing.read(times).line()] if times.is_file() else []
     notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]
-    notes.append(f"{engine.done} round{'s' * (engine.done != 1)} of {engine.algorithm.name}: {out}")
+    notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")
     rest = "\n".join(notes)
     print(tables.scores(stored.rows()[1], engine.done, best, tables.LINES - 2 - rest.count("\n")))
     print(f"\n{rest}")

@@ -121,13 +121,15 @@ FACTS = {
 }
 MOST_SAMPLES = 10**7
 """Samples of one site at most. The server numbers them."""
+OUTLINE = {"trees": MapOf([str]), "changed": [str]}
+"""The names in a client's state, as of :meth:`StateSchema.to_json`."""
 REPLY = {
     "meta": dict,
     "work": MapOf(NUMBER),
     "epsilon": (list, None),
     "scores": MapOf(MapOf(MapOf((*NUMBER, None)))),
     "observations": [dict],
-    "outline": {"trees": MapOf([str]), "changed": [str]},
+    "outline": OUTLINE,
 }
 SUM = {"run": str, "lane": str, "to": str, "sum": str, "group": [str]}
 KEYS = MapOf({"mask": str, "share": str, "signature": str})
@@ -294,10 +296,7 @@ def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
             for model, splits in reply.scores.items()
         },
         "observations": [{**asdict(each), "value": _plain(each.value)} for each in reply.observations],
-        "outline": {
-            "trees": {name: list(names) for name, names in outline.trees.items()},
-            "changed": sorted(outline.changed),
-        },
+        "outline": outline.to_json(),
     }
     return Packet(head, {MESSAGE + name: each for name, each in reply.message.trees.items()})
 
@@ -335,14 +334,10 @@ def reply_of(
         name: {split: {key: _number(value) for key, value in each.items()} for split, each in splits.items()}
         for name, splits in values["scores"].items()
     }
-    outline = StateSchema(
-        {name: tuple(each) for name, each in values["outline"]["trees"].items()},
-        frozenset(values["outline"]["changed"]),
-    )
     spent = None if epsilon is None else (float(epsilon[0]), float(epsilon[1]))
     reply = ClientReply(request.client, message, scores, values["work"], observations, epsilon=spent)
     reply.compressed = (compress, sent) if compress else None
-    return reply, outline
+    return reply, StateSchema.from_json(values["outline"])
 
 
 def _check_scores(scores: Mapping[str, Any], request: ClientRequest) -> None:

@@ -15,10 +15,10 @@ from fl_core.errors import CorruptError
 from fl_core.execution.requests import ClientReply, ClientRequest, TrainRequest
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
-from fl_core.storage.schema import MapOf, validate
+from fl_core.storage.schema import validate
 from fl_core.tree import Tree
 
-AT_SITE = {"version": str, "trees": MapOf([str]), "changed": [str]}
+AT_SITE = {"version": str, **protocol.OUTLINE}
 """The schema of a checkpoint's entry for a client whose state is at its site."""
 BEGINNING = ""  # the version of a state before the client's first round
 EXTRA_TREES = 16
@@ -157,10 +157,7 @@ class RemoteClients:
     def save(self, writer: Writer, done: int, server: State) -> None:
         states = {}
         for client, name in enumerate(self.names):
-            outline = self._outline(client)
-            trees = {tree: list(names) for tree, names in outline.trees.items()}
-            known = {"version": self.versions[name], "trees": trees, "changed": sorted(outline.changed)}
-            states[name] = State({}, known)
+            states[name] = State({}, {"version": self.versions[name], **self._outline(client).to_json()})
         writer.checkpoint(Checkpoint(done, server, states, {}))
         self.saved = dict(self.versions)
         self.line.tally.write(writer, done)
@@ -178,8 +175,7 @@ class RemoteClients:
                 )
             self.versions[name] = known["version"]
             if known["version"] != BEGINNING:
-                trees = {tree: tuple(names) for tree, names in known["trees"].items()}
-                self._outlines[client] = StateSchema(trees, frozenset(known["changed"]))
+                self._outlines[client] = StateSchema.from_json(known)
         self.saved = dict(self.versions)
 
     def fork(self) -> RemoteClients:

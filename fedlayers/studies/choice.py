@@ -17,7 +17,7 @@ from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
 from fedlayers.studies.runtime_estimate import Cost, format_seconds
 from fl_core import __version__
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, plural
 from fl_core.limits import format_bytes
 from fl_core.mixture import Mixture
 from fl_core.plan import LayerPlan
@@ -105,23 +105,21 @@ class Choice:
         }
         if self.inference.early is None:
             columns["score"] = [f"{value:+.2f}" for value in self.table["score"]]
+            best = "each arm's best round" if self.standing.best else f"round {self.until}"
+            legend = (
+                f"Validation samples, last evaluated rounds up to {best}, {plural(seeds, 'seed')}. "
+                f"Score = z({word}) - z(loss); higher is better. z: standard deviations above the mean of the arms."
+            )
         else:
             judged = self.standing.judged.set_index("arm").loc[self.table["arm"]]
             columns["forecast"] = [in_column(self.main, value) for value in judged["forecast"]]
             columns |= {"status": judged["status"].tolist(), "rounds": judged["trained"].tolist()}
-        shown = pd.DataFrame(columns).replace("nan", "-")
-        notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
-        best = "each arm's best round" if self.standing.best else f"round {self.until}"
-        legend = (
-            f"Validation samples, last evaluated rounds up to {best}, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}. Score = z({word}) - z(loss); higher is better. "
-            "z: standard deviations above the mean of the arms."
-        )
-        if self.inference.early is not None:
             legend = (
                 f"Validation samples. Forecast: points of {word} above the kept arm at the end. Only that arm has a "
                 "final score; the same command with --thorough trains the others on."
             )
+        shown = pd.DataFrame(columns).replace("nan", "-")
+        notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         cost = self.cost.compare_line(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]

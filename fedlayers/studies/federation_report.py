@@ -8,7 +8,7 @@ from pathlib import Path
 from diagnostics.plots.page import Page
 from fedlayers.remote.rpc import left
 from fedlayers.studies.comparison import Comparison
-from fl_core.errors import listing
+from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.scores import label_of
@@ -48,7 +48,7 @@ def write(path: Path | str) -> Path:
     result = Comparison(run.rows()[1])
     algorithm, rounds = run.config["algorithm"], run.rounds[-1]
     sites = list(left(path).index)
-    length = f"{rounds} round{'s' * (rounds != 1)} of `{algorithm}`"
+    length = f"{plural(rounds, 'round')} of `{algorithm}`"
     lead = f"**{len(sites)} sites kept their samples**: {length}."
     plan = run.path / "plan.json"
     if plan.is_file():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedlayers.studies.race import Entry
 from fl_core import __version__, tree
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, listing, plural
 from fl_core.limits import format_bytes
 from fl_core.mixture import Member, Mixture
 from fl_core.models import lora
@@ -147,12 +147,11 @@ def describe_mixture(found: Mixture, out: Path) -> str:
     said, losses = found.evidence, found.evidence["losses"]
     weights = listing(f"{member.name} {member.weight:.3f}" for member in found.members)
     alone = f"{losses[said['winner']]:.3f}" if said["winner"] in losses else "without a finite value"
-    count = len(found.members)
     return (
         f"Mixture, seed {said['seed']}: {weights}.\n"
         f"- Log loss on validation samples: {said['loss']:.3f}; of {said['winner']} alone {alone}. "
         "The weights were fitted on these samples.\n"
-        f"- A prediction needs {count} model{'s' * (count != 1)}, {format_bytes(found.n_bytes)} in all. "
+        f"- A prediction needs {plural(len(found.members), 'model')}, {format_bytes(found.n_bytes)} in all. "
         f"To use it: fedlayers export {out} --out NEW."
     )
 

@@ -12,7 +12,7 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.runtime_estimate import format_seconds
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
-from fl_core.errors import listing
+from fl_core.errors import listing, plural
 from fl_core.limits import format_bytes
 from fl_core.names import printable
 from fl_core.ordering import in_order
@@ -67,7 +67,7 @@ def overview(
     lines = {
         "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
         f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
-        "Who took part": f"{len(names)} client{'s' * (len(names) != 1)}: {listing(names)}.",
+        "Who took part": f"{plural(len(names), 'client')}: {listing(names)}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
         "The outcome": f"{lead.head} {_gained(gains)}".strip(),
         "How sure": " ".join(lead.answers) if choice is None else _sure(choice, seeds),

@@ -15,6 +15,7 @@ from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.data.placeholder import placeholder_client
+from fl_core.errors import plural
 from fl_core.execution.requests import TrainRequest
 from fl_core.limits import format_bytes
 from fl_core.records import store, timing
@@ -46,10 +47,10 @@ class Cost:
     def text(self) -> str:
         """Return the estimated cost in one line."""
         took = format_seconds(self.seconds)
-        runs, rounds = f"{self.runs} run{'s' * (self.runs != 1)}", f"{self.rounds} round{'s' * (self.rounds != 1)}"
         full = f" ({self.full_runs:.1f} full runs)" if f"{self.full_runs:.1f}" != f"{self.runs:.1f}" else ""
         sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
-        return f"{runs}, {rounds} in all{full}, up to {sent} sent and received, {about}{took} of training"
+        runs = f"{plural(self.runs, 'run')}, {plural(self.rounds, 'round')}"
+        return f"{runs} in all{full}, up to {sent} sent and received, {about}{took} of training"
 
     def compare_line(self, measured: Cost) -> str:
         """Return the estimated and the measured cost in one line."""

@@ -25,7 +25,7 @@ from fedlayers.studies.study_plots import of_comparison, of_race
 from fl_core import __version__
 from fl_core.config import RunConfig
 from fl_core.defaults import resolve
-from fl_core.errors import listing
+from fl_core.errors import listing, plural
 from fl_core.names import printable
 from fl_core.plan import LayerPlan
 from fl_core.scores import label_of
@@ -68,7 +68,7 @@ def write_page(
     gains = summary.gains(result, chosen) if chosen in set(result.table["algorithm"]) else summary.NOTHING
     plan = described if choice is None else choice.plan
     seeds = sorted(result.scores["seed"].unique())
-    page.text("\n".join(f"- {line}" for line in overview(task, lead, gains, choice, plan, len(seeds))))
+    page.points(overview(task, lead, gains, choice, plan, len(seeds)))
     page.text("## Client by client")
     if isinstance(predicted, str):
         page.text(f"Not available: {printable(predicted)}")
@@ -93,7 +93,7 @@ def write_page(
         "`plan.json`, `comparison/` (all runs, their rows and table)",
     )
     with page.folded("Settings"):
-        page.text("\n".join(f"- {line}" for line in facts))
+        page.points(facts)
     page.glossary(GLOSSARY)
     path = out / "report.html"
     page.write(path)
@@ -144,10 +144,10 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
     """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
-    page.text("\n".join(f"- {line}" for line in lead.answers))
+    page.points(lead.answers)
     page.text(
-        f"Candidates with the same data, start and batches were trained up to round {choice.until} with {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'} each, and judged on validation samples."
+        f"Candidates with the same data, start and batches were trained up to round {choice.until} with "
+        f"{plural(seeds, 'seed')} each, and judged on validation samples."
     )
     words = {arm.name: arm.words for arm in choice.arms}
     table = choice.table.assign(what=choice.table["arm"].map(words))
@@ -186,10 +186,10 @@ def _add_worth(
     """Add the section on test scores."""
     page.text("## Test scores")
     seeds = result.scores["seed"].nunique()
-    page.text(f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {config.rounds} rounds, test samples.")
+    page.text(f"{plural(seeds, 'seed')}, {config.rounds} rounds, test samples.")
     if lead.gains:
         page.text(lead.scored)
-        page.text("\n".join(f"- {gain}" for gain in lead.gains))
+        page.points(lead.gains)
         page.text(lead.how)
     for name, figure in of_comparison(result).items():
         _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
@@ -208,7 +208,7 @@ def _add_description(
 ) -> None:
     """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
     page.text(
-        f"Every client trains all layers for {_epochs(config)} from the same start. "
+        f"Every client trains all layers for {plural(int(config.epochs or 1), 'local epoch')} from the same start. "
         + ("" if is_decision else "This describes the layers. It is not the basis of the decision.")
     )
     table = pd.concat([report.frame, report.nulls], ignore_index=True) if len(report.nulls) else report.frame
@@ -224,7 +224,9 @@ def _add_description(
         page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
     page.text(f"### {'The decision' if is_decision else 'The plan of a rule'}")
     if described.why.detail.get("null"):
-        page.text(_as_list(in_words(described.why.detail["null"], described.why.variant, full=True)))
+        first, *lines = in_words(described.why.detail["null"], described.why.variant, full=True).splitlines()
+        page.text(first)
+        page.points(line.strip() for line in lines)
     caption = "Federated and local layers, and the cut of each client."
     _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
     others = [(layer, listing(grouped)) for layer, grouped in _inverted(described.why.alternatives).items()]
@@ -238,15 +240,6 @@ def _add_description(
             pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
             "The decision of each seed's own PLayer-FL run, with its own splits, initial weights and batches.",
         )
-
-
-def _as_list(text: str) -> str:
-    first, *lines = text.splitlines()
-    return "\n\n".join([first, "\n".join(f"- {line.strip()}" for line in lines)])
-
-
-def _epochs(config: RunConfig) -> str:
-    return "one local epoch" if config.epochs == 1 else f"{config.epochs} local epochs"
 
 
 COMPARISON_CAPTIONS = {

@@ -114,6 +114,16 @@ class StateSchema:
         changed = {key for key in keys if key not in state.meta or key not in begun or state.meta[key] != begun[key]}
         return cls({name: tuple(each) for name, each in state.trees.items()}, frozenset(changed))
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StateSchema:
+        """Return the schema of the plain data from :meth:`to_json`."""
+        return cls({name: tuple(each) for name, each in values["trees"].items()}, frozenset(values["changed"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        trees = {name: list(each) for name, each in self.trees.items()}
+        return {"trees": trees, "changed": sorted(self.changed)}
+
     def state(self, begun: Mapping[str, Any]) -> State:
         """Return the state for a hook on the server: references for tensors, and the initial plain data."""
         trees = {tree: {name: ClientTensorRef(tree, name) for name in names} for tree, names in self.trees.items()}
