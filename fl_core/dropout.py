@@ -74,6 +74,8 @@ def read_trace(path: Path | str, clients: Sequence[str]) -> list[tuple[int, str]
     Raises:
         UsageError: the file or a column is missing, a round is not a whole number from 1 on, or a client is unknown.
     """
+    if not Path(path).is_file():
+        raise UsageError(f"dropout_trace must be a .csv file; got {path}, which does not exist. Correct its path.")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)

@@ -268,7 +268,9 @@ class LayerPlan:
                 for who, names in (("plan", planned - present), ("model", present - planned))
                 if names
             ]
-            raise UsageError(f"the plan must fit the model; got tensors {'; '.join(parts)}")
+            raise UsageError(
+                f"the plan must fit the model; got tensors {'; '.join(parts)}. Use a plan that was made for this model."
+            )
 
     # --- on disk ---
 

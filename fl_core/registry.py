@@ -180,8 +180,9 @@ def import_object(kind: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but an import of it does not
+        way = _way(path) or " Correct its name, or start in its folder."
         raise UsageError(
-            f"{kind} {path!r} must be in a module that is there; got {error.name!r}.{_way(path)}"
+            f"{kind} {path!r} must be in a module that Python finds; got {error.name!r}, which does not exist.{way}"
         ) from error
     for part in attributes.split("."):
         if not hasattr(target, part):

@@ -342,10 +342,10 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
         return []
     columns = () if data.preprocessing is None else data.preprocessing.columns
     likely = by_name("client_column", columns)
-    flag = f"--client-column {likely[0]}" if likely else "--client-column"
+    flag = f"--client-column {likely[0]}" if likely else "--client-column NAME"
     return [
-        f"{config.dataset} names no clients ({flag} says which column of a table does): its samples are "
-        f"dealt to {len(data.clients)} made-up ones by {data.partition.kind!r}; --partition or --clients confirms that"
+        f"{config.dataset} names no clients: its samples are divided among {len(data.clients)} made-up clients "
+        f"({data.partition.kind!r}). Name the column with clients: {flag}. Or confirm with --partition or --clients."
     ]
 
 

@@ -242,7 +242,8 @@ def parse_command(words: Sequence[str]) -> Command:
         if not ended.code:
             print("\n" + "\n\n".join(after))
         if ended.code == 2:
-            raise UsageError(one_line(said.getvalue(), name)) from None
+            helps = "--help-all" if issubclass(command, ConfiguredCommand) else "--help"
+            raise UsageError(one_line(said.getvalue(), name, helps)) from None
         raise
 
 

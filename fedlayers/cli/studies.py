@@ -85,7 +85,11 @@ class OneAlgorithm(ManyRuns):
 
     def of_one(self) -> tuple[RunConfig, tuple[int, ...]]:
         """Return the configuration of the algorithm and the seeds, after checks of names and numbers."""
+        from fl_core.algorithms.base import find
+
         catalogue.check("algorithm", self.algorithm)
+        if not find(self.algorithm).uses_plan:
+            raise UsageError(f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper.")
         config, seeds = self.asked(self.set)
         return dataclasses.replace(config, algorithm=self.algorithm), seeds
 

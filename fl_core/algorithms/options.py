@@ -42,8 +42,8 @@ def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any
     known = {field.name for each_algorithm in algorithms for field in fields(each_algorithm.Config)}
     for key in values:
         if not known:
-            raise UsageError(f"{algorithm.name} must have no configuration keys; got {key!r}. Leave it out.")
-        check_known(f"configuration key of {algorithm.name}", key, known)
+            raise UsageError(f"{algorithm.name} must have no options; got {key!r}. Leave it out.")
+        check_known(f"option of {algorithm.name}", key, known)
     return tuple(_filled(algorithm.name, each_algorithm.Config, values) for each_algorithm in algorithms)
 
 

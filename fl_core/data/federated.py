@@ -110,8 +110,8 @@ class FederatedData:
             UsageError: there is no such class, or there are not two.
         """
         if self.n_classes != 2 or self.task != CLASSIFICATION:
-            what = self.n_classes if self.task == CLASSIFICATION else f"the task {self.task}"
-            raise UsageError(f"positive must be with two classes; {self.name} has {what}. Leave it out.")
+            what = f"{self.n_classes} classes" if self.task == CLASSIFICATION else f"the task {self.task}"
+            raise UsageError(f"positive must be left out without two classes; got {name!r}. {self.name} has {what}.")
         return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property

@@ -85,7 +85,7 @@ def check_plain(what: str, reading: Reading) -> None:
     Raises:
         UsageError: names the keys.
     """
-    reading.check_unasked(f"{what} has no columns to name, which are for .csv, .parquet and .jsonl files", *CHOSEN)
+    reading.check_unasked(f"{what} has no columns to name: only tables and .jsonl files have them", *CHOSEN)
     reading.check_unasked(f"{what} is no text file", *WRITTEN)
 
 

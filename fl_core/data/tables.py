@@ -98,8 +98,11 @@ def named_columns(
         UsageError: a column is missing or repeated.
     """
     header = header_of(path, reading)
-    for name in names:
-        check_known(f"column of {path}", name, header)
+    if lacking := [repr(name) for name in names if name not in header]:
+        raise UsageError(
+            f"{path} must have the columns {listing(names)}; got no {listing(lacking)}. "
+            f"Add or rename columns: it has {listing(map(repr, header))}."
+        )
     check_distinct_columns(path, header, names)
     return _columns(path, header, names, texts, reading)
 
@@ -130,8 +133,8 @@ def features(
             values = arrays.numbers(cells, where, place, missing)
         except arrays.MissingError as error:
             raise UsageError(
-                f"{error}. Fill what is missing, --impute mean, median or most_frequent, or leave the column out: "
-                f"--exclude-columns {name}."
+                f"{error}. Fill empty cells with --impute mean, median or most_frequent. "
+                f"Or leave the column out: --exclude-columns {shlex.quote(name)}."
             ) from error
         except arrays.NotNumberError as error:
             others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
@@ -213,9 +216,8 @@ def header_of(path: Path, reading: Reading) -> list[str]:
     if counts.get(other):
         named = "tab" if other == "\t" else f"'{other}'"
         raise UsageError(
-            f"{path} must have its columns separated by the delimiter; "
-            f"got one cell, {header[0]!r}, which has {counts[other] + 1} columns with another: --separator "
-            f"{named}"
+            f"{path} must have more than one column; got {header[0]!r}. "
+            f"With another separator it has {counts[other] + 1} columns: --separator {named}."
         )
     return header
 

@@ -66,7 +66,8 @@ class Loss:
         """
         task = task or (CLASSIFICATION if n_classes else REGRESSION)
         if self.task != task:
-            fitting = listing(name for name, kind in LOSSES.items() if kind.task == task)
+            two_only = {BinaryCrossEntropy.name} if n_classes > 2 else set()
+            fitting = listing(name for name, kind in LOSSES.items() if kind.task == task and name not in two_only)
             what = {CLASSIFICATION: f"{n_classes} classes", REGRESSION: "numbers"}.get(task, f"task {task}")
             raise UsageError(f"loss for {what} must be one of {fitting}; got {self.name!r}.")
 
@@ -182,7 +183,7 @@ class BinaryCrossEntropy(Loss):
     def check(self, n_classes: int, task: str = "") -> None:
         super().check(n_classes, task)
         if n_classes != 2:
-            raise UsageError(f"{self.name}: there must be 2 classes; got {n_classes}. Use cross_entropy.")
+            raise UsageError(f"loss {self.name} must have 2 classes; got {n_classes}. Use --loss cross_entropy.")
 
 
 @dataclass(frozen=True)

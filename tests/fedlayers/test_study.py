@@ -286,7 +286,7 @@ def test_nothing_is_made_before_all_is_known(tmp_path):
     for given, said in (
         ({"algorithms": ("playrfl",)}, "mean 'playerfl'"),
         ({"seeds": ()}, "one seed"),
-        ({"options": {"fedavg": {"mu": 1}}}, "configuration keys"),
+        ({"options": {"fedavg": {"mu": 1}}}, "fedavg must have no options"),
         ({"config": RunConfig(dataset="heart", plan="auto")}, "own plan"),
         ({"config": RunConfig(dataset="heart", model="cifar_cnn")}, "cifar_cnn"),
     ):
