@@ -11,7 +11,7 @@ from torch import nn
 
 import fl_core
 from fl_core import models, restore, tree
-from fl_core.algorithms.base import Algorithm, find
+from fl_core.algorithms.base import Algorithm, extends_model, find
 from fl_core.algorithms.options import configurations
 from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError
@@ -41,7 +41,7 @@ def describe_model(
             "options": without_weights(str(config.model), config.model_options),
             "seed": config.seed,
             "bn": config.batchnorm,
-            "extended_by": asked if below.extends_model() else None,
+            "extended_by": asked if extends_model(below) else None,
         },
         "inputs": Inputs.from_federation(data, config.reading).to_json(),
         "classes": list(data.classes),

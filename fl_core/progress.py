@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 from fl_core.errors import plural
 
@@ -15,22 +17,6 @@ TENTHS = 10
 SECONDS = 1.0
 """Least time between two lines, so that short work writes few."""
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """The part of tqdm's bars that is used."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> object: ...
-
-    def update(self, n: float = 1) -> object:
-        """Add steps that are done."""
-
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> object:
-        """Set the words after the bar."""
 
 
 class Lines:
@@ -75,7 +61,7 @@ class Lines:
 
 def progress_bar(
     total: int, what: str, unit: str, *, shown: bool = True, initial: int = 0, leave: bool = True
-) -> Progress:
+) -> Lines | tqdm[NoReturn]:
     """Return the progress of some work, to be used in a ``with`` statement.
 
     Args:
@@ -90,10 +76,7 @@ def progress_bar(
     if shown and tqdm is of_terminals and not sys.stderr.isatty():
         return Lines(total, what, unit, initial, leave)
     # the estimate to the end is from all steps, the slow ones too
-    bar: Progress = tqdm(
-        total=total, desc=what, unit=unit, disable=not shown, initial=initial, leave=leave, smoothing=0.0
-    )
-    return bar
+    return tqdm(total=total, desc=what, unit=unit, disable=not shown, initial=initial, leave=leave, smoothing=0.0)
 
 
 def with_progress(items: Sequence[T], what: str, unit: str, *, shown: bool = True) -> Iterator[T]:

@@ -88,9 +88,8 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         _check_same_data(run, config, dealt)
         start = run.start()
     if trained:
-        config = replace(config, model_options=without_weights(str(config.model), config.model_options))
-    if trained and start is None:
-        config = replace(config, init=None)
+        options = without_weights(str(config.model), config.model_options)
+        config = replace(config, model_options=options, init=None if start is None else config.init)
     config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
     with about(str(run.path)), within_bytes("its model", _room(run, config)):
         task = assemble(config, **dealt, plan=plan, start=start)
@@ -152,10 +151,8 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
         partition = Partition.from_tree(run.partition())
     fitted = stored.get("preprocessing")
     with damaged(run.path / "config.json", UsageError):
-        return {
-            "partition": partition,
-            "preprocessing": None if fitted is None else Preprocessing.from_json(fitted),
-        }
+        made = None if fitted is None else Preprocessing.from_json(fitted)
+    return {"partition": partition, "preprocessing": made}
 
 
 def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> None:
@@ -322,13 +319,16 @@ def allowed_code(allow_code: str | Collection[str]) -> set[str]:
     return {allow_code} if isinstance(allow_code, str) else set(allow_code)
 
 
-def check_own(path: Path, stored: Mapping[str, Any], code: Collection[str], weights: bool, **given: Any) -> None:
+def check_own(
+    path: Path, stored: Mapping[str, Any], allow_code: str | Collection[str], weights: bool, **given: Any
+) -> None:
     """Check that a run is resumed with its own data and model from Python, and with permission for its code.
 
     Args:
         weights: whether stored tensors replace pretrained weights.
     """
     check_given(path, stored, **given)
+    code = allowed_code(allow_code)
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
     check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
     if not passed["model"]:

@@ -180,9 +180,8 @@ def resume(
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
         restore.check_at_home(writer.path, stored, clients is not None)
-        said = restore.allowed_code(allow_code)
         started = writer.run.begun and writer.run.start() is not None
-        restore.check_own(writer.path, stored, said, started, data=data, model=model)
+        restore.check_own(writer.path, stored, allow_code, started, data=data, model=model)
         files = {"dataset": dataset, "data_root": data_root, "init": init}
         task = task_of(writer.run, files=files, data=data, model=model)
         instruments = instruments or Instruments()

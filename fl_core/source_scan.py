@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,18 @@ class Sources:
                     return module, node
                 nested = [each for _, owner in self._lineage(module, node) for each in owner.body]
                 return next(((module, n) for n in nested if isinstance(n, ast.ClassDef) and n.name == inner), None)
-            if isinstance(node, ast.ImportFrom):
-                home = _absolute(node, module, module in self.modules and module == self.package)
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return self._class(home, ".".join(filter(None, (alias.name, inner))))
-        return None
+        home, there = self._origin(module, name)
+        return self._class(home, ".".join(filter(None, (there, inner)))) if home else None
+
+    def _origin(self, module: str, name: str) -> tuple[str, str]:
+        """Return the module from which a module imports a name, and the name there. Both are empty for other names."""
+        package = module if module == self.package else module.rpartition(".")[0]
+        imports = [node for node in self.tree(module).body if isinstance(node, ast.ImportFrom)]
+        for node in imports:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return resolve_name("." * node.level + (node.module or ""), package), alias.name
+        return "", ""
 
     # --- values ---
 
@@ -171,12 +177,8 @@ class Sources:
             self._values[module] = _assigned(self.tree(module))
         if name in self._values[module]:
             return self._values[module][name]
-        for node in self.tree(module).body:
-            if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return self.constant(_absolute(node, module, module == self.package), alias.name)
-        return None
+        home, there = self._origin(module, name)
+        return self.constant(home, there) if home else None
 
 
 class _Filled(ast.NodeTransformer):
@@ -196,15 +198,6 @@ def _path(module: str) -> Path:
     spec = find_spec(top)
     folders = spec.submodule_search_locations if spec else None
     return Path(*folders[:1], *rest) if folders else Path(module)
-
-
-def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    """Return the absolute name of the module that an import statement names."""
-    if not node.level:
-        return node.module or ""
-    parts = module.split(".")
-    parts = parts[: len(parts) - node.level + is_package]
-    return ".".join([*parts, *filter(None, [node.module])])
 
 
 def _last_name(node: ast.expr) -> str:

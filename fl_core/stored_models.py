@@ -97,9 +97,9 @@ def restore_run(
 ) -> tuple[Task, store.Checkpoint, Algorithm]:
     """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""
     checkpoint = found.checkpoint(round)
-    stored, said = found.task_config(), restore.allowed_code(allow_code)
+    stored = found.task_config()
     restore.check_at_home(found.path, stored, False)
-    restore.check_own(found.path, stored, said, True, data=data, model=model)
+    restore.check_own(found.path, stored, allow_code, True, data=data, model=model)
     task = task_of(found, trained=True, data=data, model=model)
     restore.check_same_start(task, found.path, weights=False)
     return task, checkpoint, restore.check(found, checkpoint, task)

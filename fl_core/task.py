@@ -10,7 +10,7 @@ from torch import nn
 
 import fl_core
 from fl_core import data as datasets, initial, models, tree
-from fl_core.algorithms.base import Algorithm, Round, TaskInfo, find, registry
+from fl_core.algorithms.base import Algorithm, Round, TaskInfo, extends_model, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, weights_of
 from fl_core.data import FederatedData, Partition
@@ -89,7 +89,7 @@ class Task:
             or not algorithm.shared(Round(0), 0)
             or "global" in algorithm.models(server, algorithm.client_state(initial, 0), Round(0))
         )
-        if below.extends_model() or not common:
+        if extends_model(below) or not common:
             raise UsageError(
                 f"a new client must get one common model from the algorithm; {algorithm.name} has none. Use fedper."
             )

@@ -219,11 +219,6 @@ class Algorithm:
         """
         return model
 
-    @classmethod
-    def extends_model(cls) -> bool:
-        """Return whether this algorithm makes another model than the given one."""
-        return cls.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
-
     # --- the plan ---
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
@@ -351,6 +346,11 @@ class Algorithm:
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
         """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
         return ()
+
+
+def extends_model(algorithm: type[Algorithm]) -> bool:
+    """Return whether an algorithm makes another model than the given one."""
+    return algorithm.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
 
 
 # --- the registry ----------------------------------------------------------------------------------------------

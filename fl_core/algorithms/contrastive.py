@@ -66,8 +66,8 @@ class ContrastiveTraining(Algorithm):
         queue["at"].copy_((queue["at"] + len(keys)) % size)
         queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
 
-    def contrast(self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context) -> Tensor:
-        """Return MoCo's loss: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
+    def contrast_loss(self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context) -> Tensor:
+        """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
 
         All are unit vectors. The scores are divided by the temperature.
         """
@@ -75,11 +75,7 @@ class ContrastiveTraining(Algorithm):
         others = queue["keys"][: int(queue["filled"])] if config.mask_unfilled else queue["keys"]
         queries = ctx.forward(params, seen.view, task="contrast")
         scores = torch.cat([(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1) / config.temperature
-        return (scores.logsumexp(1) - scores[:, 0]).mean()
-
-    def contrast_loss(self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context) -> Tensor:
-        """Return the contrastive loss of a batch, as the loss of a phase."""
-        return ctx.part("contrast", self.contrast(params, seen, ctx), len(seen.y))
+        return ctx.part("contrast", (scores.logsumexp(1) - scores[:, 0]).mean(), len(seen.y))
 
     def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step on a batch together with its views."""

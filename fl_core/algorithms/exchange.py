@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from fl_core import tree
 from fl_core.layers import Layer
@@ -13,7 +13,19 @@ from fl_core.tree import Tree
 
 
 @dataclass
-class State:
+class _Trees:
+    """Base of what consists of trees and plain data."""
+
+    trees: dict[str, Tree] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def clone(self) -> Self:
+        """Return a deep copy that shares no tensor with the original, as after a transfer between machines."""
+        return type(self)({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
+
+
+@dataclass
+class State(_Trees):
     """State of the server or a client between rounds: trees and plain JSON data.
 
     >>> import torch
@@ -27,16 +39,9 @@ class State:
         meta: numbers, texts, lists and dictionaries.
     """
 
-    trees: dict[str, Tree] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def clone(self) -> State:
-        """Return a deep copy that shares no tensor with the original."""
-        return State({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
-
 
 @dataclass
-class Message:
+class Message(_Trees):
     """A message between server and client, in either direction. The costs count its :attr:`bytes`.
 
     >>> import torch
@@ -46,13 +51,6 @@ class Message:
     Attributes:
         trees, meta: as of :class:`State`.
     """
-
-    trees: dict[str, Tree] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def clone(self) -> Message:
-        """Return a deep copy that shares no tensor with the original, as after a transfer between machines."""
-        return Message({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
 
     @property
     def bytes(self) -> int:

@@ -142,7 +142,6 @@ class Vanilla(Scheduled):
 
     name = "vanilla"
     paper = "Jang and Choi 2024, layer scheduling"
-    forward = True
 
 
 @register

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         dataset as dataset,
         datasets as datasets,
         is_code as is_code,
-        register as register,
     )
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.data.sources import Source as Source

@@ -83,9 +83,6 @@ def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callabl
     return add
 
 
-register = dataset
-
-
 def is_code(name: str) -> bool:
     """Return whether loading a dataset by this name would import and call the user's own code."""
     return name not in DATASETS and is_outside(name)

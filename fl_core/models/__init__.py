@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         describe as describe,
         is_code as is_code,
         model as model,
-        register as register,
     )
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -56,9 +56,6 @@ def model(builder: Function) -> Function:
     return builder
 
 
-register = model
-
-
 def is_code(name: str) -> bool:
     """Return whether building a model by this name would import and call the user's own code."""
     source, colon, _ = name.partition(":")

@@ -30,13 +30,16 @@ class Watch:
 
     Args:
         where: algorithm, round, client and phase, for the message.
+
+    Attributes:
+        output: the first output of the step that is not finite, in words. It is empty if all are finite.
     """
 
     def __init__(self, workspace: Workspace, layers: Sequence[Layer], where: str) -> None:
         self._workspace, self._layers, self._where = workspace, layers, where
         self._handles: list[Any] = []
         self._when = "before the first step"
-        self._output = ""  # the first of the step's forward passes that is not finite, in words
+        self.output = ""
         self._latest = ""  # the layer that was passed last
         self._layer = {name: _layer_with(name, layers) for name, _ in workspace.model.named_modules()}
 
@@ -73,7 +76,7 @@ class Watch:
         Raises:
             NonFiniteError: a feature is not finite.
         """
-        self._when, self._output, self._latest = f"at step {step}", "", ""
+        self._when, self.output, self._latest = f"at step {step}", "", ""
         if not tree.is_finite(x):
             raise NonFiniteError(self._said("the batch has features that are not finite"))
 
@@ -84,9 +87,9 @@ class Watch:
             NonFiniteError: names the first output that is not finite, or else the loss, or else the first gradient.
         """
         if not math.isfinite(loss):
-            hint = SMALLER if "the output of" in self._output else ""
+            hint = SMALLER if "the output of" in self.output else ""
             raise NonFiniteError(
-                self._said(f"{self._output}{hint}" or f"all outputs are finite, and the loss is {loss}")
+                self._said(f"{self.output}{hint}" or f"all outputs are finite, and the loss is {loss}")
             )
         backward = [name for layer in reversed(self._layers) for name in reversed(layer.tensors) if name in grads]
         bad = tree.first_nonfinite({name: grads[name] for name in backward})
@@ -94,21 +97,16 @@ class Watch:
             first = f"first not finite in the backward pass is the gradient of {self._tensor(bad)}"
             raise NonFiniteError(self._said(f"the loss is {loss:g}, and {first}"))
 
-    @property
-    def output(self) -> str:
-        """The first output that is not finite, in words; empty if all are finite."""
-        return self._output
-
     def _look(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         """Note a module's output if it is the first that is not finite; modules end in the order of the pass."""
         layer = self._layer[name]
-        if not self._output and not all(map(tree.is_finite, tensors_in(output))):
+        if not self.output and not all(map(tree.is_finite, tensors_in(output))):
             bad = tree.first_nonfinite({**dict(module.named_parameters()), **dict(module.named_buffers())})
             place = f" (layer {layer!r})" if layer else f" (after layer {self._latest!r})" if self._latest else ""
             module_name = f"module {name!r}{place}" if name else f"the model{place}"
             side = "output" if all(map(tree.is_finite, tensors_in(inputs))) else "input"
             what = f"the {side} of {module_name}" if bad is None else self._tensor(f"{name}.{bad}".lstrip("."))
-            self._output = f"first not finite in the forward pass is {what}"
+            self.output = f"first not finite in the forward pass is {what}"
         self._latest = layer or self._latest
 
     def _tensor(self, name: str) -> str:

@@ -746,7 +746,7 @@ def test_a_new_dataset_is_one_function(own_members):
     assert "coins" in data.datasets()
     assert data.DATASETS.entries()["coins"].summary == "Coins."
     with pytest.raises(UsageError, match=r"'heart'.*named\.heart:heart"):
-        data.register("heart", data.Recipe())(coins)
+        data.dataset("heart", data.Recipe())(coins)
     with pytest.raises(UsageError, match=r"'notes'.*'modl'.*'model'"):
         data.dataset("notes", modl="mlp")
 

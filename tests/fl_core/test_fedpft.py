@@ -175,7 +175,7 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue(masked: bool) -> None:
     ctx.scratch["queue"] = {"keys": keys, "at": torch.tensor(11), "filled": torch.tensor(11)}
     x, y = TOY.clients[0].train.x[:4], TOY.clients[0].train.y[:4]
     space.model.eval()
-    found = algorithm.contrast(space.params, ContrastiveBatch(x, y, x, own, {}), ctx)
+    found = algorithm.contrast_loss(space.params, ContrastiveBatch(x, y, x, own, {}), ctx)
     with torch.no_grad():
         queries = space.model(x, task="contrast").double()
     torch.testing.assert_close(queries.norm(dim=1), torch.ones(4, dtype=torch.float64))

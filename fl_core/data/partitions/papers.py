@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +33,14 @@ class _PFedLA(Partitioning):
     shares = (0.56, 0.14, 0.30)
     pools = True
     by_class = True
+    usual_classes: ClassVar[tuple[int, int]]  # the paper's classes per client, below and from 100 classes
     classes_per_client: int | None = None
     samples_per_client: int | None = None
-
-    def usual_classes(self, classes: int) -> int:
-        """Return the paper's number of classes per client for this many classes."""
-        raise NotImplementedError
 
     def fitted(self, pool: Pool, clients: int) -> Self:
         classes = len(np.unique(pool.labels))
         few, samples = self.classes_per_client, self.samples_per_client
-        few = min(self.usual_classes(classes), classes) if few is None else few
+        few = min(self.usual_classes[classes >= 100], classes) if few is None else few
         samples = min(len(pool) // max(clients, 100), 700) if samples is None else samples
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
@@ -66,9 +63,7 @@ class NonIID1(_PFedLA):
     """
 
     name = "non_iid_1"
-
-    def usual_classes(self, classes: int) -> int:
-        return 12 if classes >= 100 else 4
+    usual_classes = (4, 12)
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         return self.dominated(pool, clients, 1.0, seed)
@@ -85,10 +80,8 @@ class NonIID2(_PFedLA):
     """
 
     name = "non_iid_2"
+    usual_classes = (2, 6)
     dominance: float = 0.5
-
-    def usual_classes(self, classes: int) -> int:
-        return 6 if classes >= 100 else 2
 
     def fitted(self, pool: Pool, clients: int) -> Self:
         return replace(super().fitted(pool, clients), dominance=float(self.dominance))
