@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -31,11 +30,12 @@ from fl_core.training.losses import Loss
 
 from .activation_cache import ActivationCache
 from .capture import Data, batches
-from .checking import check_arrays, check_inputs, check_modules
-from .client_model import ClientModel, Measurement, Tick, to_device
+from .checking import check_inputs
+from .client_model import Measurement, Tick, to_device
 from .gradients import passes
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import Retrain, check_nulls, on_null, rows_of_nulls
+from .pairing import client_models
 from .report import Report
 from .resampling import check_resamples, split_resamples
 
@@ -125,7 +125,7 @@ def diagnose(
     check_resamples(resamples)
     criterion = _loss(loss)
     request.check_task(criterion.task)
-    subjects, n_models = _subjects(models, data, n_train, seed)
+    subjects, n_models = client_models(models, data, n_train, seed)
     with preserve_state(*{id(s.model): s.model for s in subjects}.values()):
         check_inputs(subjects, seed, any(metric.requires == "losses" for metric in request.metrics))
         with torch_seeded(seed_of(seed, "diagnose", "example")):
@@ -339,77 +339,6 @@ def _loss(loss: Loss | str | None) -> Loss:
     if loss is None or isinstance(loss, str):
         return losses.build(loss or "cross_entropy")
     raise UsageError(f"loss must be a name or one of fl_core.training.losses; got {type(loss).__name__}.")
-
-
-# --- who is measured on what -----------------------------------------------------------------------------------
-
-
-def _subjects(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[ClientModel], int]:
-    """Return the clients as subjects, and the number of models that were given."""
-    check_modules(models)
-    model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
-    data_names, own_data = _listed("data", data, _is_one(data))
-    m, d = len(own_models), len(own_data)
-    if m != d and 1 not in (m, d):
-        raise UsageError(f"models and sets of data must be equally many, or one of either; got {m} models and {d}.")
-    if model_names and data_names and m != d:
-        raise UsageError(
-            f"models and data by name must be of the same clients; got {listing(model_names)} and "
-            f"{listing(data_names)}. Pass one model, or one set of data, without a name to use it for all."
-        )
-    if model_names and data_names:
-        for name in model_names:
-            check_known("client with data", name, data_names)
-        own_data = [own_data[data_names.index(name)] for name in model_names]
-    count = max(m, d)
-    names = next(
-        (own for own in (model_names, data_names) if own and len(own) == count), [f"client_{k}" for k in range(count)]
-    )
-    own_models, own_data = own_models * (count // m), own_data * (count // d)
-    for name, own in zip(names, own_data, strict=True):
-        check_arrays(own, f"client {name!r}")
-    first = tree.named_tensors(own_models[0])
-    for name, model in zip(names, own_models, strict=True):
-        tree.check_same(
-            first, tree.named_tensors(model), f"the model of client {names[0]!r}", f"that of client {name!r}"
-        )
-    return [
-        ClientModel(name, model, own, _n_train(n_train, name, k, count, own, seed))
-        for k, (name, model, own) in enumerate(zip(names, own_models, own_data, strict=True))
-    ], m
-
-
-def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
-    """Return names and items of a mapping, a sequence or a single item.
-
-    Names are empty without a mapping.
-    """
-    if one:
-        return [], [given]
-    items = list(given.values()) if isinstance(given, Mapping) else list(given)
-    if not items:
-        raise UsageError(f"{what} must have at least one entry; got no {what}.")
-    return [str(name) for name in given] if isinstance(given, Mapping) else [], items
-
-
-def _is_one(data: Any) -> bool:
-    """Return True for one client's data: a pair of tensors or a loader, not a list or mapping of these."""
-    if isinstance(data, (list, tuple)):
-        return len(data) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
-    return not isinstance(data, Mapping)
-
-
-def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -> int:
-    if isinstance(given, Mapping):
-        return int(given[check_known("client in n_train", name, given)])
-    if isinstance(given, Sequence):
-        if len(given) != count:
-            raise UsageError(f"n_train must have one number a client; got {len(given)} numbers for {count} clients.")
-        return int(given[k])
-    if given is not None:
-        return int(given)
-    with torch_seeded(seed_of(seed, "diagnose", "count")):
-        return sum(len(y) for _, y in batches(data, None))
 
 
 # --- the header ------------------------------------------------------------------------------------------------
