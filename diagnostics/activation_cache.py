@@ -80,7 +80,7 @@ class ActivationCache:
                     if path in paths:
                         see(path, call, output)
                 return known.end
-        with self._recording(_Pass(frozenset(paths), alive)) as (record, recorded):
+        with self._record_calls(_Pass(frozenset(paths), alive)) as (record, recorded):
 
             def both(path: str, call: Any, output: Tensor) -> None:
                 record(path, call, output)
@@ -98,7 +98,7 @@ class ActivationCache:
             yield path, call, flat.to(device).as_strided(shape, strides)
 
     @contextmanager
-    def _recording(self, new: _Pass) -> Iterator[tuple[See, list[_Pass]]]:
+    def _record_calls(self, new: _Pass) -> Iterator[tuple[See, list[_Pass]]]:
         """Yield a function that records calls, and a list that holds the pass while all of it can be stored."""
         held, names, before = [new], list[str](), self.size
 

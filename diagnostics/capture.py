@@ -79,7 +79,7 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
         raise UsageError(f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}.")
     if isinstance(data, Iterator):
         raise UsageError("data must be readable more than once; got an iterator. Pass the pair or the loader itself.")
-    return _loaded(data)
+    return _load_batch(data)
 
 
 def full_batch(data: Data) -> Batch | None:
@@ -91,19 +91,19 @@ def full_batch(data: Data) -> Batch | None:
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, Tensor) for part in data):
-        return _checked(data, "the data")
+        return _check_batch(data, "the data")
     return None
 
 
-def _loaded(loader: Iterable[Any]) -> Iterator[Batch]:
+def _load_batch(loader: Iterable[Any]) -> Iterator[Batch]:
     number = -1
     for number, pair in enumerate(loader):
-        yield _checked(pair, f"batch {number} of the loader")
+        yield _check_batch(pair, f"batch {number} of the loader")
     if number < 0:
         raise UsageError("the loader must give a batch; got none. Pass one with samples.")
 
 
-def _checked(pair: Any, where: str) -> Batch:
+def _check_batch(pair: Any, where: str) -> Batch:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
         parts = f" of {listing(type(part).__name__ for part in pair)}" if isinstance(pair, (tuple, list)) else ""
         raise UsageError(f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}.")

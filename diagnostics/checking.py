@@ -94,7 +94,7 @@ def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool
             x = x.detach().clone().requires_grad_() * 1  # no leaf, so that the model may work in place
         entered: list[tuple[str, Any]] = []
         try:
-            with _watched(model, entered):
+            with _watch_modules(model, entered):
                 output = model(x)
         except (UsageError, torch.OutOfMemoryError):
             raise
@@ -103,7 +103,7 @@ def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool
             raise UsageError(_misfit(subject, path, first_tensor(given), x, error)) from error
         if differentiates and _reentrant(output):
             modules: list[str] = []
-            with _watched(model, [], modules):
+            with _watch_modules(model, [], modules):
                 model(x)
             where = f"module {modules[0]!r} of " if modules[0] else ""
             raise UsageError(
@@ -151,7 +151,9 @@ def _reentrant(output: Any, inputs: Any = None) -> bool:
 
 
 @contextmanager
-def _watched(model: nn.Module, entered: list[tuple[str, Any]], reentrant: list[str] | None = None) -> Iterator[None]:
+def _watch_modules(
+    model: nn.Module, entered: list[tuple[str, Any]], reentrant: list[str] | None = None
+) -> Iterator[None]:
     """Keep in ``entered`` the modules that have begun and not ended, with their inputs.
 
     Modules that have ended and contain a reentrant checkpoint are added to ``reentrant``, inner ones first.

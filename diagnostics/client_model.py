@@ -88,7 +88,7 @@ def to_device(model: nn.Module, x: Tensor) -> Tensor:
     return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
 
 
-def placed_data(subject: ClientModel) -> Data:
+def place_data(subject: ClientModel) -> Data:
     """Move a subject's data to its model's device and type.
 
     A pair moves at once. A loader's batches move as they come.

@@ -134,7 +134,7 @@ def diagnose(
         LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         names = [layer.name for layer in every]
-        wanted = {layer.name for layer in request.kept(every)}
+        wanted = {layer.name for layer in request.layers_to_report(every)}
         readers = {m.name: r for m in request.metrics if (r := m.reader(request.settings[m.name])) is not None}
         alone = [metric for metric in request.metrics if metric.name not in readers]
         shared = Measurement(subjects, every, criterion, batch, seed, mode)
@@ -152,7 +152,7 @@ def diagnose(
             if readers:
                 together = replace(shared, tick=tick(" + ".join(readers)))
                 measured += passes.one_pass(together, list(readers.values()), resamples)
-            for metric, kept in _sharing(alone):
+            for metric, kept in _share_passes(alone):
                 # a single model has no pair, however many clients it is measured on
                 whom = subjects[:n_models] if metric.pairs else subjects
                 measurement = replace(
@@ -203,7 +203,7 @@ def diagnose(
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None))
 
 
-def _sharing(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, ActivationCache | None]]:
+def _share_passes(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, ActivationCache | None]]:
     """Yield each metric with the passes that it shares with others.
 
     The passes are stored from their first reader to their last.
@@ -259,7 +259,7 @@ class DiagnosisRequest:
         settings = {metric.name: metric.settings(**given[metric.name]) for metric in chosen}
         return cls(chosen, given, settings, asked, batch, mode)
 
-    def kept(self, every: Sequence[Layer]) -> list[Layer]:
+    def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
         """Return the layers to report, out of all."""
         names = [layer.name for layer in every]
         wanted = names if self.layers is None else [check_known("layer", name, names) for name in self.layers]
@@ -270,7 +270,7 @@ class DiagnosisRequest:
 
         It reads all layers if its values are relative to the first layer or to the whole.
         """
-        return every if metric.uses_gradient_pass or metric.needs_all_layers else self.kept(every)
+        return every if metric.uses_gradient_pass or metric.needs_all_layers else self.layers_to_report(every)
 
     def check_task(self, task: str) -> None:
         """Refuse metrics that need classes, or single samples' losses, in a task without them.
@@ -293,7 +293,7 @@ class DiagnosisRequest:
         Raises:
             UsageError: the message names the layer or the option, and the allowed values.
         """
-        self.kept(every)
+        self.layers_to_report(every)
         for metric in self.metrics:
             measurement = Measurement((), self.read_by(metric, every), batch=self.batch, mode=self.mode)
             metric.check(measurement, self.settings[metric.name])

@@ -48,7 +48,7 @@ class Groups:
     similarity: pd.DataFrame
 
     @property
-    def shown(self) -> bool:
+    def significant(self) -> bool:
         """True if no shuffled federation has groups that are as clear."""
         return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
 
@@ -57,7 +57,7 @@ class Groups:
         if not self.nulls:
             return f"No groups of clients can be told: all have the same update of {self.layer}."
         most, count = max(self.nulls), len(self.nulls)
-        if not self.shown:
+        if not self.significant:
             found = f"silhouette {self.silhouette:.2f}; shuffled federation {count} has {most:.2f}"
             return f"No groups of clients are shown by the updates of {self.layer} ({found})."
         found = f"silhouette {self.silhouette:.2f}; {count} shuffled federations have at most {most:.2f}"
@@ -138,4 +138,4 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
         tuple(nulls),
         pd.DataFrame(real, index=names, columns=names),
     )
-    return found if found.shown else replace(found, of=dict.fromkeys(names, 1))
+    return found if found.significant else replace(found, of=dict.fromkeys(names, 1))

@@ -87,14 +87,14 @@ def diagnose_run(
         "round": checkpoint,
         "model": which,
     }
-    report = _diagnosed(task, models, metrics, context, command or f"diagnose {path}", measure_batch, dict(options))
+    report = _diagnose(task, models, metrics, context, command or f"diagnose {path}", measure_batch, dict(options))
     if not nulls:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
         of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
         whose = models if NULLS[null].shuffle is not None else dict.fromkeys(models, task.model)
-        return _diagnosed(of_null, whose, metrics, context, "", measure_batch, {**options, "resamples": 0}).frame
+        return _diagnose(of_null, whose, metrics, context, "", measure_batch, {**options, "resamples": 0}).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=True))
 
@@ -160,7 +160,7 @@ def diagnose_init(
     """
     models = {client.name: task.model for client in task.data.clients if clients is None or client.name in clients}
     context = {"seed": task.config.seed, "round": 0, "model": "global"}
-    return _diagnosed(task, models, metrics, context, command, measure_batch, dict(options or {}))
+    return _diagnose(task, models, metrics, context, command, measure_batch, dict(options or {}))
 
 
 def _of_first_training(
@@ -175,7 +175,7 @@ def _of_first_training(
     chosen = {} if clients is None else {"clients": clients}
     models, measured = runner.train_first_round(task, instruments().observers, **chosen)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
-    report = _diagnosed(task, models, metrics, context, command, measure_batch, options)
+    report = _diagnose(task, models, metrics, context, command, measure_batch, options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
     if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(task.layers):
         return report
@@ -221,7 +221,7 @@ def shown_variants(report: Report, metric: str) -> list[str]:
     return [name for name in dict.fromkeys((first, kind.default_variant or first)) if name in there]
 
 
-def _diagnosed(
+def _diagnose(
     task: Task,
     models: Mapping[str, Any],
     metrics: Sequence[str],

@@ -27,8 +27,8 @@ def client_models(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list
         UsageError: models and data differ in number or names, or models in their tensors.
     """
     check_modules(models)
-    model_names, own_models = _listed("models", models, isinstance(models, nn.Module))
-    data_names, own_data = _listed("data", data, _is_one(data))
+    model_names, own_models = _names_and_items("models", models, isinstance(models, nn.Module))
+    data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
         raise UsageError(f"models and sets of data must be equally many, or one of either; got {m} models and {d}.")
@@ -59,7 +59,7 @@ def client_models(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list
     ], m
 
 
-def _listed(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
+def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
     """Return names and items of a mapping, a sequence or a single item.
 
     Names are empty without a mapping.

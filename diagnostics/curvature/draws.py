@@ -31,23 +31,23 @@ def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
     """
     a = a.detach()
     if isinstance(module, nn.Embedding):
-        return _embedding(module, a)
+        return _draw_embedding(module, a)
     if isinstance(module, nn.Linear):
         if a.ndim > 2:
             tokens = a.reshape(len(a), 1, -1, a.shape[-1]).transpose(2, 3)
-            draw = _shared(lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, weight, bias, a)
+            draw = _draw_shared(lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, weight, bias, a)
             return lambda g: draw(g).squeeze(1).transpose(1, 2).reshape(*a.shape[:-1], module.out_features)
         size = (a.square().sum(1, keepdim=True) * weight + bias).sqrt()
         return lambda g: size * rademacher(a.new_empty(len(a), module.out_features), g)
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         patches, grid = patches_of(module, a)
         one = patches(slice(0, 1)).shape
-        draw = _shared(patches, (len(a), *one[1:]), module.out_channels // module.groups, weight, bias, a)
+        draw = _draw_shared(patches, (len(a), *one[1:]), module.out_channels // module.groups, weight, bias, a)
         return lambda g: draw(g).reshape(len(a), module.out_channels, *grid)
     return _scale_and_shift(module, a, weight, bias)
 
 
-def _shared(
+def _draw_shared(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, weight: bool, bias: bool, like: Tensor
 ) -> Draw:
     """Return draws [n, g, out, L] for a convolution or a linear module.
@@ -110,7 +110,7 @@ def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
     return draw
 
 
-def _embedding(module: nn.Embedding, a: Tensor) -> Draw:
+def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
     """Return draws for an embedding table. Equal tokens of a sample share a row."""
     index = a.reshape(len(a), -1)
     first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)

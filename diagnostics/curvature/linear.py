@@ -53,7 +53,7 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
     def bends(node: Node, reach: list[int]) -> tuple[int, str]:
         return _nonlinear(node, reach), f"{_readable(node)} on the way to the logits is not piecewise linear in it"
 
-    return _blamed(logits, parameters, bends)
+    return _find_faults(logits, parameters, bends)
 
 
 def unsupported_parameters(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
@@ -67,10 +67,10 @@ def unsupported_parameters(logits: Tensor, parameters: Mapping[str, Tensor]) -> 
         over_batch = _kind(node) in _BATCH_NORMS and getattr(node, "_saved_training", True) is not False
         return (reach[0] if over_batch else 0), "batch normalisation in train mode ties the samples of a batch"
 
-    return {name: why for name, why in _blamed(logits, parameters, mixes).items() if why}
+    return {name: why for name, why in _find_faults(logits, parameters, mixes).items() if why}
 
 
-def _blamed(
+def _find_faults(
     logits: Tensor, parameters: Mapping[str, Tensor], fault: Callable[[Node, list[int]], tuple[int, str]]
 ) -> dict[str, str]:
     """Return for each parameter that reaches the logits the first faulty operation on its way, or ""."""

@@ -96,7 +96,7 @@ def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple
     The patches are a function from a slice of the samples to [n, groups, i, L].
     """
     spatial = len(module.kernel_size)
-    a = _padded(module, a)
+    a = _pad(module, a)
 
     def windows_of(rows: slice) -> Tensor:
         windows = a[rows]
@@ -114,7 +114,7 @@ def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple
     return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
 
 
-def _padded(module: Any, a: Tensor) -> Tensor:
+def _pad(module: Any, a: Tensor) -> Tensor:
     """Return a convolution's input with the module's own padding.
 
     Padding may be "same", circular, reflecting or replicating.
@@ -145,7 +145,7 @@ def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor],
     <a_(p+o), a_(q+o)> over the kernel's offsets o. With K offsets, the pixels' matrix takes 1 / K of the
     multiplications a pair. The sum over o runs along one dimension at a time.
     """
-    a, groups = _padded(module, a), module.groups
+    a, groups = _pad(module, a), module.groups
     sides, length = tuple(a.shape[2:]), math.prod(grid)
     channels, pixels = module.in_channels // groups, math.prod(sides)
 

@@ -119,7 +119,7 @@ def output_traces(
         value = variance = 0.0
         try:
             for index, (x, y, count) in enumerate(_shares(data, pair, size, batch, probes)):
-                sample = _sampled(run, x, y, index, paths[layer], names, count, generator)
+                sample = _sample_batch(run, x, y, index, paths[layer], names, count, generator)
                 value += float(sample.mean(0).sum())
                 variance += float(sample.var(0).sum()) / count
         except _NoSecondDerivative as reason:
@@ -133,7 +133,7 @@ class _NoSecondDerivative(Exception):
     """Raised if an operation after a layer cannot be differentiated twice. It becomes the layer's status."""
 
 
-def _sampled(
+def _sample_batch(
     run: Differentiable,
     x: Tensor,
     y: Tensor,

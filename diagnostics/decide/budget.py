@@ -84,7 +84,7 @@ def bytes_of(
         if absent:
             raise UsageError(f"the model must be that of the rows; got one without {listing(absent, 4)}.")
         return Costs("bytes", "tensors of the model", layer_bytes(layers, model))
-    measured = _measured(layers, table, ("bytes",))
+    measured = _sum_costs(layers, table, ("bytes",))
     if measured:
         return Costs("bytes", f"measured {COST}", measured)
     if recorded:
@@ -97,10 +97,10 @@ def bytes_of(
 
 def flops_of(layers: Sequence[Layer], table: pd.DataFrame) -> Costs:
     """Return the FLOPs of each layer, forward and backward, for one training sample, from ``layer_cost``."""
-    return Costs("flops", f"measured {COST}, forward and backward, one sample", _measured(layers, table, FLOPS))
+    return Costs("flops", f"measured {COST}, forward and backward, one sample", _sum_costs(layers, table, FLOPS))
 
 
-def _measured(layers: Sequence[Layer], table: pd.DataFrame, variants: Sequence[str]) -> dict[str, float]:
+def _sum_costs(layers: Sequence[Layer], table: pd.DataFrame, variants: Sequence[str]) -> dict[str, float]:
     """Return the sum of some variants of ``layer_cost`` for each layer that has them all.
 
     The highest value of the clients counts.

@@ -24,7 +24,7 @@ from ..resampling import resamples_of, split_resamples
 SENSITIVITY = "federation_sensitivity"
 
 
-class Measured(Protocol):
+class DiagnosisLike(Protocol):
     """A diagnosis as read: its header (layers, digests, seed, version) and all rows, resamples included."""
 
     @property
@@ -33,7 +33,7 @@ class Measured(Protocol):
     def table(self) -> pd.DataFrame: ...
 
 
-Rows = Path | str | Measured | tuple[Mapping[str, Any], pd.DataFrame]
+Rows = Path | str | DiagnosisLike | tuple[Mapping[str, Any], pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Curve:
         """True if a value has a standard error and no resamples replace it."""
         return any(any(errors) for who, errors in self.errors.items() if who not in self.redrawn)
 
-    def resampled(
+    def resample(
         self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
     ) -> NDArray[np.float64] | None:
         """Return the averaged values [L] of a resample; None without any value.
@@ -167,7 +167,7 @@ def curve_of(
         raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
     of_clients = _one_measurement(of_clients)
     paired = bool((of_clients["client_b"] != "").any())
-    apart = _apart(metric, pairs or {})
+    apart = _distance_function(metric, pairs or {})
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
         raise UsageError(
@@ -186,12 +186,12 @@ def curve_of(
     seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
     layer_names = tuple(layer.name for layer in used)
-    measured, errors = _measured(of_clients, layer_names, apart)
-    redrawn = _redrawn(resamples_of(again[again["metric"] == metric], variant), layer_names)
+    measured, errors = _measured_values(of_clients, layer_names, apart)
+    redrawn = _resampled_values(resamples_of(again[again["metric"] == metric], variant), layer_names)
     return Curve(metric, variant, layer_names, values, weights, combined, seed, measured, errors, redrawn)
 
 
-def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
+def _resampled_values(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
     """Return each client's resampled values, [B, L].
 
     A value is NaN if a resample lacks it.
@@ -203,7 +203,7 @@ def _redrawn(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...],
     return values_of
 
 
-def _measured(
+def _measured_values(
     of_clients: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
 ) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
     """Return values and standard errors behind a curve, layer by layer, by client or by pair.
@@ -273,10 +273,12 @@ def _value(
     return math.fsum(values) / len(values)
 
 
-def _apart(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
+def _distance_function(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
     """Return the function from a metric's value for a pair of clients to their distance."""
     kind = metric_or_placeholder(metric)
-    return kind.apart if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").apart
+    return (
+        kind.to_distance if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").to_distance
+    )
 
 
 def _weight(rows: pd.DataFrame, client: str) -> float:

@@ -30,7 +30,7 @@ def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.Dat
     * ``decided``: whether there is a plan
     * ``status``: the plan's, or why there is no plan
     """
-    nulls = {null: [_decided(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
+    nulls = {null: [_decision(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
     if not nulls:
         return plan
     detail, kept = {}, kept_in(table)
@@ -42,7 +42,7 @@ def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.Dat
     return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail}))
 
 
-def _decided(rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> dict[str, Any]:
+def _decision(rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> dict[str, Any]:
     try:
         plan = decide(rows)
     except (RunError, UsageError) as error:  # a null may have no values to decide on: an untrained model has no updates

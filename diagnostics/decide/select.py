@@ -116,7 +116,7 @@ def select(
 
     def decided(table: pd.DataFrame) -> LayerPlan:
         if chosen.reads == "curves":
-            return _voted(every, table, chosen, metrics, threshold, why, pairs)
+            return _joint_plan(every, table, chosen, metrics, threshold, why, pairs)
         return _cut(every, curve_of(every, table, metric or SENSITIVITY, variant, pairs), chosen, threshold, why)
 
     if chosen.reads == "curves" or chosen.decides:
@@ -176,7 +176,7 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
     )
 
 
-def _voted(
+def _joint_plan(
     every: Sequence[Layer],
     table: pd.DataFrame,
     joint: Rule,

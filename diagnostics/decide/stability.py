@@ -69,7 +69,7 @@ def stability(
         at = random.random() if redrawn else 0.0
         cuts = []
         for opinion in opinions:
-            values = opinion.curve.resampled(times, random, at)
+            values = opinion.curve.resample(times, random, at)
             if values is not None and np.isfinite(values).all() and (values > 0).all():
                 cuts.append(opinion.rule.cut(values.tolist(), opinion.threshold))
         if cuts:

@@ -184,7 +184,7 @@ class SensitivityAccumulator:
         """Number of parts into which steps are divided for resampling."""
         return len(self._part_steps())
 
-    def drawn(self, times: Sequence[int]) -> Meter:
+    def redraw(self, times: Sequence[int]) -> Meter:
         """Return the accumulator that would have resulted if each part had come ``times`` times."""
         return ResampledImportance(resample(self.result(), times))
 

@@ -75,7 +75,7 @@ class NoiseMeter:
         self.reached |= {name: grads[name].numel() for name in grads if name in self._names}
 
     @contextmanager
-    def watching(
+    def watch(
         self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
     ) -> Iterator[None]:
         self._model, self._loss, self._seed = model, loss, seed

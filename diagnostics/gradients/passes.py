@@ -34,7 +34,7 @@ class Meter(Protocol):
 class SampleMeter(Meter, Protocol):
     """A meter that also sees single samples' gradients, at edges of the graph that it names."""
 
-    def watching(
+    def watch(
         self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
     ) -> AbstractContextManager[None]:
         """Watch the model's forward passes within the block; ``x`` and ``y`` are the first batch."""
@@ -54,7 +54,7 @@ class PartedMeter(Meter, Protocol):
     def parts(self) -> int:
         """Number of parts that saw a batch."""
 
-    def drawn(self, times: Sequence[int]) -> Meter:
+    def redraw(self, times: Sequence[int]) -> Meter:
         """Return the meter that would have resulted if each part had come ``times`` times."""
 
 
@@ -103,15 +103,15 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamp
     for subject in measurement.subjects:
         read = _read(subject, measurement, readers, parts)
         if resamples:
-            redrawn += _redrawn(layers, readers, read, resamples, measurement.seed)
-            read = _joined(read)
+            redrawn += _resample_rows(layers, readers, read, resamples, measurement.seed)
+            read = _join_parts(read)
         readings.append(read)
         measurement.tick(subject.client)
     rows = [row for k, reader in enumerate(readers) for row in reader.rows(layers, [pass_[k] for pass_ in readings])]
     return rows + redrawn
 
 
-def _redrawn(
+def _resample_rows(
     layers: Sequence[Layer], readers: Sequence[GradientReader], read: Sequence[Reading], resamples: int, seed: int
 ) -> list[Row]:
     """Return the rows of one client's resamples, for all readers."""
@@ -119,7 +119,7 @@ def _redrawn(
     meters = {id(r.meter): r.meter for r in read if isinstance(r.meter, PartedMeter)}
     parts = max((meter.parts for meter in meters.values()), default=0)
     for number, times in enumerate(draws(parts, resamples, seed, read[0].subject.client) if read else [], 1):
-        again = {key: meter.drawn(times) for key, meter in meters.items()}
+        again = {key: meter.redraw(times) for key, meter in meters.items()}
         for reader, reading in zip(readers, read, strict=True):
             if id(reading.meter) in again:
                 one = replace(reading, meter=again[id(reading.meter)])
@@ -127,10 +127,10 @@ def _redrawn(
     return rows
 
 
-def _joined(read: Sequence[Reading]) -> list[Reading]:
+def _join_parts(read: Sequence[Reading]) -> list[Reading]:
     """Return the readings with gradients summed over their parts, since the parts are no longer needed."""
     shared = {id(r.meter): r.meter for r in read if isinstance(r.meter, EpochMeter)}
-    whole = {key: meter.drawn([1] * meter.parts) for key, meter in shared.items()}
+    whole = {key: meter.redraw([1] * meter.parts) for key, meter in shared.items()}
     return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
 
 
@@ -150,7 +150,7 @@ def _read(
         for x, y in batches(subject.data, measurement.batch):
             x, y = to_device(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
-                stack.enter_context(sampler.watching(model, params, loss, x, y, seed))
+                stack.enter_context(sampler.watch(model, params, loss, x, y, seed))
             value = loss(logits(model, x, y, loss), y)
             edges = {(k, name): edge for k, sampler in enumerate(samplers) for name, edge in sampler.edges().items()}
             grads, deltas = _gradients(value, params, edges)
@@ -231,7 +231,7 @@ class EpochMeter:
         """Number of parts that saw a batch."""
         return min(self._batches, len(self._sums))
 
-    def drawn(self, times: Sequence[int]) -> EpochMeter:
+    def redraw(self, times: Sequence[int]) -> EpochMeter:
         """Return the meter of the gradient that would have resulted if each part had come ``times`` times."""
         joined = EpochMeter()
         for count, n, sums in zip(times, self._n, self._sums, strict=False):
@@ -246,6 +246,6 @@ class EpochMeter:
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
         """Return the gradients of the layer's tensors that a gradient reached."""
-        whole = self if len(self._sums) == 1 else self.drawn([1] * len(self._sums))
+        whole = self if len(self._sums) == 1 else self.redraw([1] * len(self._sums))
         sums, n = whole._sums[0], whole._n[0]
         return [sums[name] / n for name in tensors_of(layer, tensors) if name in sums]

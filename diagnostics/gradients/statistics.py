@@ -46,7 +46,7 @@ class _BatchMeter:
         """Number of parts into which batches are divided for resampling."""
         return min(self._batches, PARTS)
 
-    def drawn(self, times: Sequence[int]) -> _BatchMeter:
+    def redraw(self, times: Sequence[int]) -> _BatchMeter:
         """Return the statistics that would have resulted if each part's batches had come ``times`` times."""
         again = copy.copy(self)
         again.values = {
@@ -85,7 +85,7 @@ class Statistic:
         """Return the statistics of some gradients taken together, [number of variants], float64."""
         raise NotImplementedError
 
-    def lacking(self, n: int) -> str:
+    def why_undefined(self, n: int) -> str:
         """Return why a gradient of ``n`` entries has no statistics, or ""."""
         return ""
 
@@ -106,7 +106,7 @@ class Statistic:
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         values, stderr, n = self._summary(reading.meter, layer)
-        status = why_unreadable(layer, self.tensors, reached=n > 0) or self.lacking(n)
+        status = why_unreadable(layer, self.tensors, reached=n > 0) or self.why_undefined(n)
         if not status and not bool(values.isfinite().all()):
             status = reading.fault or f"the gradient of layer {layer.name!r} is not finite"
         return [

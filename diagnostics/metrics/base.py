@@ -140,7 +140,7 @@ class Metric:
         """Return the unit of a variant's values."""
         return self.unit if isinstance(self.unit, str) else self.unit.get(variant, "")
 
-    def apart(self, value: Any) -> Any:
+    def to_distance(self, value: Any) -> Any:
         """Return the distance of two clients from their value: value for a distance, 1 - value for a similarity."""
         return value if self.distance else 1 - value
 
@@ -209,7 +209,7 @@ class Metric:
 # --- the registry ----------------------------------------------------------------------------------------------
 
 
-def _undecorated(function: Any, path: str) -> Metric:
+def _from_function(function: Any, path: str) -> Metric:
     """Make a metric of a user's function without the decorator.
 
     Its docstring describes it, and its settings are the defaults.
@@ -218,11 +218,11 @@ def _undecorated(function: Any, path: str) -> Metric:
         return function
     if not inspect.isfunction(function):
         raise UsageError(f"metric {path!r} must be a function; got {type(function).__name__}.")
-    return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
+    return _make(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
 _FACTS = [each.name for each in fields(Metric) if each.name not in ("name", "compute", "options_type")]
-METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", "metric", _undecorated)
+METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", "metric", _from_function)
 
 
 def metric(
@@ -269,14 +269,14 @@ def metric(
     facts |= {"look": PlotStyle(**(look or {})), "requires": requires, "features": features}
 
     def add(function: Compute) -> Compute:
-        made = _made(function, description, direction, **facts)
+        made = _make(function, description, direction, **facts)
         METRICS.add(made.name, made, function)
         return function
 
     return add
 
 
-def _made(function: Callable[..., list[Row]], description: str, direction: str = "", **facts: Any) -> Metric:
+def _make(function: Callable[..., list[Row]], description: str, direction: str = "", **facts: Any) -> Metric:
     """Make a metric of a function: its name, and the type of its options if it takes any."""
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
     if len(parameters) not in (1, 2):

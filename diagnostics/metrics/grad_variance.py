@@ -37,7 +37,7 @@ class GradVariance(Statistic):
     def of(self, grads: Sequence[Tensor]) -> Tensor:
         return variance(grads).reshape(1)
 
-    def lacking(self, n: int) -> str:
+    def why_undefined(self, n: int) -> str:
         return "a variance needs at least two weights" if n == 1 else ""
 
 

@@ -11,7 +11,7 @@ from fl_core.bounds import ABOVE_0, at_least
 from fl_core.errors import RunError, UsageError
 from fl_core.rows import Row, row
 
-from ..client_model import placed_data
+from ..client_model import place_data
 from ..curvature import spectrum
 from ..curvature.spectrum import AT, Vector, spectral_density
 from .base import Measurement, metric
@@ -81,7 +81,7 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     how: dict[str, Any] = {"loss": measurement.loss, "batch": measurement.batch, "seed": measurement.seed}
     how |= {"mode": measurement.mode, "dtype": options.dtype}
     for subject in measurement.subjects:
-        data = placed_data(subject)
+        data = place_data(subject)
         results = spectrum.hessian_spectrum(subject.model, data, layers, k=k, tol=options.tol, **how)
         for rank in range(k):
             for result in results:

@@ -11,7 +11,7 @@ import torch
 
 from fl_core.rows import Row, row
 
-from ..client_model import placed_data
+from ..client_model import place_data
 from ..curvature import hessian
 from ..curvature.hessian import TraceResult, check_way
 from .base import Measurement, metric
@@ -87,7 +87,7 @@ def rows_of(
     """
     rows = []
     for subject in measurement.subjects:
-        for result in find(subject.model, placed_data(subject)):
+        for result in find(subject.model, place_data(subject)):
             ok, asked = result.status == "ok", result.note in ("", "as asked")
             for name, numbers in variants.items():
                 value, stderr = numbers(result) if ok else (None, None)

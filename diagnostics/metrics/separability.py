@@ -81,7 +81,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         ratios_of.append(ratios)
         sizes.append((len(features.y), len(few)))
         measurement.tick(subject.client)
-    pooled = {path: faults.get(path) or _pooled(kept[path], seed) for path in paths}
+    pooled = {path: faults.get(path) or _pool(kept[path], seed) for path in paths}
     rows = []
     for layer in layers:
         rows.append(_row(layer, "pooled", pooled.get(layer.output, ""), sum(few for _, few in sizes)))
@@ -91,7 +91,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     return rows
 
 
-def _pooled(kept: Sequence[tuple[Array, Array]], seed: int) -> str | Ratio:
+def _pool(kept: Sequence[tuple[Array, Array]], seed: int) -> str | Ratio:
     if len({x.shape[1] for x, _ in kept}) > 1:
         return "at all clients: features of different widths"
     try:

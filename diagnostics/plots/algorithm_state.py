@@ -214,7 +214,7 @@ def unfreezing(frame: pd.DataFrame, ax: Axes | None = None, metric: str = "train
     with canvas(ax, *_timeline(shares)) as axes:
         colours = heat(Panel(axes, True, True), shares, cmap=SHARE, names=(40, 16))
         axes.figure.colorbar(colours, ax=axes, label=labels[rows["client"].nunique() > 1])
-        _framed(axes)
+        _draw_frame(axes)
         notes = missing_notes(rows, "layer")
         axes.set(ylabel="layer, input at the top")
         axes.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
@@ -257,7 +257,7 @@ def allocation(
         right.ax.set(ylabel="layer, input at the top")
         right.ax.set_xlabel(with_notes("round" if not notes else f"round ({NO_VALUE})", notes))
         for panel in (left, right):
-            _framed(panel.ax)
+            _draw_frame(panel.ax)
         panel_axes = [left.ax, right.ax]
         panel_axes[0].figure.colorbar(colours, ax=panel_axes, label="1 = held; right: share of clients")
     return panel_axes
@@ -273,7 +273,7 @@ def _timeline(shares: pd.DataFrame) -> tuple[float, float]:
     return float(np.clip(2.6 + 0.16 * shares.shape[1], 4.6, 9)), float(np.clip(1.2 + 0.24 * len(shares), 1.9, 8))
 
 
-def _framed(ax: Axes) -> None:
+def _draw_frame(ax: Axes) -> None:
     """Draw a frame around a heat map, so that white cells at its edge stand out from the page."""
     ax.spines[:].set_visible(True)
 

@@ -92,7 +92,7 @@ def metric(
         label += "".join(f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name)
     check_single(rows, ["client", "layer"])
     if normalise is not None:
-        rows, lost = _normalised(rows, normalise)
+        rows, lost = _normalise(rows, normalise)
         notes += [f"no value above 0 to divide by: {listing(lost)}"] if lost else []
         unit = f"each client / its {'first layer' if normalise == 'first' else 'smallest'}"
     names = in_order(name for name in rows["client"].unique() if name)
@@ -156,7 +156,7 @@ def _null_curves(
             rows = of_variant(draw, None if lacking else variant, kind.variants)
             title = NULLS[null].title + (f" ({rows['variant'].iloc[0]})" if lacking else "")
             rows = _distances(rows, kind.distance) if paired else rows
-            rows = _normalised(rows, normalise)[0] if normalise is not None else rows
+            rows = _normalise(rows, normalise)[0] if normalise is not None else rows
             together = rows[rows["client"] == ""]
             mean = weighted_mean(rows, ["layer"]) if together.empty else together.set_index("layer")["value"]
             curves.setdefault(title, []).append(mean)
@@ -183,7 +183,7 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
     return mean.reset_index().assign(stderr=np.nan, n_train=np.nan, variant="", metric="pairs")
 
 
-def _normalised(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
+def _normalise(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the clients' rows divided by their reference value, and the clients without one above 0."""
     check_known("normalisation", normalise, ("first", "min"))
     rows = rows[rows["client"] != ""]

@@ -70,7 +70,7 @@ class Page:
         self.text("\n".join(f"- {line}" for line in lines))
 
     @contextmanager
-    def folded(self, summary: str) -> Iterator[None]:
+    def fold(self, summary: str) -> Iterator[None]:
         """Fold what is added inside the ``with`` block, beneath a summary that opens it."""
         self._parts.append(f"<details><summary>{_inline(summary)}</summary>")
         yield
@@ -86,7 +86,7 @@ class Page:
         used = {term: said for term, said in terms.items() if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)}
         if used:
             items = "".join(f"<dt>{_inline(term)}</dt><dd>{_inline(said)}</dd>" for term, said in used.items())
-            with self.folded(title):
+            with self.fold(title):
                 self._parts.append(f"<dl>{items}</dl>")
 
     def figure(self, figure: Figure | Axes, caption: str, alt: str = "") -> bytes:

@@ -88,7 +88,7 @@ def collect(
         parts[path].append(z)
 
     def make(see: See) -> tuple[Array, Array, dict[str, str]]:
-        return _passed(model, paths, data, see, at, samples, batch, seed, mode)
+        return _run_pass(model, paths, data, see, at, samples, batch, seed, mode)
 
     pair = full_batch(data) if kept is not None else None
     if kept is None or pair is None:
@@ -115,7 +115,7 @@ def features_of(
     )  # fmt: skip
 
 
-def _passed(
+def _run_pass(
     model: nn.Module,
     paths: Sequence[str],
     data: Data,

@@ -103,7 +103,7 @@ class Recorder:
             self._grams[start] = _gram(target)
         self._taken.add(start)
 
-    def kept(self) -> Summary | str:
+    def summarise(self) -> Summary | str:
         """Return the model's summary, or why there is nothing to compare."""
         try:
             return self._summary()
@@ -126,18 +126,18 @@ class Recorder:
         if linear and self._models is not None and width * (self._models + 1) / 2 < n:
             x = self._buffer.double()
             x -= x.mean(0)
-            norm = self._checked(torch.linalg.vector_norm(x).square(), n).sqrt()
+            norm = self._check_kernel(torch.linalg.vector_norm(x).square(), n).sqrt()
             return Summary(features=x / norm)
-        gram = _centred(_gram(self._buffer))
-        total = self._checked(gram.diagonal().sum(dtype=torch.float64), n)
+        gram = _centre(_gram(self._buffer))
+        total = self._check_kernel(gram.diagonal().sum(dtype=torch.float64), n)
         if self._bandwidth is not None:
-            gram = _centred(_radial(gram, self._bandwidth))
+            gram = _centre(_radial(gram, self._bandwidth))
             total = gram.diagonal().sum(dtype=torch.float64)
         return Summary(gram=gram.div_(total.to(gram.dtype)).reshape(-1))
 
     def _minibatch(self, n: int) -> Summary:
         grams = list(self._grams.values())
-        total = self._checked(torch.stack([g.diagonal().sum(dtype=torch.float64) for g in grams]).sum(), n)
+        total = self._check_kernel(torch.stack([g.diagonal().sum(dtype=torch.float64) for g in grams]).sum(), n)
         if self._bandwidth is not None:
             grams = [_radial(g, self._bandwidth) for g in grams]
             total = total.new_tensor(n)
@@ -146,7 +146,7 @@ class Recorder:
             raise NoValue("constant within every batch")
         return Summary(gram=gram)
 
-    def _checked(self, total: Tensor, n: int) -> Tensor:
+    def _check_kernel(self, total: Tensor, n: int) -> Tensor:
         offset = torch.linalg.vector_norm(self._reference, dtype=torch.float64).mul(self._scale).square() * n
         return check_features(total, offset, self._eps)
 
@@ -180,7 +180,7 @@ def _gram(x: Tensor) -> Tensor:
     return gram
 
 
-def _centred(gram: Tensor) -> Tensor:
+def _centre(gram: Tensor) -> Tensor:
     """Centre rows and columns of a Gram matrix, in place."""
     means = gram.mean(0, dtype=torch.float64)
     shift = (means - means.mean() / 2).to(gram.dtype)

@@ -58,7 +58,7 @@ def _unit_norm(own: Tensor, rows: int, noise: float) -> Tensor:
     return torch.linalg.matrix_norm(own).rsqrt()
 
 
-def _whitened(own: Tensor, rows: int, noise: float, *, variance: float | None = None) -> Tensor:
+def _whitening_map(own: Tensor, rows: int, noise: float, *, variance: float | None = None) -> Tensor:
     """Return the map to orthonormal columns, over all directions above rounding.
 
     With ``variance``, it covers the largest directions that hold this share. Independent errors of size s in an [n, d]
@@ -95,7 +95,7 @@ The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F |
 et al. 2021, without whitening: alpha = 1). It is a metric, invariant to rotation, isotropic scale and offset of either
 side. There is no value if one side is constant, not finite, or has fewer than 2 samples.
 """
-CCA = Measure(_whitened, _mean_correlation)
+CCA = Measure(_whitening_map, _mean_correlation)
 """The mean canonical correlation, in [0, 1]: 1 means same up to an invertible linear map.
 
 The mean is over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank is found in float64. It
@@ -112,7 +112,7 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
 
     See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
     """
-    return Measure(partial(_whitened, variance=variance), _mean_correlation)
+    return Measure(partial(_whitening_map, variance=variance), _mean_correlation)
 
 
 class StoredFeatures:
@@ -142,11 +142,11 @@ class StoredFeatures:
             return
         parts = self._parts.pop(side, {})
         try:
-            self.bases[side] = self._reduced(side, [parts[start] for start in sorted(parts)])
+            self.bases[side] = self._reduce(side, [parts[start] for start in sorted(parts)])
         except NoValue as reason:
             self.faults[side] = str(reason)
 
-    def _reduced(self, side: int, parts: list[Tensor]) -> Tensor:
+    def _reduce(self, side: int, parts: list[Tensor]) -> Tensor:
         if self._n < 2:
             raise NoValue(f"{self._n} samples, at least 2 are needed")
         if sum(map(len, parts)) != self._n:
@@ -252,7 +252,7 @@ class Moments:
                     raise NoValue("not computed in every forward pass")
                 if rows < 2:
                     raise NoValue(f"{rows} rows, at least 2 are needed")
-                own = self._centred(side, side, rows)
+                own = self._centre(side, side, rows)
                 offset = (self._references[side] + self._sums[side] / rows).square().sum() * rows
                 eps = self._eps[side]
                 _, noise = _spread(own.trace(), offset, eps)
@@ -260,11 +260,11 @@ class Moments:
             except NoValue as reason:
                 self.faults[side] = str(reason)
 
-    def _centred(self, a: int, b: int, rows: int) -> Tensor:
+    def _centre(self, a: int, b: int, rows: int) -> Tensor:
         return self._products[a, b] - torch.outer(self._sums[a], self._sums[b]) / rows
 
     def product(self, a: int, b: int) -> Tensor:
         """Return the mapped cross-product of two models, a before b, [k, l]."""
-        product, left, right = self._centred(a, b, self._n * self._shape[0]), self._maps[a], self._maps[b]
+        product, left, right = self._centre(a, b, self._n * self._shape[0]), self._maps[a], self._maps[b]
         product = left.T @ product if left.ndim else left * product
         return product @ right if right.ndim else product * right

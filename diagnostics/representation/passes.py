@@ -43,7 +43,7 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
             recorder.begin()
         comparison.watch(subject, take)
         for path, recorder in recorders.items():
-            kept = recorder.kept()
+            kept = recorder.summarise()
             if isinstance(kept, str):
                 faults[path, client] = kept
             else:

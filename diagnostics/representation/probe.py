@@ -70,7 +70,7 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
             f"samples of the probe must be at least one of each client; got {n} samples over {len(distinct)} clients."
         )
     shares = [n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))]
-    return _joined([pair for source, share in zip(distinct, shares, strict=True) for pair in _first(source, share)])
+    return _join([pair for source, share in zip(distinct, shares, strict=True) for pair in _first(source, share)])
 
 
 def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int) -> Tensor:
@@ -78,7 +78,7 @@ def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, 
     with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
         if probe is None:
             return shared_probe([subject.data for subject in subjects], max(samples, len(subjects)))[0]
-        return _joined(list(batches(probe, None)))[0]
+        return _join(list(batches(probe, None)))[0]
 
 
 def batch_bounds(n: int, batch: int, unbiased: bool = False) -> list[Place]:
@@ -110,7 +110,7 @@ def _first(source: Data, count: int) -> Iterator[Batch]:
             return
 
 
-def _joined(pairs: Sequence[Batch]) -> Batch:
+def _join(pairs: Sequence[Batch]) -> Batch:
     shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
     if len(shapes) > 1:
         raise UsageError(f"shapes of probe samples must be equal; got {shapes[0]} and {shapes[1]}.")
@@ -143,7 +143,7 @@ def watch(
         take(path, place, modules[path], output)
 
     def make(see: See) -> None:
-        _passed(model, x, where, paths, see, seed, mode)
+        _run_pass(model, x, where, paths, see, seed, mode)
 
     if kept is None:
         make(see)
@@ -153,7 +153,7 @@ def watch(
         kept.replay(key, paths, make, see)
 
 
-def _passed(
+def _run_pass(
     model: nn.Module, x: Tensor, where: Sequence[Place], paths: Sequence[str], see: See, seed: int, mode: str
 ) -> None:
     place = (0, 0)

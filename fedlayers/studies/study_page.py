@@ -79,7 +79,7 @@ def write_page(
     _add_worth(page, out, result, config, lead, chosen)
     page.text("## The data")
     _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Training samples by class.")
-    with page.folded("What one local epoch shows of the layers"):
+    with page.fold("What one local epoch shows of the layers"):
         _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
     facts = (
         *([f"command: `{command}`"] if command else []),
@@ -92,7 +92,7 @@ def write_page(
         "next to this page: " + "`race/` (the arms), " * (choice is not None) + "`rows.jsonl` (the measurement), "
         "`plan.json`, `comparison/` (all runs, their rows and table)",
     )
-    with page.folded("Settings"):
+    with page.fold("Settings"):
         page.points(facts)
     page.glossary(GLOSSARY)
     path = out / "report.html"

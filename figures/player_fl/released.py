@@ -237,7 +237,7 @@ class ReleasedTables(SensitivityAccumulator):
         self._ids: dict[str, list[Tensor]] = {}
 
     @contextmanager
-    def watching(
+    def watch(
         self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
     ) -> Iterator[None]:
         """Record which rows each table looks up inside the block."""

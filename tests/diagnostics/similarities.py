@@ -49,7 +49,7 @@ def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: flo
         recorder = Recorder(where, estimator, bandwidth=bandwidth)
         for start, stop in where:
             recorder.take(start, stop, side[start:stop])
-        summary = recorder.kept()
+        summary = recorder.summarise()
         if isinstance(summary, str) or summary.gram is None:
             return math.nan
         grams.append(summary.gram.double())

@@ -86,7 +86,7 @@ def test_planted_groups_are_found_and_updates_are_those_of_the_first_training() 
 
 def test_clients_alike_are_one_group_and_the_shuffling_ends_early(monkeypatch: Any) -> None:
     ended = [client_groups(task_of([0] * 6, seed), draws=20) for seed in range(3)]
-    assert not any(found.shown for found in ended)
+    assert not any(found.significant for found in ended)
     for found in ended:
         assert set(found.of.values()) == {1}
         assert len(found.nulls) < 20
@@ -97,7 +97,7 @@ def test_clients_alike_are_one_group_and_the_shuffling_ends_early(monkeypatch: A
 def test_updates_that_are_equal_show_no_groups(monkeypatch: Any) -> None:
     monkeypatch.setattr(groups, "pdist", lambda moved, metric: np.zeros(len(moved) * (len(moved) - 1) // 2))
     found = client_groups(task_of([0] * 4))
-    assert (found.nulls, found.shown, np.isnan(found.silhouette)) == ((), False, True)
+    assert (found.nulls, found.significant, np.isnan(found.silhouette)) == ((), False, True)
     assert "the same update" in found.text()
 
 

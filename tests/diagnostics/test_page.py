@@ -258,7 +258,7 @@ def test_written_at_once_and_the_same_each_time(full: Page, figure: Figure, tmp_
 
 
 def test_folded_parts_are_closed_and_hold_what_was_added(full: Page) -> None:
-    with full.folded("More <b>"):
+    with full.fold("More <b>"):
         full.text("inside")
         full.table(pd.DataFrame({"n": [1]}), "c")
     html = full.html()

@@ -167,7 +167,7 @@ def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give(
         for k in range(13):
             for _ in range(times[k % 10]):
                 fed(again, k)
-        assert seen.drawn(times).result()["importance"] == pytest.approx(again.result()["importance"], rel=1e-12)
+        assert seen.redraw(times).result()["importance"] == pytest.approx(again.result()["importance"], rel=1e-12)
 
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3"))

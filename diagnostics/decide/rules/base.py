@@ -73,7 +73,7 @@ class Rule:
         return int(count)
 
 
-def _undecorated(function: Any, path: str) -> Rule:
+def _from_function(function: Any, path: str) -> Rule:
     """Make a rule of a user's function without the decorator.
 
     It is assumed to read one curve.
@@ -82,10 +82,10 @@ def _undecorated(function: Any, path: str) -> Rule:
         return function
     if not inspect.isfunction(function):
         raise UsageError(f"rule {path!r} must be a function; got {type(function).__name__}.")
-    return _made(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
+    return _make(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
 
 
-RULES: Registry[Rule] = Registry("rule", "diagnostics.decide.rules", "rule", _undecorated)
+RULES: Registry[Rule] = Registry("rule", "diagnostics.decide.rules", "rule", _from_function)
 
 
 def rule(
@@ -109,13 +109,13 @@ def rule(
     check_known("what a rule reads", reads, READS)
 
     def add(function: Function) -> Function:
-        RULES.add(function.__name__, _made(function, summary, reads=reads, lacks=lacks), function)
+        RULES.add(function.__name__, _make(function, summary, reads=reads, lacks=lacks), function)
         return function
 
     return add
 
 
-def _made(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
+def _make(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
     """Make a rule of a function, and check the number of its arguments."""
     takes = len(inspect.signature(function).parameters)
     if takes not in (1, 2):
