@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError, damaged
 from fl_core.legacy_names import current
-from fl_core.scores import TABLE
+from fl_core.scores import ROUNDING, TABLE
 from fl_core.storage import packing
 from fl_core.storage.files import check_version, write_atomically
 
@@ -45,8 +45,6 @@ COLUMNS: dict[str, str] = {
     "n_train": "training samples of the client (its weight)",
     "status": "ok, or why there is no value",
 }
-ROUNDING = 1e-6
-"""How far beyond 0 and 1 rounding may take a share."""
 _INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
 _NUMBERS = ("value", "stderr")
 _SIZED = (*_INTEGERS, *_NUMBERS)
@@ -136,12 +134,25 @@ def parsed(path: Path, data: bytes) -> pd.DataFrame:
     """
     with damaged(path):  # no JSON, no UTF-8, or beyond the limits
         lines = [limits.parsed_json(line.decode("utf-8")) for line in data.splitlines()]
+    return check_rows(path, lines)
+
+
+def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
+    """Return the frame of rows that somebody else made.
+
+    Args:
+        what: their file or sender, which an error names.
+
+    Raises:
+        CorruptError: one has other columns or types than the schema, or a value that does not fit its status.
+    """
+    lines = list(lines)
     if not all(map(_is_row, lines)):
-        raise CorruptError(f"{path} is damaged: a line is not a row")
-    return _framed(path, lines)
+        raise CorruptError(f"{what} is damaged: a line is not a row")
+    return _framed(what, lines)
 
 
-def _framed(path: Path, lines: Iterable[Row]) -> pd.DataFrame:
+def _framed(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
     try:
         table = frame(lines)
     except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
@@ -150,7 +161,7 @@ def _framed(path: Path, lines: Iterable[Row]) -> pd.DataFrame:
     return table
 
 
-def _check_values(path: Path, table: pd.DataFrame) -> None:
+def _check_values(path: Path | str, table: pd.DataFrame) -> None:
     """Refuse values that no row has: a share beyond 0 to 1, or one that does not fit its status."""
     value, shares = table["value"], [name for name, score in TABLE.items() if score.share]
     wrong = (value.isna() == (table["status"] == "ok")) | (value.abs() == math.inf) | (table["stderr"] == math.inf)

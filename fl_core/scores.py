@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known, listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,7 @@ class Score:
         task: of :data:`TASKS`, or "" for all.
         missing: the reason if it has no value.
         chance: its value for predictions that ignore the samples; NaN if it depends on the classes.
+        range: its least and greatest value, if it is not a share.
     """
 
     label: str
@@ -47,8 +48,11 @@ class Score:
     task: str
     missing: str = ""
     chance: float = math.nan
+    range: tuple[float, float] = (-math.inf, math.inf)
 
 
+ROUNDING = 1e-6
+"""How far beyond its range rounding may take a score."""
 _ONE_CLASS = "the samples are all of one class"
 _ONE_VALUE = "each label has one value only among the samples"
 
@@ -60,10 +64,10 @@ TABLE: dict[str, Score] = {
     "auprc": Score("AUPRC", True, True, CLASSIFICATION, _ONE_CLASS),
     "balanced_accuracy": Score("balanced accuracy", True, True, CLASSIFICATION),
     "ece": Score("ECE", False, True, CLASSIFICATION),
-    "mse": Score("MSE", False, False, REGRESSION),
-    "mae": Score("MAE", False, False, REGRESSION),
-    "r2": Score("R2", True, False, REGRESSION, "the targets do not vary among the samples", 0.0),
-    "c_index": Score("C-index", True, False, SURVIVAL, "no pair of samples can be compared", 0.5),
+    "mse": Score("MSE", False, False, REGRESSION, range=(0.0, math.inf)),
+    "mae": Score("MAE", False, False, REGRESSION, range=(0.0, math.inf)),
+    "r2": Score("R2", True, False, REGRESSION, "the targets do not vary among the samples", 0.0, (-math.inf, 1.0)),
+    "c_index": Score("C-index", True, False, SURVIVAL, "no pair of samples can be compared", 0.5, (0.0, 1.0)),
     "macro_auroc": Score("macro-AUROC", True, True, MULTILABEL, _ONE_VALUE, 0.5),
     "macro_auprc": Score("macro-AUPRC", True, True, MULTILABEL, _ONE_VALUE),
 }
@@ -88,13 +92,54 @@ OF_CLASS = ("auroc", "auprc")
 """Scores that with two classes belong to the positive one. Their rows name it as the variant."""
 
 
+def scores_of(task: str) -> list[str]:
+    """Return the names of the scores of a kind of task.
+
+    >>> scores_of("survival")
+    ['loss', 'c_index']
+    """
+    return [name for name, score in TABLE.items() if score.task in ("", task)]
+
+
 def check_score(name: str, task: str) -> str:
     """Return a score's name if it belongs to that kind of task.
 
     Raises:
         UsageError: it does not. The message names it, the nearest, and the known ones.
     """
-    return check_known(f"score of {task}", name, [each for each, score in TABLE.items() if score.task in ("", task)])
+    return check_known(f"score of {task}", name, scores_of(task))
+
+
+def check_scores(values: Mapping[str, float], task: str) -> None:
+    """Check that somebody else's scores are all those of a kind of task, each within its range.
+
+    A share is between 0 and 1. Only a score that may be missing can be NaN.
+
+    >>> check_scores({"loss": 0.3, "c_index": 1.5}, "survival")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: c_index must be between 0 and 1; got 1.5.
+
+    Raises:
+        UsageError: a score is missing, of another task, or outside its range. The message names it.
+    """
+    for name in values:
+        check_score(name, task)
+    for name in scores_of(task):
+        score, value = TABLE[name], values.get(name)
+        low, high = (0.0, 1.0) if score.share else score.range
+        if value is None:
+            raise UsageError(f"scores of {task} must include {name}; got {listing(values) or 'none'}.")
+        if math.isnan(value) and score.missing:
+            continue
+        if not math.isfinite(value) or not low - ROUNDING <= value <= high + ROUNDING:
+            raise UsageError(f"{name} must be {_in_words(low, high)}; got {value:g}.")
+
+
+def _in_words(low: float, high: float) -> str:
+    if math.isinf(low):
+        return "finite" if math.isinf(high) else f"at most {high:g}"
+    return f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
 
 
 def main_score(there: Container[str]) -> str:

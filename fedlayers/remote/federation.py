@@ -33,6 +33,7 @@ from fl_core.errors import UsageError, about, check_distinct, listing, warn
 from fl_core.loggers.base import Logger, loggers_of
 from fl_core.models import lora
 from fl_core.models.options import without_weights
+from fl_core.names import printable
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
@@ -238,7 +239,7 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
             )
         for package, key, own in (("fedlayers", "version", fl_core.__version__), ("torch", "torch", protocol.TORCH)):
             if each[key] != own:
-                note = f"site {name!r} has {package} {each[key]}, the server {own}: bits may differ"
+                note = f"site {name!r} has {package} {_short(each[key])}, the server {own}: bits may differ"
                 warn(note)
         for what in ALIKE:
             if each[what] != first[what]:
@@ -256,7 +257,7 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = printable(str(value))
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
@@ -344,8 +345,8 @@ def join(
     if secure_sum:
         from fedlayers.remote.secure_sum.at_server import SummingClients  # here alone: it needs cryptography
 
-        return SummingClients(line, line.names, initial, run)
-    return RemoteClients(line, line.names, initial, run, compress=compress)
+        return SummingClients(line, line.names, initial, task.data.task, run)
+    return RemoteClients(line, line.names, initial, task.data.task, run, compress=compress)
 
 
 def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:

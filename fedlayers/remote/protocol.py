@@ -35,10 +35,18 @@ from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fedlayers.remote.compression import expand_message
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
-from fl_core.errors import UsageError, about
-from fl_core.execution.requests import SCORED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.errors import UsageError, about, listing
+from fl_core.execution.requests import (
+    LOCAL,
+    SCORED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.plan import LayerPlan
-from fl_core.scores import TABLE
+from fl_core.scores import check_scores
 from fl_core.storage.schema import COUNT, MapOf, validate
 from fl_core.tree import Tree
 
@@ -95,8 +103,17 @@ MEASURE = {
     "null": [str],
     "null_draws": COUNT,
 }
-MEASURED_HEADER = ("layers", "bytes", "metrics", "loss", "mode", "by", "measure_batch", "pairs")
-MEASURED = {"rows": [dict], "nulls": [dict], "header": dict}
+MEASURED_HEADER = {
+    "layers": [{"name": str}],
+    "bytes": MapOf(NUMBER),
+    "metrics": MapOf(dict),
+    "loss": str,
+    "mode": str,
+    "by": str,
+    "measure_batch": COUNT,
+    "pairs": MapOf(str),
+}
+MEASURED = {"rows": [dict], "nulls": [dict], "header": MEASURED_HEADER}
 JOINED = {"sizes": MapOf(COUNT)}
 SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
 FACTS = {
@@ -302,12 +319,13 @@ def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
 
 
 def reply_of(
-    packet: Packet, request: ClientRequest, model: Tree, site: str, compress: str = ""
+    packet: Packet, request: ClientRequest, model: Tree, site: str, task: str, compress: str = ""
 ) -> tuple[ClientReply, StateSchema]:
     """Return the reply to a server's request.
 
     Args:
-        model: tensors by name, which the site's tensors must match. compress: how the site compresses updates.
+        model: tensors by name, which the site's tensors must match. task: the kind of task, which decides the scores.
+        compress: how the site compresses updates.
 
     Raises:
         PacketError: names the site, and says what is wrong.
@@ -319,7 +337,11 @@ def reply_of(
         if compress and isinstance(request, TrainRequest):
             message = expand_message(message, request.message, model)
         check_trees(message.trees, model, f"site {site!r}")
-        _check_scores(values["scores"], request)
+        scores = {
+            name: {split: {key: _number(value) for key, value in each.items()} for split, each in splits.items()}
+            for name, splits in values["scores"].items()
+        }
+        _check_scores(scores, request, task)
         if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):
             raise PacketError("a reply must hold numbers only; got tensors or data.")
         epsilon = values["epsilon"]
@@ -330,31 +352,38 @@ def reply_of(
         strange = next((name for name in names if len(name) > 200), None)
         if strange is not None:
             raise PacketError(f"a tensor's name must have at most 200 characters; got {strange[:40]!r}….")
-    scores = {
-        name: {split: {key: _number(value) for key, value in each.items()} for split, each in splits.items()}
-        for name, splits in values["scores"].items()
-    }
     spent = None if epsilon is None else (float(epsilon[0]), float(epsilon[1]))
     reply = ClientReply(request.client, message, scores, values["work"], observations, epsilon=spent)
     reply.compressed = (compress, sent) if compress else None
     return reply, StateSchema.from_json(values["outline"])
 
 
-def _check_scores(scores: Mapping[str, Any], request: ClientRequest) -> None:
-    if isinstance(request, TrainRequest):
-        models, splits = ["local"], request.score
-    elif isinstance(request, FinetuneRequest):
-        models, splits = [], ()
+def _check_scores(scores: Mapping[str, Mapping[str, Mapping[str, float]]], request: ClientRequest, task: str) -> None:
+    """Check that all scores of the request are there, each within its range, and no others.
+
+    The site alone knows whether it has a global or a personal model beside those of the request.
+    """
+    wanted, more = [LOCAL], list[str]()
+    splits: tuple[str, ...] = SCORED
+    if isinstance(request, ScoreRequest):
+        wanted, more = list(request.template.models), ["global", "personal"]
+        if not wanted and not scores:
+            raise PacketError("scores must be of a model; got none.")
+    elif isinstance(request, FinetuneRequest) or not request.score or (request.lost and not scores):
+        wanted = []
     else:
-        models = [*request.template.models, "global", "personal"]
-        splits = SCORED
+        splits = request.score
+    missing, strange = [each for each in wanted if each not in scores], scores.keys() - {*wanted, *more}
+    if missing or strange:
+        raise PacketError(f"scores must be of the models {wanted or more}; got {sorted(scores)[:9]}.")
     for model, found in scores.items():
-        if model not in models or set(found) - set(splits):
-            raise PacketError(f"scores must be those of the request; got {model!r} on {sorted(found)}.")
-        for each in found.values():
-            unknown = next((name for name in each if name not in TABLE), None)
-            if unknown is not None:
-                raise PacketError(f"a score must be one of {', '.join(TABLE)}; got {unknown!r}.")
+        for split, each in found.items():
+            try:
+                check_scores(each, task)
+            except UsageError as error:
+                raise PacketError(f"scores of {model!r} on {split[:40]!r}: {error}") from error
+        if set(found) != set(splits):
+            raise PacketError(f"scores of {model!r} must be on {listing(splits)}; got {sorted(found)[:9]}.")
 
 
 def _observation(found: Mapping[str, Any], client: int) -> Observation:

@@ -30,6 +30,7 @@ class RemoteClients:
 
     Args:
         names: of the clients, in order; each is a site's. initial: the model before the first round.
+        task: the kind of task (:data:`fl_core.scores.TASKS`), which decides the scores of a reply.
         run: the run's name at the sites. lane: which of its exchanges; an early measurement has its own.
         compress: how sites compress their updates (:mod:`fedlayers.remote.compression`); empty = not at all.
     """
@@ -41,12 +42,14 @@ class RemoteClients:
         line: RpcClient,
         names: Sequence[str],
         initial: Tree,
+        task: str,
         run: str,
         lane: str = "main",
         compress: str = "",
     ) -> None:
         self.compress = compress
-        self.line, self.names, self.initial, self.run_id, self.lane = line, list(names), initial, run, lane
+        self.line, self.names, self.initial, self.task = line, list(names), initial, task
+        self.run_id, self.lane = run, lane
         self.versions = dict.fromkeys(self.names, BEGINNING)
         self.saved = dict(self.versions)
         self._outlines: dict[int, StateSchema] = {}  # of states after a round
@@ -125,7 +128,7 @@ class RemoteClients:
             LOG.warning(f"site {name} did not answer in time")
             self._missing.add(name)
             return ClientReply(request.client, missing=True)
-        reply, outline = protocol.reply_of(packet, request, self.initial, name, self.compress)
+        reply, outline = protocol.reply_of(packet, request, self.initial, name, self.task, self.compress)
         self._check_complete(name, request, reply, outline)
         if isinstance(request, TrainRequest) and not request.lost:
             self.versions[name] = f"{request.rnd.index + 1:06d}-{request.rnd.exchange}"
@@ -144,6 +147,9 @@ class RemoteClients:
         if isinstance(request, TrainRequest) and not request.lost:
             trees, own = reply.message.trees, self._beginning(request.client)[1].trees
             check_whole(f"the state of site {name!r}", own.get("model", ()), outline.trees.get("model", ()))
+            lost = next((tree for tree in self._outline(request.client).trees if tree not in outline.trees), None)
+            if lost is not None:
+                raise PacketError(f"the state of site {name!r} must have the tree {lost!r}; got none.")
             if "model" in trees or not (trees or reply.message.meta):
                 check_whole(f"the update of site {name!r}", self._uploaded(request), trees.get("model", ()))
 
@@ -180,4 +186,5 @@ class RemoteClients:
 
     def fork(self) -> RemoteClients:
         self._beside += 1
-        return RemoteClients(self.line, self.names, self.initial, self.run_id, f"beside-{self._beside}", self.compress)
+        lane = f"beside-{self._beside}"
+        return RemoteClients(self.line, self.names, self.initial, self.task, self.run_id, lane, self.compress)

@@ -21,6 +21,7 @@ from fedlayers.remote.policy import check_alone
 from fedlayers.remote.rpc import RpcClient
 from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.errors import CorruptError, listing
 from fl_core.task import Task
 
 MEASURED_BYTES = 2**26
@@ -99,13 +100,24 @@ def check(metrics: Sequence[str], null: Sequence[str] = (), null_draws: int = 1)
 def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:
     """Check and return a site's rows: only its own, with numbers and known names."""
     values = fields(packet.head, protocol.MEASURED)
-    layers, names = {"", *(layer.name for layer in task.layers)}, {METRICS[name].name for name in metrics}
-    for row in (*values["rows"], *values["nulls"]):
+    wanted, there = [layer.name for layer in task.layers], [layer["name"] for layer in values["header"]["layers"]]
+    if there != wanted:
+        raise PacketError(
+            f"layers of site {site!r} must be those of the model, {listing(wanted)}; got {str(there)[:200]}."
+        )
+    layers, names = ["", *wanted], [METRICS[name].name for name in metrics]
+    n_train = next(len(client.train) for client in task.data.clients if client.name == site)
+    measured = (*values["rows"], *values["nulls"])
+    for row in measured:
         if set(row) != set(rows.COLUMNS):
             raise PacketError(f"rows of site {site!r} must have the columns {', '.join(rows.COLUMNS)}; got others.")
         if row["client"] != site or row["client_b"] or row["metric"] not in names or row["layer"] not in layers:
             what = [row[name] for name in ("metric", "client", "client_b", "layer")]
             raise PacketError(f"rows of site {site!r} must be those of the request; got {str(what)[:200]}.")
+        if row["n_train"] != n_train:
+            raise PacketError(
+                f"n_train of site {site!r} must be {n_train} in its rows; got {str(row['n_train'])[:40]}."
+            )
         number = row["value"]
         known = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
         if known != (row["status"] == "ok") or (number is not None and not known):
@@ -113,17 +125,19 @@ def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> d
                 f"values of site {site!r} must be finite numbers with status ok; got {str(number)[:40]!r} with status "
                 f"{str(row['status'])[:40]!r}."
             )
+    try:
+        rows.check_rows(f"what site {site!r} measured", measured)
+    except CorruptError as error:
+        raise PacketError(str(error)) from error
     return values
 
 
 def _report(found: Sequence[Mapping[str, Any]], task: Task, command: str) -> Report:
     own = [row for values in found for row in values["rows"]]
     nulls = [row for values in found for row in values["nulls"]]
-    header = dict(found[0]["header"])
-    wanted = [asdict(layer) for layer in task.layers]
-    if [layer["name"] for layer in header["layers"]] != [layer["name"] for layer in wanted]:
-        raise PacketError("layers of a site's rows must be those of the model; got others.")
-    header = {**task.header(command), **header, "schema": rows.SCHEMA, "absent": []}
+    first = {name: found[0]["header"][name] for name in protocol.MEASURED_HEADER}
+    layers = [asdict(layer) for layer in task.layers]
+    header = {**task.header(command), **first, "layers": layers, "schema": rows.SCHEMA, "absent": []}
     frames = (rows.frame(_with_combined(part)) for part in (own, nulls))
     frame, of_nulls = frames
     return replace(Report(frame, header), nulls=of_nulls)
@@ -156,7 +170,7 @@ def _combined(group: Sequence[rows.Row]) -> list[rows.Row]:
     for layer, mean in zip(layers, means.tolist(), strict=True):
         own = [at[client, layer] for client in clients]
         lacking = next((row for row in own if row["status"] != "ok"), None)
-        totals = {name: sum(row[name] for row in own) for name in ("n_samples", "n_train")}
+        totals = {name: sum(row[name] or 0 for row in own) for name in ("n_samples", "n_train")}
         told = {"value": mean, "status": "ok"}
         if lacking is not None:
             told = {"value": None, "status": f"client {lacking['client']!r}: {lacking['status']}"}

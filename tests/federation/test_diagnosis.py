@@ -119,6 +119,10 @@ FORGED = {
     "'fc99'": {"layer": "fc99"},
     "'many'": {"value": "many"},
     "'odd'": {"status": "odd"},
+    "n_train": {"n_train": 10**6},
+    r"got \[\{\}": {"metric": {}},
+    "damaged": {"variant": []},
+    "does not fit": {"n_samples": 0.5},
 }
 
 

@@ -313,6 +313,13 @@ def observed(**values: Any) -> list[dict[str, Any]]:
     return [{"metric": "m", "value": 1.0, "client": 1, "client_b": None, "layer": "", "variant": "", **values}]
 
 
+def with_score(packet: Packet, split: str = "validation", **values: Any) -> bytes:
+    """Change scores of the first model of a reply; ``...`` removes one."""
+    model, found = next(iter(packet.head["scores"].items()))
+    changed = {name: value for name, value in {**found["validation"], **values}.items() if value is not ...}
+    return with_head(packet, scores={**packet.head["scores"], model: {**found, split: changed}})
+
+
 OF_SITES: dict[str, tuple[Callable[[Packet], bytes], str]] = {
     "no update": (lambda p: encode(Packet(p.head)), "update of.*fc1"),
     "an update without a tensor": (lambda p: with_tree(p, lambda t: without(t, first(t))), "update of.*fc1"),
@@ -320,6 +327,13 @@ OF_SITES: dict[str, tuple[Callable[[Packet], bytes], str]] = {
     "an observation of a client that is not there": (
         lambda p: with_head(p, observations=observed(client_b=10**9)), "client_b.*got 1000000000"),
     "an observation of another client": (lambda p: with_head(p, observations=observed(client=0)), "of client 1; got 0"),
+    "a state without a tree": (lambda p: with_head(p, outline={"trees": {}, "changed": []}), "the tree 'model'"),
+    "no scores": (lambda p: with_head(p, scores={}), "of the models"),
+    "scores of another split": (lambda p: with_score(p, split="train"), "on validation, test; got"),
+    "a score that is missing": (lambda p: with_score(p, loss=...), "must include loss"),
+    "a score that is unknown": (lambda p: with_score(p, charm=1.0), "unknown score.*'charm'"),
+    "a share above 1": (lambda p: with_score(p, macro_f1=1e308), "macro_f1 must be between 0 and 1; got 1e"),
+    "a loss that is no number": (lambda p: with_score(p, loss=None), "loss must be finite; got nan"),
     "three numbers of privacy": (lambda p: with_head(p, epsilon=[1, 2, 3]), "two numbers"),
 }  # fmt: skip
 
