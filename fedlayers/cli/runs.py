@@ -20,7 +20,7 @@ Log = Annotated[
     tuple[str, ...],
     option("Also send scores to these loggers: see fedlayers list loggers.", "NAME [NAME ...]"),
 ]
-On = Annotated[str, option("Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine.", "PLACE")]
+On = Annotated[str, option("Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine.", "NAME")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ Score = Annotated[
 On = Annotated[
     str,
     option(
-        "Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process.", "PLACE"
+        "Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process.", "NAME"
     ),
 ]
 TuneRates = Annotated[
