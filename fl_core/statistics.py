@@ -32,6 +32,13 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def columns(self, name: str) -> dict[str, float]:
+        """Return the value and its ends under the names of three columns of a table."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
 
 class Pairs(NamedTuple):
     """Paired differences, row minus column, of every two rows of a table, from :func:`pairwise`.

@@ -132,8 +132,8 @@ class _Actor:
         return pickle.dumps(answer_of(self._client_runner, pickle.loads(packed)))
 
 
-def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor | None:
-    """Return a maker of the executor that trains one run's clients; None without a backend name.
+def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor:
+    """Return a maker of the executor that trains one run's clients.
 
     Args:
         place: ``ray`` or ``ray:HOST:PORT``.
@@ -143,8 +143,6 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor 
     Raises:
         UsageError: an unknown name, a name together with workers or a stack, Ray is missing, or no cluster answers.
     """
-    if not place:
-        return None
     check_backend(place)
     kind, _, address = place.partition(":")
     if kind != RAY:

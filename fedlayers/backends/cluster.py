@@ -173,13 +173,6 @@ def reachable(address: str) -> Any:
     Raises:
         UsageError: Ray is not installed, or the address does not answer.
     """
-    ray = _imported()
-    if address:
-        _reach(address)
-    return ray
-
-
-def _imported() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no notice on tasks without GPUs
     try:
@@ -187,17 +180,14 @@ def _imported() -> Any:
         import ray.exceptions
     except ImportError as error:
         raise needs_package("ray", "use the backend ray", "ray") from error
+    if address:  # Ray itself would try for much longer
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED).close()
+        except (OSError, OverflowError) as error:
+            words = f"a Ray cluster must answer at {address}; got {_first(error)}. Check the address."
+            raise UsageError(words) from error
     return ray
-
-
-def _reach(address: str) -> None:
-    """Check that an address answers. Ray itself would try for much longer."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
-            pass
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"a Ray cluster must answer at {address}; got {_first(error)}. Check the address.") from error
 
 
 def _first(error: BaseException) -> str:

@@ -91,13 +91,10 @@ def _read(file: Path) -> dict[str, Any]:
         for name, value in keys.items():
             check_known(f"key in [{group}] of {file}", name, names)
             if isinstance(value, Mapping) != (name in OPTIONS):
-                raise UsageError(f"{name} in [{group}] of {file} must be {_kind(name)}; got {value!r}.")
+                kind = f"a group, [...{name}]" if name in OPTIONS else "a value"
+                raise UsageError(f"{name} in [{group}] of {file} must be {kind}; got {value!r}.")
             values[name] = value
     return values
-
-
-def _kind(name: str) -> str:
-    return f"a group, [...{name}]" if name in OPTIONS else "a value"
 
 
 def _words(flag: str, value: Any, switch: bool) -> list[str]:

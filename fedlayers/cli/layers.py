@@ -136,7 +136,11 @@ class Diagnose(ConfiguredCommand):
 
         nulls = check_nulls(self.null, self._draws)
         arguments.check_output(self.out, "rows")
-        metrics = tuple(dict.fromkeys(self.metrics)) or (_alone() if over else DEFAULT)
+        metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
+        if over and not self.metrics:
+            from fedlayers.remote.site_diagnosis import ALONE
+
+            metrics = ALONE
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
             name: {key: _option(chosen[name], key, value) for key, value in given.items()}
@@ -201,12 +205,6 @@ class Diagnose(ConfiguredCommand):
         ]
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset. A run has its own configuration.")
-
-
-def _alone() -> tuple[str, ...]:
-    from fedlayers.remote.site_diagnosis import ALONE
-
-    return ALONE
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
+from fedlayers.studies.held_out import concat_splits
 from fl_core import data as datasets, runner
 from fl_core.config import RunConfig, in_memory
-from fl_core.data import FederatedData, Source, Split, files
+from fl_core.data import FederatedData, Source, files
 from fl_core.data.columns import LABEL_COLUMN, Reading
 from fl_core.data.federated import ClientData
 from fl_core.data.partitions import SPLITS
@@ -176,9 +175,3 @@ class Scene:
         indices = {"all": {split: np.concatenate([each[split] for each in dealt]) for split in SPLITS}}
         partition = replace(self.data.partition, indices=indices)
         return replace(self.data, clients=(ClientData("all", *parts),), partition=partition)
-
-
-def concat_splits(parts: Sequence[Split | None]) -> Split:
-    """Return the samples of all parts that are there."""
-    there = [part for part in parts if part is not None]
-    return Split(torch.cat([part.x for part in there]), torch.cat([part.y for part in there]))

@@ -101,8 +101,7 @@ class Comparison:
             line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
             for metric in metrics:
                 values = part.loc[part["metric"] == metric, "value"]  # none in the runs of an earlier version
-                mean, low, high = statistics.mean_interval(values) if len(values) else (np.nan,) * 3
-                line |= {metric: mean, f"{metric}_low": low, f"{metric}_high": high}
+                line |= (statistics.mean_interval(values) if len(values) else statistics.UNKNOWN).columns(metric)
             line["fairness"] = statistics.fairness(self._of(str(name), self.score))
             line["incentive"] = self._incentive(str(name))
             line["rank"] = ranks.get(name, np.nan)

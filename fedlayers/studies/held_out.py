@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -31,10 +31,16 @@ def held_out(task: Task) -> dict[str, Split]:
     further = _left_over(task)
     found = {}
     for client in task.data.clients:
-        parts = [part for part in (client.test, further.get(client.name)) if part is not None and len(part)]
-        if parts:
-            found[client.name] = Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        samples = concat_splits([client.test, further.get(client.name)])
+        if len(samples):
+            found[client.name] = samples
     return found
+
+
+def concat_splits(parts: Sequence[Split | None]) -> Split:
+    """Return the samples of all parts that are there."""
+    there = [part for part in parts if part is not None]
+    return Split(torch.cat([part.x for part in there]), torch.cat([part.y for part in there]))
 
 
 def _left_over(task: Task) -> dict[str, Split]:

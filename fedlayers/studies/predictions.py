@@ -57,14 +57,10 @@ class Predictions:
             if client.name not in self.labels:
                 continue
             labels, predicted = self.labels[client.name], self.probabilities[client.name].argmax(axis=1)
-            right, n = int((labels == predicted).sum()), len(labels)
-            found = {
-                "macro_f1": macro_f1_interval(labels, predicted, self.task.data.n_classes),
-                "accuracy": statistics.share_interval(right, n),
-            }
+            n = len(labels)
             line: dict[str, Any] = {"client": client.name, "train": len(client.train), "test": n}
-            for name, (value, low, high) in found.items():
-                line |= {name: value, f"{name}_low": low, f"{name}_high": high}
+            line |= macro_f1_interval(labels, predicted, self.task.data.n_classes).columns("macro_f1")
+            line |= statistics.share_interval(int((labels == predicted).sum()), n).columns("accuracy")
             lines.append(line)
         return pd.DataFrame(lines)
 

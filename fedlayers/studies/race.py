@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from fedlayers.backends.base import Backend, Result
@@ -264,9 +263,8 @@ def validation_scores(
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
     wanted = (frame["split"] == "validation") & frame["metric"].isin([*metrics, above_chance.METRIC])
-    scored = frame.loc[
-        wanted, ["model", "round", "client", "metric", "value", "n_train"]
-    ]  # groups cost by their columns
+    columns = ["model", "round", "client", "metric", "value", "n_train"]  # groups cost by their columns
+    scored = frame.loc[wanted, columns]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
@@ -274,9 +272,7 @@ def validation_scores(
     lines = []
     for index, part in scored.groupby("round"):
         means = {
-            metric: statistics.combine(
-                *(of_metric[name].to_numpy(float, na_value=np.nan) for name in ("value", "n_train"))
-            )
+            metric: statistics.combine(of_metric["value"], of_metric["n_train"])
             for metric, of_metric in part.groupby("metric")
             if metric in metrics
         }

@@ -151,8 +151,7 @@ class Regret:
         line |= {name: scored[name].mean() for name in (*SPLITS, "crossfitted")}
         for name, own in (("regret", rule), ("random", RANDOM)):
             among = self.choices[(self.choices["rule"] == own) & self.choices["seed"].isin(scored["seed"])]
-            interval = self.interval(among.set_index("seed")["held_out"])
-            line |= dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
+            line |= self.interval(among.set_index("seed")["held_out"]).columns(name)
         return line
 
     def interval(self, held_out: pd.Series) -> Interval:
@@ -165,7 +164,7 @@ class Regret:
         cuts = self._sign * self.held_out.to_numpy(float)  # [C, S]
         at = self.held_out.columns.get_indexer(held_out.index)
         if not len(at):
-            return Interval(math.nan, math.nan, math.nan)
+            return statistics.UNKNOWN
         own = self._sign * held_out.to_numpy(float)
         each = cuts[int(cuts.mean(axis=1).argmax()), at] - own
         if len(at) < RANGE_BELOW:

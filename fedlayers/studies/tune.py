@@ -190,10 +190,10 @@ def tune(
         if not table.loc[table["algorithm"] == name, "best"].any():
             reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
             raise RunError(f"every trial of {name} failed, the first with: {reason}")
-    best = {trial.algorithm: trial for trial, chosen in zip(tried, table["best"], strict=True) if chosen}
+    best = {trial.algorithm: trial.point for trial, chosen in zip(tried, table["best"], strict=True) if chosen}
     result = Tuned(
-        settings={name: {k: v for k, v in trial.point.items() if k in TRAINING} for name, trial in best.items()},
-        options={name: {k: v for k, v in trial.point.items() if k not in TRAINING} for name, trial in best.items()},
+        settings={name: _parts(point)[0] for name, point in best.items()},
+        options={name: _parts(point)[1] for name, point in best.items()},
         values={str(line["algorithm"]): float(line["value"]) for _, line in table[table["best"]].iterrows()},
         trials={name: sum(trial.algorithm == name for trial in tried) for name in algorithms},
         score=score,
@@ -219,19 +219,23 @@ def _trials(
     found = []
     common = replace(config, algorithm=name, workers=0, plan=config.plan if find(name).uses_plan else None)
     for number, point in enumerate(points(searched[name], trials, config.seed)):
-        own = {key: value for key, value in point.items() if key not in TRAINING}
-        settings: dict[str, Any] = {key: value for key, value in point.items() if key in TRAINING}
+        settings, own = _parts(point)
         said = " ".join([name, *(f"{key}={value}" for key, value in point.items())])
         entries = []
         for seed in seeds:
             its_options = {**(options or {}).get(name, {}), **own}
             its_config = replace(common, seed=seed, options=its_options, **settings)
             arm = Arm(said, name, None)
-            entries.append(
-                Entry(arm, its_config, out / "trials" / f"{Arm(name, name, None).folder}-{number:03}-{seed}")
-            )
+            folder = f"{Arm(name, name, None).folder}-{number:03}-{seed}"
+            entries.append(Entry(arm, its_config, out / "trials" / folder))
         found.append(Trial(name, number, point, tuple(entries)))
     return found
+
+
+def _parts(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys of local training at a point, and the algorithm's own."""
+    settings = {key: value for key, value in point.items() if key in TRAINING}
+    return settings, {key: value for key, value in point.items() if key not in TRAINING}
 
 
 def _check(tried: Sequence[Trial]) -> dict[str, Task]:
