@@ -124,9 +124,7 @@ class Report:
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""
-        table = self.table
-        records = table.astype(object).where(table.notna(), None).to_dict("records")
-        rows.write(Path(path), self.header, ({str(name): value for name, value in r.items()} for r in records))
+        rows.write(Path(path), self.header, rows.records(self.table))
 
     @classmethod
     def read(cls, path: Path | str) -> Report:

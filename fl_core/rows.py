@@ -101,6 +101,12 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     return table
 
 
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the lines of a table as plain data, with None for what is missing."""
+    found: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
+    return found
+
+
 def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
     """Write a whole file atomically: a reader sees the old file or the new one, never a part."""
     lines = [dumps({"schema": SCHEMA, **header}), *(dumps(record) for record in rows)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def compress_message(message: Message, received: Message, initial: Tree) -> Mess
         start = start_of(kind, name, received, initial)
         return (tensor if start is None else tensor - start).to(torch.bfloat16)
 
-    return _mapped(message, rounded)
+    return map_tensors(message, rounded)
 
 
 def expand_message(message: Message, received: Message, initial: Tree) -> Message:
@@ -75,12 +75,13 @@ def expand_message(message: Message, received: Message, initial: Tree) -> Messag
         start = start_of(kind, name, received, initial)
         return tensor.float() if start is None else start + tensor.float()
 
-    return _mapped(message, whole)
+    return map_tensors(message, whole)
 
 
-def _mapped(message: Message, change: Callable[[str, str, Tensor], Tensor]) -> Message:
-    trees: Mapping[str, Tree] = {
+def map_tensors(message: Message, change: Callable[[str, str, Tensor], Tensor]) -> Message:
+    """Return a message whose tensors are what ``change`` makes of their tree's name, their own name and themselves."""
+    trees = {
         kind: {name: change(kind, name, tensor) for name, tensor in each.items()}
         for kind, each in message.trees.items()
     }
-    return Message(dict(trees), message.meta)
+    return Message(trees, message.meta)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlayers.remote.privacy import Account, Privacy, noised_numbers
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.rows import records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,9 +61,7 @@ def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
     pairs = zip(table["metric"], table["variant"], strict=True)
     single = [variant not in metric_or_placeholder(metric).pooled_variants for metric, variant in pairs]
     alone = pd.Series(single, table.index, dtype=bool)
-    rows = table[(table["client"] == client) & alone].astype(object)
-    found: list[dict[str, Any]] = rows.where(rows.notna(), None).to_dict("records")
-    return found
+    return records(table[(table["client"] == client) & alone])
 
 
 def add_noise_to_rows(measured: Tables, shown: Tables, privacy: Privacy, account: Account) -> None:

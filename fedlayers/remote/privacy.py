@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fedlayers.remote.compression import start_of
+from fedlayers.remote.compression import map_tensors, start_of
 from fedlayers.remote.noise import SPREAD, discrete_gaussian
 from fl_core.algorithms.base import Message
 from fl_core.bounds import ABOVE_0, INSIDE, check_fields, check_value
@@ -175,10 +175,6 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
             return tensor
         return (starts[kind, name].double() + noised[kind, name]).to(tensor.dtype)
 
-    trees = {
-        kind: {name: leaving(kind, name, tensor) for name, tensor in each.items()}
-        for kind, each in message.trees.items()
-    }
     numbers: list[float] = []
 
     def listed(value: float) -> float:
@@ -188,7 +184,7 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
     _each_number(message.meta, listed)
     fresh = iter(noised_numbers(numbers, privacy))
     meta = _each_number(message.meta, lambda _: next(fresh))
-    return Message(trees, meta), bool(moved) + bool(numbers)
+    return Message(map_tensors(message, leaving).trees, meta), bool(moved) + bool(numbers)
 
 
 def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:

@@ -22,6 +22,7 @@ from fl_core.limits import format_bytes
 from fl_core.mixture import Mixture
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.rows import records
 from fl_core.scores import column_of, in_column, label_of, main_score
 
 ALL_TRAINED = (75, 70, 3.1)
@@ -187,7 +188,7 @@ class Choice:
             "left": list(seen.remaining),
             "answers": self.answers.codes,
             "at_stake": None if pd.isna(stake) else stake,
-            "judged": self.standing.judged.astype(object).where(self.standing.judged.notna(), None).to_dict("records"),
+            "judged": records(self.standing.judged),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),

@@ -160,8 +160,8 @@ def compare(
     best = bool(task.config.patience) if best is None else best
     result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
     header = {**task.header(command), "runs": len(jobs)}
-    parts = (result.frame[k : k + PART].to_dict("records") for k in range(0, len(result.frame), PART))
-    rows.write(out / "rows.jsonl", header, (_record(record) for part in parts for record in part))
+    parts = (rows.records(result.frame[k : k + PART]) for k in range(0, len(result.frame), PART))
+    rows.write(out / "rows.jsonl", header, (record for part in parts for record in part))
     write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
 
@@ -201,11 +201,6 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
 
 def _samples(partition: Partition, split: str) -> set[int]:
     return {int(place) for places in partition.indices.values() for place in places[split]}
-
-
-def _record(record: Mapping[Any, Any]) -> rows.Row:
-    """Return a row of a frame as the record that was written, with None for missing numbers."""
-    return {name: None if pd.isna(value) else value for name, value in record.items()}
 
 
 def check_stored(path: Path, task: runner.Task) -> None:

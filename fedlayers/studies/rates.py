@@ -26,6 +26,7 @@ from fl_core.config import RunConfig
 from fl_core.defaults import is_file
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
+from fl_core.rows import records
 
 FACTORS = (1.0, 3.0, 10.0, 30.0, 0.3)
 """The rates that are tried, times the default, in the order in which they are taken (``decision.tuned``)."""
@@ -62,8 +63,7 @@ class Rates:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rates and their scores, for JSON."""
-        tried = self.table.astype(object).where(self.table.notna(), None)
-        return {"used": self.lr, "tried": tried.to_dict("records")}
+        return {"used": self.lr, "tried": records(self.table)}
 
 
 @dataclass(frozen=True)
