@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,7 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
 
     The race is stored in ``out`` plus :data:`RACE`. A stopped race resumes from there.
     """
+    from fedlayers.backends.base import no_progress
     from fedlayers.studies.choose import choose
     from fl_core.algorithms.base import find
     from fl_core.records import writing
@@ -140,7 +142,7 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
         raise UsageError(
             f"{config.algorithm} uses no plan, so none can be chosen. Use another algorithm, such as fedper."
         )
-    tell = _say if progress else _keep_quiet
+    tell = partial(print, flush=True) if progress else no_progress
     with TemporaryDirectory() as temporary:
         if out is not None:
             writing.check_free(Path(out))
@@ -148,14 +150,6 @@ def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[R
         choice = choose(config, folder, seeds=(config.seed,), complete=False, tell=tell)
     tell(choice.lead())
     return (config if choice.rates is None else replace(config, lr=choice.rates.lr)), choice.plan
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _keep_quiet(line: str) -> None:
-    pass
 
 
 def resume(

@@ -245,11 +245,6 @@ def _value(text: str) -> Any:
     return text
 
 
-def by_algorithm(arguments: Sequence[str], algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse a comparison's ``--option algorithm.key=value`` arguments, by algorithm. For errors see :func:`by_name`."""
-    return by_name(arguments, "algorithm", algorithms, "of this comparison")
-
-
 def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
     """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
 

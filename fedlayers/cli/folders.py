@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
 from fl_core.errors import CorruptError, UsageError
+
+if TYPE_CHECKING:
+    from fl_core.records.store import Run
 
 Folder = Annotated[Positional[Path], option("Run directory, or a folder with runs.", "DIR")]
 
@@ -101,12 +104,11 @@ def _described(path: Path, below: Path) -> dict[str, str]:
         return line | {"status": f"damaged: {error}"}
 
 
-def _scores(run: object) -> dict[str, str]:
+def _scores(run: Run) -> dict[str, str]:
     """Return each model's score, the mean over clients weighted by training samples."""
-    from fl_core.records.store import Run
+    from fl_core import statistics
     from fl_core.scores import SCORES, main_score
 
-    assert isinstance(run, Run)
     if not run.begun:
         return {"status": "not begun"}
     rows = run.rows()[1]
@@ -114,8 +116,5 @@ def _scores(run: object) -> dict[str, str]:
     rows = rows[rows["round"] == rows["round"].max()]
     there = set(rows["metric"])
     by = next((name for name in (main_score(there), *SCORES) if name in there), "")
-    found = {}
-    for model, own in rows[rows["metric"] == by].groupby("model"):
-        value, weight = own["value"].astype(float), own["n_train"].astype(float)
-        found[f"{by} {model}"] = f"{(value * weight).sum(skipna=False) / weight.sum():.4f}"
-    return found
+    of_models = rows[rows["metric"] == by].groupby("model")
+    return {f"{by} {model}": f"{statistics.combine(own['value'], own['n_train']):.4f}" for model, own in of_models}

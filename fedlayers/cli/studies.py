@@ -107,7 +107,7 @@ class SeveralAlgorithms(ManyRuns):
         config, seeds = self.asked()
         for name in self.algorithms:
             catalogue.check("algorithm", name)
-        return config, seeds, arguments.by_algorithm(self.set, self.algorithms)
+        return config, seeds, arguments.by_name(self.set, "algorithm", self.algorithms, "of this comparison")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

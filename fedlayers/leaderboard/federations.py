@@ -82,10 +82,9 @@ FEDERATIONS: dict[str, Federation] = {
 """By name, in the order in which they are run."""
 
 
-def rotated_images(
-    plain: Source, name: str, directions: tuple[str, ...] = ("upright", "left", "down", "right")
-) -> Source:
+def rotated_images(plain: Source, name: str) -> Source:
     """Return square images with four clients. Each has a quarter of them, turned by 0, 90, 180 or 270 degrees."""
+    directions = ("upright", "left", "down", "right")
     owner = np.random.default_rng(0).permutation(len(plain.y)) % len(directions)
     x = np.array(plain.x)
     for quarter in range(1, len(directions)):

@@ -186,11 +186,7 @@ def absent(federation: str, data_root: Location | None) -> str:
 
 
 def repeat_runs(
-    rows: Sequence[Row],
-    count: int,
-    seed: int = 0,
-    data_root: Location | None = None,
-    methods: Mapping[str, Method] = METHODS,
+    rows: Sequence[Row], count: int, data_root: Location | None = None, methods: Mapping[str, Method] = METHODS
 ) -> Iterator[tuple[Row, Row]]:
     """Make some stored runs, chosen at random, once more. Yield the stored and the new row.
 
@@ -199,7 +195,7 @@ def repeat_runs(
     """
     if not 1 <= count <= len(rows):
         raise UsageError(f"again must be from 1 to the {len(rows)} stored runs; got {count}.")
-    for row in random.Random(seed).sample(list(rows), count):
+    for row in random.Random(0).sample(list(rows), count):
         method = methods[check_known("stored method", row["method"], methods)]
         setting = {} if method.kind == ADVICE and row["seed"] == TUNING else row["setting"]
         yield row, make_run(Scene(row["federation"], row["seed"], data_root), row["method"], method, setting)

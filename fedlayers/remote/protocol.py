@@ -59,6 +59,7 @@ WORK = ("train", "finetune", "score")
 NUMBER = (float, int)
 PLACE = {"run": str, "lane": str, "algorithm": str, "options": dict, "plan": (dict, None), "from": str}
 ROUND = {"index": COUNT, "exchange": str, "sampled": [COUNT]}
+MODELS = {**PLACE, "done": COUNT, "models": (dict, None), "meta": dict}
 FORMS = {
     "train": {
         **PLACE,
@@ -70,8 +71,8 @@ FORMS = {
         "keep": bool,
         "lost": bool,
     },
-    "finetune": {**PLACE, "done": COUNT, "model": str, "models": (dict, None), "meta": dict},
-    "score": {**PLACE, "done": COUNT, "models": (dict, None), "meta": dict},
+    "finetune": {**MODELS, "model": str},
+    "score": MODELS,
 }
 HELLO = {"version": str, "protocol": COUNT, "oldest": COUNT}
 MOMENTS = {"number": COUNT, "seed": COUNT}

@@ -27,6 +27,9 @@ VERDICTS = {
     ALL_DIVERGED: "every arm diverged with some seed",
     ONE_RACE: "one seed, so no uncertainty is known",
 }
+NO_PAIRS = pd.DataFrame(
+    index=pd.MultiIndex.from_tuples([], names=["arm", "other"]), columns=list(statistics.Pairs._fields), dtype=float
+)
 
 
 @dataclass(frozen=True)
@@ -159,17 +162,17 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
     table = judged.pivot(index="arm", columns="seed", values=main).loc[order]
     if "status" in judged:  # a race that was judged early has scores of all arms, and a final score of one
         names = [str(name) for name in judged.set_index("arm")["score"].loc[order].dropna().index]
-        return Inference(ONE_RACE, tuple(names), _lines(leader, order, names), _pairs([], None), best_of(judged))
+        return Inference(ONE_RACE, tuple(names), _lines(leader, order, names), NO_PAIRS, best_of(judged))
     whole = table.dropna()
     names = [str(name) for name in whole.index]
     learned = best_of(judged, "skill" if main == MAIN[CLASSIFICATION] else main)
     if not names:  # and so is nothing paired by seed
         left = [name for name in order if table.loc[name].notna().any()]
-        return Inference(ALL_DIVERGED, tuple(left), _lines(leader, order, left), _pairs([], None), learned)
+        return Inference(ALL_DIVERGED, tuple(left), _lines(leader, order, left), NO_PAIRS, learned)
     if table.shape[1] < 2:
         lines = _lines(leader, order, names)
         lines["difference"] = table.loc[leader].mean() - table.loc[lines["arm"]].mean(axis=1).to_numpy()
-        return Inference(ONE_RACE, tuple(names), lines, _pairs([], None), learned)
+        return Inference(ONE_RACE, tuple(names), lines, NO_PAIRS, learned)
     pairs = _pairs(names, statistics.pairwise(whole.to_numpy(float), LEVEL))
     shown = pairs[(pairs["p_value"] <= 1 - LEVEL) & (pairs["difference"] < 0)]
     worse = {arm for arm, _ in shown.index}
@@ -183,20 +186,16 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
     return Inference(verdict, tuple(left), _lines(leader, order, left, pairs), pairs, learned)
 
 
-def _pairs(names: list[str], found: statistics.Pairs | None) -> pd.DataFrame:
+def _pairs(names: list[str], found: statistics.Pairs) -> pd.DataFrame:
     """Return the numbers of all pairs of arms, by arm and other."""
     index = pd.MultiIndex.from_tuples([(a, b) for a in names for b in names if a != b], names=["arm", "other"])
-    places = [(i, j) for i in range(len(names)) for j in range(len(names)) if i != j]
-    columns = statistics.Pairs._fields
-    values = {} if found is None else {name: [getattr(found, name)[place] for place in places] for name in columns}
-    return pd.DataFrame(values, index=index, columns=list(columns), dtype=float)
+    apart = ~np.eye(len(names), dtype=bool)
+    return pd.DataFrame({name: each[apart] for name, each in found._asdict().items()}, index=index, dtype=float)
 
 
-def _lines(leader: str, order: list[str], left: list[str], pairs: pd.DataFrame | None = None) -> pd.DataFrame:
+def _lines(leader: str, order: list[str], left: list[str], pairs: pd.DataFrame = NO_PAIRS) -> pd.DataFrame:
     """Return a line for each arm but the leader: its numbers against the leader, if any, and ``excluded``."""
     others = [name for name in order if name != leader]
-    lines = pd.DataFrame({"arm": others}, columns=["arm", *statistics.Pairs._fields], dtype=object)
-    if pairs is not None and len(pairs):
-        lines = pairs.loc[leader].reindex(others).rename_axis("arm").reset_index()
-    numbers = {name: lines[name].astype(float) for name in statistics.Pairs._fields}
-    return lines.assign(**numbers, excluded=[name not in left for name in others])
+    numbers = pairs.loc[leader] if len(pairs) else pairs.droplevel("arm")
+    lines = numbers.reindex(others).rename_axis("arm").reset_index()
+    return lines.assign(excluded=[name not in left for name in others])

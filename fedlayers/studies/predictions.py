@@ -128,9 +128,7 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
     return Predictions(probabilities, labels, task)
 
 
-def macro_f1_interval(
-    labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int, seed: int = 0
-) -> statistics.Interval:
+def macro_f1_interval(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> statistics.Interval:
     """Return macro-F1 with a 95 % interval from resamples of the samples.
 
     Without spread over the resamples there is no interval. That is so for one sample, and if all samples are predicted
@@ -141,7 +139,7 @@ def macro_f1_interval(
     """
     n, classes = len(labels), np.eye(n_classes)
     cells, times = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
-    drawn = numpy_generator(seed, "bootstrap").multinomial(n, times / n, size=RESAMPLES)
+    drawn = numpy_generator(0, "bootstrap").multinomial(n, times / n, size=RESAMPLES)
     counts, actual, chosen = np.concatenate([times[None], drawn]), classes[cells[0]], classes[cells[1]]
     right, involved = 2 * counts @ (actual * chosen), counts @ (actual + chosen)
     f1 = np.divide(right, involved, out=np.full(involved.shape, np.nan), where=involved > 0)

@@ -154,13 +154,8 @@ def study(
         choice = None
         if rule is None:
             say("")
-            asked: dict[str, Any] = {
-                "arms": arms,
-                "seeds": seeds,
-                "each_seed": True,
-                "thorough": True,
-            }  # all are compared
-            choice = choose(racing, out / "race", backend=backend, tell=say, **asked)
+            whole: dict[str, Any] = {"each_seed": True, "thorough": True}  # all are compared
+            choice = choose(racing, out / "race", arms=arms, seeds=seeds, backend=backend, tell=say, **whole)
         plan = described if choice is None else choice.plan
         out.mkdir(parents=True, exist_ok=True)
         report.write(out / "rows.jsonl")

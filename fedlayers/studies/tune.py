@@ -16,7 +16,7 @@ from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
 from fedlayers.studies.runtime_estimate import estimate_seconds
-from fedlayers.studies.spaces import TRAINING, Point, Range, Search, Values, points, spaces
+from fedlayers.studies.spaces import TRAINING, Point, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
 from fl_core.algorithms.base import find
@@ -85,7 +85,10 @@ class Tuning:
         return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
 
     def at_an_end(self) -> list[str]:
-        """Return a note for each chosen value that is the smallest or largest tried. A better one may lie beyond."""
+        """Return a note for each chosen value that is the smallest or largest tried. A better one may lie beyond.
+
+        Of a range it must lie in the first or last tenth.
+        """
         notes = []
         for _, line in self.table[self.table["best"]].iterrows():
             tried = self.table[self.table["algorithm"] == line["algorithm"]]
@@ -96,14 +99,9 @@ class Tuning:
                 if len(there) < len(tried) or len(set(there)) < 3 or line[key] not in (min(there), max(there)):
                     continue
                 where = "smallest" if line[key] == min(there) else "largest"
-                if isinstance(search, Values) or self._near(search, line[key]):
+                if isinstance(search, Values) or not search.at(0.1) < line[key] < search.at(0.9):
                     notes.append(f"{line['algorithm']}: the best {key} is the {where} that was tried; try beyond it")
         return notes
-
-    @staticmethod
-    def _near(search: Range, value: float) -> bool:
-        """Return whether a value lies in the first or last tenth of a range."""
-        return not search.at(0.1) < value < search.at(0.9)
 
 
 @checked_call

@@ -635,5 +635,5 @@ def test_rows_that_are_none_are_refused(fedlayers, measured):
 
 def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
     own = "pkg.mod:Mine"
-    given = arguments.by_algorithm([f"{own}.mu=1", "fedprox.mu=2"], [own, "fedprox"])
+    given = arguments.by_name([f"{own}.mu=1", "fedprox.mu=2"], "algorithm", [own, "fedprox"], "of this comparison")
     assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}
