@@ -108,8 +108,8 @@ def federate(
     for note in (*task.said, *task.algorithm_notes()):  # on their data the sites are silent
         warn(note)
     run = uuid4().hex
-    home = join(line, task, facts, run, secure_sum, compress)
-    ways = ({"secure_sum": True} if secure_sum else {}) | ({"compress": compress} if compress else {})
+    ways = {key: value for key, value in (("secure_sum", secure_sum), ("compress", compress)) if value}
+    home = join(line, task, facts, run, **ways)
     beside = {FEDERATION: {"run": run, **ways, "sites": [_known(each) for each in facts]}}
     how = runner.Execution(progress, until, loggers=loggers_of(log), clients=home)
     return runner.start(task, out, instruments, how, beside=beside, command=command)
@@ -142,7 +142,8 @@ def resume(
     data = server_view(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
-        return join(line, task, facts, known["run"], known.get("secure_sum", False), known.get("compress", ""))
+        ways = {key: known[key] for key in protocol.OPTIONAL if known.get(key)}
+        return join(line, task, facts, known["run"], **ways)
 
     return runner.resume(
         out,
@@ -305,15 +306,11 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)
 
 
-def join(
-    line: RpcClient,
-    task: Task,
-    facts: Sequence[Mapping[str, Any]],
-    run: str,
-    secure_sum: bool = False,
-    compress: str = "",
-) -> RemoteClients:
+def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: str, **ways: Any) -> RemoteClients:
     """Let every site build the run's task with its own samples. Return the client backend.
+
+    Args:
+        ways: ``secure_sum`` and ``compress`` as of :func:`federate`, without those that are off.
 
     Raises:
         RefusedError: a site does not allow it, or has a different model.
@@ -334,19 +331,16 @@ def join(
         "model": tree.digest(whole),
         "layers": [layer.name for layer in task.layers],
         "scaling": scaling_of(line, facts, task.config.seed).to_json() if prepares else None,
+        **ways,
     }
-    if secure_sum:
-        common["secure_sum"] = True
-    if compress:
-        common["compress"] = compress
     packets = {name: Packet({**common, "number": number}, {"start": whole}) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         fields(answered(site, packet).head, protocol.JOINED)
-    if secure_sum:
+    if ways.get("secure_sum"):
         from fedlayers.remote.secure_sum.at_server import SummingClients  # here alone: it needs cryptography
 
         return SummingClients(line, line.names, initial, task.data.task, run)
-    return RemoteClients(line, line.names, initial, task.data.task, run, compress=compress)
+    return RemoteClients(line, line.names, initial, task.data.task, run, compress=ways.get("compress", ""))
 
 
 def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -> Preprocessing:

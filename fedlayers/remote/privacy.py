@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,20 +91,17 @@ class Account:
 
     def __init__(self, privacy: Privacy, folder: Path) -> None:
         self.privacy, self.folder = privacy, folder
-        self._releases: dict[float, int] = {}
+        self._releases = Counter[float]()  # by the multiplier of the noise
         if Folder(folder).has(ACCOUNT):
             found = parsed(folder / ACCOUNT, Folder(folder).read(ACCOUNT, most=JSON_BYTES), {"releases": MapOf(COUNT)})
             with damaged(folder / ACCOUNT):
-                self._releases = {float(noise): count for noise, count in found["releases"].items()}
+                self._releases.update({float(noise): count for noise, count in found["releases"].items()})
                 for noise in self._releases:
                     check_value("noise", noise, ABOVE_0)
 
     def spent(self, more: int = 0) -> float:
         """Return epsilon at the privacy's delta, of all releases and ``more`` further ones with the present noise."""
-        counts = dict(self._releases)
-        multiplier = self.privacy.noise / 2
-        counts[multiplier] = counts.get(multiplier, 0) + more
-        return spent({each: count for each, count in counts.items() if count}, self.privacy.delta)
+        return spent(self._releases + Counter({self.privacy.noise / 2: more}), self.privacy.delta)
 
     def release(self, count: int) -> float:
         """Record releases before they leave. Return epsilon after them.
@@ -117,8 +115,7 @@ class Account:
                 f"epsilon must be at most {self.privacy.epsilon:g} at delta {self.privacy.delta:g}; got {after:.3g}. "
                 "The site's owner can raise it in [privacy]."
             )
-        multiplier = self.privacy.noise / 2
-        self._releases[multiplier] = self._releases.get(multiplier, 0) + count
+        self._releases[self.privacy.noise / 2] += count
         self.folder.mkdir(parents=True, exist_ok=True)
         Folder(self.folder).write(ACCOUNT, json_bytes({"releases": {str(k): n for k, n in self._releases.items()}}))
         return after

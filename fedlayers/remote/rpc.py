@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,24 +41,26 @@ class TrafficCounter:
 
     >>> tally = TrafficCounter()
     >>> tally.add("north", "train", 7960)
-    >>> tally.bytes, tally.replies
-    ({('north', 'train'): 7960}, {('north', 'train'): 1})
+    >>> tally.bytes["north", "train"], tally.replies["north", "train"]
+    (7960, 1)
     >>> tally.by_site()
     {'north': 7960}
     """
 
-    bytes: dict[tuple[str, str], int] = field(default_factory=dict)
-    replies: dict[tuple[str, str], int] = field(default_factory=dict)
+    bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    replies: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, site: str, kind: str, n_bytes: int) -> None:
         """Count one reply."""
-        self.bytes[site, kind] = self.bytes.get((site, kind), 0) + n_bytes
-        self.replies[site, kind] = self.replies.get((site, kind), 0) + 1
+        self.bytes[site, kind] += n_bytes
+        self.replies[site, kind] += 1
 
     def by_site(self) -> dict[str, int]:
         """Return the bytes of all kinds together, by site."""
-        sites = dict.fromkeys(site for site, _ in self.bytes)
-        return {name: sum(n for (site, _), n in self.bytes.items() if site == name) for name in sites}
+        found = Counter[str]()
+        for (site, _), n_bytes in self.bytes.items():
+            found[site] += n_bytes
+        return dict(found)
 
     def write(self, writer: Writer, done: int) -> None:
         """Append the traffic since the last call to :data:`LEFT`, as rows.
