@@ -170,11 +170,10 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
     )
     caption = "Macro-F1 on validation samples while the arms race."
     _add(page, out, "race", of_race(choice.standing.rounds), caption)
-    leaders = _inverted({seed: entry.arm.name for seed, entry in choice.of_seed.items()})
     if len(choice.of_seed) > 1:
+        leaders = {seed: entry.arm.name for seed, entry in choice.of_seed.items()}
         page.table(
-            pd.DataFrame([(arm, listing(map(str, of))) for arm, of in leaders.items()], columns=["arm", "seeds"]),
-            "The choice of each seed's own race. These runs are `choose` below.",
+            _by_choice(leaders, "arm", "seeds"), "The choice of each seed's own race. These runs are `choose` below."
         )
     page.text(choice.promises)
     page.text(f"{choice.cost.compare_line(choice.measured)}.")
@@ -229,15 +228,13 @@ def _add_description(
         page.points(line.strip() for line in lines)
     caption = "Federated and local layers, and the cut of each client."
     _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
-    others = [(layer, listing(grouped)) for layer, grouped in _inverted(described.why.alternatives).items()]
     page.table(
-        pd.DataFrame(others, columns=["last federated layer", "thresholds and rules"]),
+        _by_choice(described.why.alternatives, "last federated layer", "thresholds and rules"),
         "Decisions of other thresholds and rules from the same measurement.",
     )
     if decisions:
-        by_layer = [(last, listing(map(str, of))) for last, of in _inverted(decisions).items()]
         page.table(
-            pd.DataFrame(by_layer, columns=["last federated layer", "seeds"]),
+            _by_choice(decisions, "last federated layer", "seeds"),
             "The decision of each seed's own PLayer-FL run, with its own splits, initial weights and batches.",
         )
 
@@ -250,12 +247,16 @@ COMPARISON_CAPTIONS = {
 }
 
 
-def _inverted(choices: Mapping[Any, str]) -> dict[str, list[Any]]:
-    """Return for each choice the keys (seeds, thresholds) that lead to it."""
-    keys: dict[str, list[Any]] = {}
+def _by_choice(choices: Mapping[Any, str], what: str, keys: str) -> pd.DataFrame:
+    """Return a line for each choice, with the keys (seeds, thresholds) that lead to it.
+
+    Args:
+        what, keys: names of the two columns.
+    """
+    found: dict[str, list[str]] = {}
     for key, choice in choices.items():
-        keys.setdefault(choice, []).append(key)
-    return keys
+        found.setdefault(choice, []).append(str(key))
+    return pd.DataFrame([(choice, listing(of)) for choice, of in found.items()], columns=[what, keys])
 
 
 def verdict(result: Comparison, reference: str = "playerfl", without: Collection[str] = ()) -> str:
@@ -270,14 +271,10 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     parts = []
     differences = result.differences(reference)
     for line in differences[~differences["algorithm"].isin(list(without))].itertuples():
-        points = f"{100 * line.value:+.1f} points"
-        if pd.isna(line.low):
-            parts.append(f"- `{line.algorithm}`: {points} of macro-F1; one seed gives no interval")
-            continue
         sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "no significant difference from"
-        parts.append(
-            f"- `{line.algorithm}`: {points} of macro-F1 [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
-        )
+        found = f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
+        found = "; one seed gives no interval" if pd.isna(line.low) else found
+        parts.append(f"- `{line.algorithm}`: {100 * line.value:+.1f} points of macro-F1{found}")
     test = result.friedman
     friedman = (
         f"Friedman test over {test.n_blocks} seeds: p = {test.p_value:.2g}."
