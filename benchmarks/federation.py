@@ -169,7 +169,7 @@ def _kind(request: bytes) -> str:
 def _over(case: Case, link: Timed, local: Local, out: Path) -> Run:
     """One run over the link, its rounds after the first and before the last."""
     from fedlayers.remote.federation import federate
-    from fedlayers.remote.rpc import left
+    from fedlayers.remote.rpc import traffic_by_site
 
     link.seconds.clear()
     at = {name: len(_answers(local, name)) for name in link.sites}
@@ -186,7 +186,7 @@ def _over(case: Case, link: Timed, local: Local, out: Path) -> Run:
     seconds = statistics.median(rounds)
     sites, asked = statistics.median(slowest[timed]), statistics.median(link.seconds[timed])
     parts = {"the slowest site": sites, "the way there and back": asked - sites, "the server": seconds - asked}
-    return Run(seconds, parts, int(left(out)["train"].sum()) / (case.sites * ROUNDS), size, peak)
+    return Run(seconds, parts, int(traffic_by_site(out)["train"].sum()) / (case.sites * ROUNDS), size, peak)
 
 
 def _here(case: Case, data: FederatedData, out: Path) -> float:

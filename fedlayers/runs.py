@@ -105,7 +105,7 @@ def run(
     if trained_by is not None:
         config = replace(config, stack="off")
     if config.plan == CHOOSE:
-        config, own_plan = _raced(config, out, progress)
+        config, own_plan = _race(config, out, progress)
     engine = runner.run(
         config,
         out,
@@ -127,7 +127,7 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
     return clients_on(place, stacked=config.stack == "on", workers=config.workers)
 
 
-def _raced(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
+def _race(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration without ``plan=choose``, at the rate that was tuned, and the plan that a race chose.
 
     The race is stored in ``out`` plus :data:`RACE`. A stopped race resumes from there.

@@ -39,12 +39,12 @@ class Local(WorkerPool[Process]):
     def begin(self, work: Job) -> Process:
         data = pickle.dumps(work)
         while True:
-            process = self._idle.pop() if self._idle else _started()
+            process = self._idle.pop() if self._idle else _start_process()
             try:
                 process.link.send_bytes(data)
                 return process
             except (BrokenPipeError, ConnectionResetError):  # it ended while it was idle
-                _ended(process)
+                _end_process(process)
 
     def events(self, running: dict[Process, Job]) -> Sequence[Event]:
         by_link = {process.link: process for process in running}
@@ -54,7 +54,7 @@ class Local(WorkerPool[Process]):
             try:
                 answer: Answer = pickle.loads(process.link.recv_bytes())
             except (EOFError, ConnectionResetError):
-                code = _ended(process)
+                code = _end_process(process)
                 found.append(Event(process, lost=f"a process (exit code {code})"))
             else:
                 self._idle.append(process)
@@ -68,15 +68,15 @@ class Local(WorkerPool[Process]):
         for process in running:
             if process in self._idle:  # its answer had come
                 self._idle.remove(process)
-            _ended(process)
+            _end_process(process)
 
     def close(self) -> None:
         for process in self._idle:
-            _ended(process)
+            _end_process(process)
         self._idle.clear()
 
 
-def _started() -> Process:
+def _start_process() -> Process:
     resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
@@ -99,7 +99,7 @@ def _one_thread() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = earlier
 
 
-def _ended(process: Process) -> int | None:
+def _end_process(process: Process) -> int | None:
     """Kill a process and return its exit code. A run directory stays valid whenever its writer dies."""
     process.link.close()
     process.process.join(timeout=0.1)  # a process that ended by itself has its own code

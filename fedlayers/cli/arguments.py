@@ -160,7 +160,7 @@ def _flag(name: str, field_type: Any) -> Any:
     return Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
 
 
-def _switched(words: list[str]) -> bool:
+def _parse_switch(words: list[str]) -> bool:
     if words not in ([], ["True"], ["False"]):
         raise ValueError(f"takes True or False, not {' '.join(words)!r}")
     return words != ["False"]
@@ -169,7 +169,7 @@ def _switched(words: list[str]) -> bool:
 SWITCH = PrimitiveConstructorSpec(
     nargs="*",
     metavar="[BOOL]",
-    instance_from_str=_switched,
+    instance_from_str=_parse_switch,
     is_instance=lambda value: value is None or isinstance(value, bool),
     str_from_instance=lambda value: [] if value is None else [str(value)],
 )

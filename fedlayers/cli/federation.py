@@ -16,7 +16,7 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, apply_options, option
 from fedlayers.cli.base import Command, ConfiguredCommand
-from fedlayers.cli.runs import Log, finished
+from fedlayers.cli.runs import Log, print_result
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, Reports
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -203,7 +203,7 @@ class Audit(Command):
 
 
 @contextmanager
-def _noted(out: Path) -> Iterator[None]:
+def _note_errors(out: Path) -> Iterator[None]:
     """Write an error in the block into the status of a run directory, if it was begun."""
     from fedlayers.remote import log
 
@@ -302,9 +302,9 @@ class Federate(ConfiguredCommand):
             if self.compress and stored[FEDERATION].get("compress") != self.compress:
                 raise UsageError(f"{self.resume} began without compression. Leave --compress out, or begin a new run.")
         out = self.resume or self.out
-        with _noted(out), self.network.connect_sites(known) as link:
+        with _note_errors(out), self.network.connect_sites(known) as link:
             from fedlayers.remote import federation
-            from fedlayers.remote.rpc import left
+            from fedlayers.remote.rpc import traffic_by_site
             from fedlayers.studies import federation_report as report
 
             if self.resume is not None:
@@ -318,8 +318,8 @@ class Federate(ConfiguredCommand):
                     "compress": self.compress or "",
                 }
                 engine = federation.federate(config, link, self.out, **options)
-            finished(engine, out)
-            print(f"\nbytes that left the sites:\n{left(out).to_string()}")
+            print_result(engine, out)
+            print(f"\nbytes that left the sites:\n{traffic_by_site(out).to_string()}")
             print(f"\nreport: {report.write(out)}")
 
     def interrupted(self) -> str:

@@ -34,7 +34,7 @@ class Runs(Command):
 
         import pandas as pd
 
-        table = pd.DataFrame([_described(path, self.dir) for path in found]).fillna("")
+        table = pd.DataFrame([_describe(path, self.dir) for path in found]).fillna("")
         print(table.to_string(index=False))
 
 
@@ -86,7 +86,7 @@ def _size(path: Path) -> float:
     return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values()) / 1e6
 
 
-def _described(path: Path, below: Path) -> dict[str, str]:
+def _describe(path: Path, below: Path) -> dict[str, str]:
     """Return the columns of a run: its algorithm, its rounds, and its test scores after the last evaluation."""
     from fl_core.records.store import Run
 

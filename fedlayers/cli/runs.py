@@ -156,12 +156,12 @@ def show(result: Any, out: Path) -> None:
     """Print the result of a run, and of a client that it left out."""
     from fedlayers.cli.exports import newcomer
 
-    finished(result.engine, out)
+    print_result(result.engine, out)
     if result.newcomer is not None:
         print(f"\n{newcomer(result.newcomer)}")
 
 
-def finished(engine: Any, out: Path) -> None:
+def print_result(engine: Any, out: Path) -> None:
     """Print the result of a run.
 
     Raises:

@@ -273,10 +273,10 @@ class Choose(OneAlgorithm):
         if over:
             with self.network.connect_sites() as link:
                 choice = choose(config, self.out, link=link, timeouts=self.network.timeouts, **asked)
-            from fedlayers.remote.rpc import left
+            from fedlayers.remote.rpc import traffic_by_site
 
             runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))
-            print(f"\nbytes that left the sites, all runs together:\n{left(*runs).to_string()}")
+            print(f"\nbytes that left the sites, all runs together:\n{traffic_by_site(*runs).to_string()}")
         else:
             choice = choose(config, self.out, backend=self.backend, **asked)
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")

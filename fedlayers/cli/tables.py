@@ -47,7 +47,7 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
         everyone = (table.mul(weight, axis=0)).sum(skipna=False)
         if len(table) > (MANY if lines <= most else 3):
             title += "" if "lowest" in title else f"; lowest, median and highest of the clients by {by}"
-            table = table.loc[_ranked(table[by])].rename(_labels(table[by]))
+            table = table.loc[_extremes(table[by])].rename(_labels(table[by]))
         if len(table) > 1:
             table.loc[f"all {len(weight)}"] = everyone
         parts[model] = table
@@ -69,7 +69,7 @@ def format_metric(report: Report, metric: str, variant: str) -> str:
     table = report.values(metric, variant)
     table = table[in_order(table.columns)]
     if table.shape[1] > MANY:
-        ranks = {layer: [str(name) for name in _ranked(values)] for layer, values in table.iterrows()}
+        ranks = {layer: [str(name) for name in _extremes(values)] for layer, values in table.iterrows()}
         columns = {
             "lowest": table.min(axis=1), "at": [names[0] for names in ranks.values()],
             "median": table.median(axis=1),
@@ -126,7 +126,7 @@ def splits(report: Report, metric: str, variant: str) -> str:
     return f"{' and '.join(names)} split" if names else ""
 
 
-def _ranked(values: pd.Series) -> list[str]:
+def _extremes(values: pd.Series) -> list[str]:
     """Return the names of the lowest, the median and the highest. A missing value counts as lowest."""
     order = list(values.sort_values(kind="stable", na_position="first").index)
     return [order[0], order[len(order) // 2], order[-1]]
@@ -134,5 +134,5 @@ def _ranked(values: pd.Series) -> list[str]:
 
 def _labels(values: pd.Series) -> dict[str, str]:
     return {
-        name: f"{rank}: {name}" for rank, name in zip(("lowest", "median", "highest"), _ranked(values), strict=True)
+        name: f"{rank}: {name}" for rank, name in zip(("lowest", "median", "highest"), _extremes(values), strict=True)
     }

@@ -96,7 +96,7 @@ def federate(
             raise UsageError("compress must be left out with a secure sum, which has fixed-point numbers; got both.")
     facts = request_site_facts(line)
     if known:
-        check_same(list(map(_known, known)), facts, "this federation")
+        check_same(list(map(_identity_of, known)), facts, "this federation")
     data = data_of(facts, config.dataset)
     task = task_of(config, data, plan)
     instruments = instruments or default_instruments()
@@ -110,7 +110,7 @@ def federate(
     run = uuid4().hex
     ways = {key: value for key, value in (("secure_sum", secure_sum), ("compress", compress)) if value}
     home = join(line, task, facts, run, **ways)
-    beside = {FEDERATION: {"run": run, **ways, "sites": [_known(each) for each in facts]}}
+    beside = {FEDERATION: {"run": run, **ways, "sites": [_identity_of(each) for each in facts]}}
     how = runner.Execution(progress, until, loggers=loggers_of(log), clients=home)
     return runner.start(task, out, instruments, how, beside=beside, command=command)
 
@@ -182,7 +182,7 @@ def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str,
     Raises:
         UsageError: names the first changed site, or all.
     """
-    for then, now in zip(before, map(_known, facts), strict=False):
+    for then, now in zip(before, map(_identity_of, facts), strict=False):
         if then != now:
             raise UsageError(
                 f"site {now['name']!r} must have the data with which {what} began, as {then['name']!r}; got others. "
@@ -193,7 +193,7 @@ def check_same(before: Sequence[Mapping[str, Any]], facts: Sequence[Mapping[str,
         raise UsageError(f"{what} must have the sites of its beginning, {names}; got {len(facts)}. Start those sites.")
 
 
-def answered(site: str, packet: Packet | None) -> Packet:
+def require_answer(site: str, packet: Packet | None) -> Packet:
     """Return the reply of a site that must reply.
 
     Raises:
@@ -215,7 +215,7 @@ def request_site_facts(line: RpcClient) -> list[dict[str, Any]]:
     hello = Packet({"kind": "hello", **protocol.versions()})
     found = {}
     for site, packet in line.ask(dict.fromkeys(line.names, hello), HELLO_BYTES, line.timeouts.start):
-        reply = answered(site, packet)
+        reply = require_answer(site, packet)
         protocol.check_spoken(f"site {site!r}", reply.head)
         with about(f"site {site!r}", PacketError):
             found[site] = fields(reply.head, protocol.FACTS)
@@ -327,7 +327,7 @@ def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: s
         "dataset": task.data.name,
         "config": config,
         "plan": protocol.run_position(task.algorithm(task.plan))["plan"],
-        "sites": [_known(each) for each in facts],
+        "sites": [_identity_of(each) for each in facts],
         "model": tree.digest(whole),
         "layers": [layer.name for layer in task.layers],
         "scaling": scaling_of(line, facts, task.config.seed).to_json() if prepares else None,
@@ -335,7 +335,7 @@ def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: s
     }
     packets = {name: Packet({**common, "number": number}, {"start": whole}) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
-        fields(answered(site, packet).head, protocol.JOINED)
+        fields(require_answer(site, packet).head, protocol.JOINED)
     if ways.get("secure_sum"):
         from fedlayers.remote.secure_sum.at_server import SummingClients  # here alone: it needs cryptography
 
@@ -353,7 +353,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
     found: dict[str, Moments] = {}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
-        told = fields(answered(site, packet).head, protocol.TOLD)
+        told = fields(require_answer(site, packet).head, protocol.TOLD)
         width, present = len(facts[0]["columns"]) or facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
         if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
@@ -364,5 +364,5 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
     return all_sites.preprocessing(facts[0]["columns"], facts[0]["scale"], facts[0]["impute"])
 
 
-def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _identity_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: facts[key] for key in ("name", "sizes", "digest")}

@@ -14,7 +14,7 @@ from fedlayers.remote.compression import check_compressed, compress_message
 from fedlayers.remote.host import Host
 from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
 from fedlayers.remote.policy import check_joined
-from fedlayers.remote.privacy import hidden
+from fedlayers.remote.privacy import hide_message
 from fedlayers.remote.state_store import StateStore, Turns
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, find
@@ -183,13 +183,13 @@ class JoinedRun:
             if folder.has(stored):
                 return decode(folder.read(stored))
         self.turns.check(session, seq)
-        header, rows = self._measured(self.task, asked)
+        header, rows = self._measure(self.task, asked)
         if not self.site.privacy.active:
             self.write_answer("measure")
             self.turns.end(seq)
             return Packet({"kind": "measured", "header": header, **rows})
         other = replace(self.task, data=placeholder_client(self.task.data, self.site.name, self.task.config.seed))
-        header, shown = self._measured(other, asked)
+        header, shown = self._measure(other, asked)
         add_noise_to_rows(rows, shown, self.site.privacy, self.site.account)
         self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
@@ -197,7 +197,7 @@ class JoinedRun:
         self.turns.end(seq)
         return answer
 
-    def _measured(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
+    def _measure(self, task: Task, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         """Return the part of a report's header that leaves, and the site's own rows."""
         from diagnostics import measure
 
@@ -257,7 +257,7 @@ class JoinedRun:
         if self.site.privacy.active:
             reply.observations = []  # numbers of single samples, which nothing clips
         if self.site.privacy.active and isinstance(asked, TrainRequest):
-            reply.message, count = hidden(reply.message, asked.message, self.initial, self.site.privacy)
+            reply.message, count = hide_message(reply.message, asked.message, self.initial, self.site.privacy)
             reply.epsilon = self.site.account.release(count), self.site.privacy.delta
         begun = self.home.algorithm.client_state(self.initial, self.number).meta
         outline = StateSchema.from_state(self.home.states[self.site.name], begun)
@@ -266,7 +266,7 @@ class JoinedRun:
             reply.message = compress_message(reply.message, asked.message, self.initial)
         if member is None or self.sums is None:
             return protocol.reply_packet(reply, outline)
-        masked = self.sums.masked(member, reply.message, self.home.algorithm.task_info, self.number)
+        masked = self.sums.mask_update(member, reply.message, self.home.algorithm.task_info, self.number)
         reply.message = Message()
         return Packet(protocol.reply_packet(reply, outline).head, masked)
 

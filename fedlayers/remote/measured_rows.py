@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.remote.privacy import Account, Privacy, noised_numbers
+from fedlayers.remote.privacy import Account, Privacy, add_noise_to_numbers
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import records
 
@@ -81,7 +81,7 @@ def add_noise_to_rows(measured: Tables, shown: Tables, privacy: Privacy, account
             "Ask for fewer metrics or layers: the site adds noise to values only."
         )
     known = [(row, own["value"]) for row, own in pairs if row["value"] is not None]
-    fresh = noised_numbers([value for _, value in known], privacy)
+    fresh = add_noise_to_numbers([value for _, value in known], privacy)
     epsilon, delta = account.release(bool(known)), privacy.delta
     for (row, _), value in zip(known, fresh, strict=True):
         how = f"noise, epsilon {epsilon:.3g} at delta {delta:g}"

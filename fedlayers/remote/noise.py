@@ -40,12 +40,12 @@ def discrete_gaussian(count: int) -> Integers:
     parts: list[Integers] = [np.empty(0, np.int64)]
     missing = count
     while missing > 0:
-        parts.append(_accepted(min(2 * missing + 16, _CHUNK)))
+        parts.append(_draw_accepted(min(2 * missing + 16, _CHUNK)))
         missing -= len(parts[-1])
     return np.concatenate(parts)[:count]
 
 
-def _accepted(count: int) -> Integers:
+def _draw_accepted(count: int) -> Integers:
     """Draw candidates from a discrete Laplace distribution of scale SPREAD, and return the accepted ones."""
     low = _words(count).astype(np.int64) >> (32 - SPREAD_BITS)
     low = low[_decays((low << (32 - SPREAD_BITS)).astype(np.uint32))]

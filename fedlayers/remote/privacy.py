@@ -142,7 +142,7 @@ def spent(releases: Mapping[float, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta=delta))
 
 
-def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy) -> tuple[Message, int]:
+def hide_message(message: Message, received: Message, initial: Tree, privacy: Privacy) -> tuple[Message, int]:
     """Return a message as it leaves, and its number of releases.
 
     Args:
@@ -165,7 +165,7 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
                 like = start_of(kind, name, received, initial)
                 starts[kind, name] = torch.zeros_like(tensor) if like is None else like
                 moved[kind, name] = tensor.double() - starts[kind, name].double()
-    noised = _noised(moved, privacy.clip, privacy.noise)
+    noised = _add_noise(moved, privacy.clip, privacy.noise)
 
     def leaving(kind: str, name: str, tensor: Tensor) -> Tensor:
         if (kind, name) not in noised:
@@ -179,22 +179,22 @@ def hidden(message: Message, received: Message, initial: Tree, privacy: Privacy)
         return value
 
     _each_number(message.meta, listed)
-    fresh = iter(noised_numbers(numbers, privacy))
+    fresh = iter(add_noise_to_numbers(numbers, privacy))
     meta = _each_number(message.meta, lambda _: next(fresh))
     return Message(map_tensors(message, leaving).trees, meta), bool(moved) + bool(numbers)
 
 
-def noised_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
+def add_noise_to_numbers(numbers: list[float], privacy: Privacy) -> list[float]:
     """Return numbers as they leave: their vector scaled down to ``clip_numbers``, with noise.
 
     Raises:
-        NonFiniteError: as for :func:`hidden`.
+        NonFiniteError: as for :func:`hide_message`.
     """
     vector = {("", ""): torch.tensor(numbers, dtype=torch.float64)}
-    return _noised(vector, privacy.clip_numbers, privacy.noise)["", ""].tolist()
+    return _add_noise(vector, privacy.clip_numbers, privacy.noise)["", ""].tolist()
 
 
-def _noised(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
+def _add_noise(parts: Mapping[tuple[str, str], Tensor], clip: float, noise: float) -> dict[tuple[str, str], Tensor]:
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in parts.values()))
     if not math.isfinite(norm):  # a NaN would scale nothing down
         raise NonFiniteError(

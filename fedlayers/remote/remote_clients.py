@@ -92,7 +92,7 @@ class RemoteClients:
             while name not in replies:
                 site, packet = next(coming)
                 replies[site] = packet
-            yield self._taken(name, request, replies.pop(name))
+            yield self._take(name, request, replies.pop(name))
 
     def _replies(
         self, packets: Mapping[str, Packet], asked: Mapping[str, ClientRequest]
@@ -123,7 +123,7 @@ class RemoteClients:
             where |= {"to": f"{request.rnd.index + 1:06d}-{request.rnd.exchange}", "saved": self.saved[name]}
         return where
 
-    def _taken(self, name: str, request: ClientRequest, packet: Packet | None) -> ClientReply:
+    def _take(self, name: str, request: ClientRequest, packet: Packet | None) -> ClientReply:
         if packet is None:
             LOG.warning(f"site {name} did not answer in time")
             self._missing.add(name)

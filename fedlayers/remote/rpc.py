@@ -215,7 +215,7 @@ def check_granted(site: str, packet: Packet) -> None:
         raise (NonFiniteError if packet.head.get("nonfinite") is True else RunError)(f"site {site!r}: {reason}")
 
 
-def left(*paths: Path | str) -> pd.DataFrame:
+def traffic_by_site(*paths: Path | str) -> pd.DataFrame:
     """Return the bytes that left each site in some runs together: sites x kinds of reply, and totals.
 
     Raises:

@@ -134,7 +134,7 @@ class Site(Host):
         path, session = self.folder / asked["run"], stamp["session"]
         self.check_disk()
         Turns(Folder(path), session).check_join(session)
-        joined = self._made(asked["run"], packet, session)
+        joined = self._make_run(asked["run"], packet, session)
         path.mkdir(parents=True, exist_ok=True)
         Folder(path).write("join", *encode_parts(Packet({**packet.head, **stamp}, packet.trees)))
         joined.turns.begin(session)
@@ -148,17 +148,17 @@ class Site(Host):
             if not _RUN.fullmatch(run) or not folder.has("join"):
                 raise PacketError(f"run must be one that this site has joined; got {run[:80]!r}.")
             packet = decode(folder.read("join"))
-            self._joined[run] = self._made(run, packet, protocol.stamp_of(packet)["session"])
+            self._joined[run] = self._make_run(run, packet, protocol.stamp_of(packet)["session"])
         self._joined[run] = self._joined.pop(run)  # the last asked for is the last to be forgotten
         return self._joined[run]
 
-    def _made(self, run: str, packet: Packet, session: str) -> JoinedRun:
+    def _make_run(self, run: str, packet: Packet, session: str) -> JoinedRun:
         """Return the site's part of a run. Without room for it, the runs asked for longest ago are forgotten first."""
         more = sum(map(tree.n_bytes, packet.trees.values()))
         self._joined.pop(run, None)
-        while self._joined and (len(self._joined) >= MOST_RUNS or self._held() + more > MOST_HELD):
+        while self._joined and (len(self._joined) >= MOST_RUNS or self._held_bytes() + more > MOST_HELD):
             self._joined.pop(next(iter(self._joined)))
         return JoinedRun(self, packet, Turns(Folder(self.folder / run), session))
 
-    def _held(self) -> int:
+    def _held_bytes(self) -> int:
         return sum(tree.n_bytes(joined.initial) for joined in self._joined.values())

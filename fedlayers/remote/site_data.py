@@ -207,7 +207,7 @@ def _read(name: str, path: Path, how: Reading) -> Source:
         ) from None
 
 
-def _agreed(name: str, source: Source, vocabulary: Path | str | None) -> Source:
+def _with_vocabulary(name: str, source: Source, vocabulary: Path | str | None) -> Source:
     """Return a site's texts in the federation's vocabulary; other data unchanged."""
     if source.words is None:
         if vocabulary is not None:
@@ -291,7 +291,7 @@ class SiteDataset:
                 f"site {name!r}: scale must be none or {STANDARD}, and impute none or mean; got {how.scale} and "
                 f"{how.impute}. Choose these: the others need all sites' samples."
             )
-        source = _agreed(name, source, vocabulary)
+        source = _with_vocabulary(name, source, vocabulary)
         asked = source.with_methods(how.scale, how.impute)
         self._scale, self._impute, self._prepares = asked.scale, asked.impute, asked.prepares
         self._dataset = str(dataset) if str(dataset) in DATASETS else ""

@@ -81,7 +81,7 @@ def diagnose(
     packets = {name: Packet(dict(head)) for name in line.names}
     found: dict[str, dict[str, Any]] = {}
     for site, packet in line.ask(packets, MEASURED_BYTES):
-        found[site] = _checked(site, federation.answered(site, packet), task, names)
+        found[site] = _check_reply(site, federation.require_answer(site, packet), task, names)
     report = _report([found[name] for name in line.names], task, command or "diagnose")
     return replace(report, header={**report.header, "left": line.tally.by_site()})
 
@@ -97,7 +97,7 @@ def check(metrics: Sequence[str], null: Sequence[str] = (), null_draws: int = 1)
     check_nulls(null, null_draws)
 
 
-def _checked(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:
+def _check_reply(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:
     """Check and return a site's rows: only its own, with numbers and known names."""
     values = fields(packet.head, protocol.MEASURED)
     wanted, there = [layer.name for layer in task.layers], [layer["name"] for layer in values["header"]["layers"]]
@@ -154,11 +154,11 @@ def _with_combined(found: Sequence[rows.Row]) -> list[rows.Row]:
             for row in own:
                 if row["variant"] != "importance":
                     groups.setdefault((row["model"], row["variant"]), []).append(row)
-            made += [row for group in groups.values() for row in _combined(group)]
+            made += [row for group in groups.values() for row in _combine(group)]
     return made
 
 
-def _combined(group: Sequence[rows.Row]) -> list[rows.Row]:
+def _combine(group: Sequence[rows.Row]) -> list[rows.Row]:
     """Return each layer's weighted mean over clients, or the reason why it is missing."""
     clients, layers = (list(dict.fromkeys(row[name] for row in group)) for name in ("client", "layer"))
     at = {(row["client"], row["layer"]): row for row in group}

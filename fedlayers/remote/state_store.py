@@ -86,11 +86,11 @@ class StateStore:
     def put_tuned(self, version: str, done: int, model: Tree) -> None:
         """Store the model that was fine-tuned from a version, or from the start, after ``done`` rounds."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.folder.write(_tuned(version, done), *encode_parts(Packet({"kind": "tuned"}, {"model": model})))
+        self.folder.write(_tuned_name(version, done), *encode_parts(Packet({"kind": "tuned"}, {"model": model})))
 
     def tuned(self, version: str, done: int) -> Tree | None:
         """Return the model that :meth:`put_tuned` stored, if any."""
-        name = _tuned(version, done)
+        name = _tuned_name(version, done)
         return decode(self.folder.read(name)).trees["model"] if self.folder.has(name) else None
 
     def _packet(self, version: str) -> Packet:
@@ -165,7 +165,7 @@ def _short(session: str) -> str:
     return hashlib.sha256(session.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def _tuned(version: str, done: int) -> str:
+def _tuned_name(version: str, done: int) -> str:
     return f"{version or 'beginning'}-{done}.tuned"
 
 

@@ -73,7 +73,7 @@ def _present(*lines: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line)
 
 
-def _named(arm: Arm) -> str:
+def _name_of(arm: Arm) -> str:
     return NAMES.get(arm.extreme, arm.name)
 
 
@@ -102,8 +102,8 @@ def _split_code(race: Inference, arms: Sequence[Arm]) -> str:
 def _split(race: Inference, arms: Sequence[Arm]) -> str:
     leader, rivals = _rivals(race, arms)
     lines = race.differences.set_index("arm")
-    phrases = [_against(race, lines.loc[arm.name], _named(arm)) for arm in rivals]
-    word, name = label_of(race.main), _named(leader).replace("sharing", "Sharing")
+    phrases = [_against(race, lines.loc[arm.name], _name_of(arm)) for arm in rivals]
+    word, name = label_of(race.main), _name_of(leader).replace("sharing", "Sharing")
     best = f"{name} has the best score on validation samples, from {word} and loss together."
     return f"{best} Its {word} is {', '.join(phrases)}." if phrases else ""
 

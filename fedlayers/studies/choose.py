@@ -160,8 +160,8 @@ def choose(
         config = replace(config, patience=0)  # as a federation trains by default
     if tune_rates is None and (each_seed or link is not None):
         tune_rates = 0
-    over = None if link is None else _over(link, timeouts, config, backend)
-    race = _planned(config, out, arms, tuple(seeds), race_fraction, with_finetuning, over)
+    over = None if link is None else _sites_of(link, timeouts, config, backend)
+    race = _plan_race(config, out, arms, tuple(seeds), race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
     if mix:
         check_mix(task)
@@ -292,7 +292,7 @@ class _Race:
         return search
 
 
-def _planned(
+def _plan_race(
     config: RunConfig,
     out: Path,
     arms: Sequence[str],
@@ -331,7 +331,7 @@ def _planned(
     return _Race(config, out, seeds, made, task, racing, entries, tasks, until, guesses)
 
 
-def _over(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
+def _sites_of(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
     """Return the sites of a link as the backend of all runs.
 
     Raises:

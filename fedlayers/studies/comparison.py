@@ -96,7 +96,7 @@ class Comparison:
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
         lines = []
         there = self.scores["metric"].unique()
-        metrics = [name for name in dict.fromkeys((*_shown(there), *SCORES)) if name in there]
+        metrics = [name for name in dict.fromkeys((*_scores_to_show(there), *SCORES)) if name in there]
         for name, part in self.scores.groupby("algorithm", sort=False):
             line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
             for metric in metrics:
@@ -152,7 +152,7 @@ class Comparison:
         return f"{display_name(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
 
 
-def _shown(there: Iterable[str]) -> tuple[str, ...]:
+def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
     """Return the scores to show, out of the available ones."""
     return SHOWN[TABLE[main_score(list(there))].task]
 
@@ -160,7 +160,7 @@ def _shown(there: Iterable[str]) -> tuple[str, ...]:
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
     shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
-    usual, positive = _shown(table.columns), str(next(iter(table.get("positive", ())), ""))
+    usual, positive = _scores_to_show(table.columns), str(next(iter(table.get("positive", ())), ""))
     for metric in usual if score in ("", *usual) else (score, *usual):
         title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
         spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from diagnostics.plots.page import Page
-from fedlayers.remote.rpc import left
+from fedlayers.remote.rpc import traffic_by_site
 from fedlayers.studies.comparison import Comparison
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
@@ -34,7 +34,7 @@ def add_left(page: Page, path: Path | str, caption: str) -> None:
     Raises:
         UsageError: the run is not a federation's.
     """
-    found = left(path).rename(columns=KINDS).rename_axis("site")
+    found = traffic_by_site(path).rename(columns=KINDS).rename_axis("site")
     page.table(found, caption, dict.fromkeys(map(str, found.columns), ",.0f"))
 
 
@@ -47,12 +47,12 @@ def write(path: Path | str) -> Path:
     run = Run(path)
     result = Comparison(run.rows()[1])
     algorithm, rounds = run.config["algorithm"], run.rounds[-1]
-    sites = list(left(path).index)
+    sites = list(traffic_by_site(path).index)
     length = f"{plural(rounds, 'round')} of `{algorithm}`"
     lead = f"**{len(sites)} sites kept their samples**: {length}."
     plan = run.path / "plan.json"
     if plan.is_file():
-        lead += f" {_shared(LayerPlan.load(plan))}"
+        lead += f" {_describe_plan(LayerPlan.load(plan))}"
     page = Page(f"A federation of {len(sites)} sites", lead)
     page.text(f"## What left each site\n\n{NEVER}")
     add_left(page, path, f"{length}.")
@@ -67,6 +67,6 @@ def write(path: Path | str) -> Path:
     return run.path / REPORT
 
 
-def _shared(plan: LayerPlan) -> str:
+def _describe_plan(plan: LayerPlan) -> str:
     head = listing(layer.name for layer in plan.head)
     return f"Shared layers: {listing(plan.shared) or 'none'}. Layers that stayed at each site: {head or 'none'}."

@@ -28,7 +28,7 @@ def held_out(task: Task) -> dict[str, Split]:
     Returns:
         The samples by client's name, without clients that have none.
     """
-    further = _left_over(task)
+    further = _unused_samples(task)
     found = {}
     for client in task.data.clients:
         samples = concat_splits([client.test, further.get(client.name)])
@@ -43,7 +43,7 @@ def concat_splits(parts: Sequence[Split | None]) -> Split:
     return Split(torch.cat([part.x for part in there]), torch.cat([part.y for part in there]))
 
 
-def _left_over(task: Task) -> dict[str, Split]:
+def _unused_samples(task: Task) -> dict[str, Split]:
     config = task.config
     named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
     if not named or config.own_data is not None or config.task != CLASSIFICATION:

@@ -69,9 +69,9 @@ def overview(
         f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
         "Who took part": f"{plural(len(names), 'client')}: {listing(names)}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
-        "The outcome": f"{lead.head} {_gained(gains)}".strip(),
-        "How sure": " ".join(lead.answers) if choice is None else _sure(choice, seeds),
-        "The cost": " ".join(filter(None, [_raced(choice), _sent(task, plan)])),
+        "The outcome": f"{lead.head} {_describe_gains(gains)}".strip(),
+        "How sure": " ".join(lead.answers) if choice is None else _describe_certainty(choice, seeds),
+        "The cost": " ".join(filter(None, [_describe_race(choice), _describe_traffic(task, plan)])),
         "What to do next": _next(lead, choice, plan),
     }
     return [f"**{what}:** {printable(said)}" for what, said in lines.items() if said]
@@ -80,7 +80,7 @@ def overview(
 _PURPOSES = {"train": "training", "validation": "validation", "test": "testing"}
 
 
-def _gained(gains: pd.DataFrame) -> str:
+def _describe_gains(gains: pd.DataFrame) -> str:
     """Compare the outcome with the other choices in a sentence, each by the comparison's score."""
     parts = []
     for line in gains.drop_duplicates("against").itertuples():
@@ -92,7 +92,7 @@ def _gained(gains: pd.DataFrame) -> str:
     return f"On test samples, {label_of(gains['metric'].iloc[0])} {'; '.join(parts)}." if parts else ""
 
 
-def _sure(choice: Choice, seeds: int) -> str:
+def _describe_certainty(choice: Choice, seeds: int) -> str:
     found = choice.inference
     stake = found.at_stake(choice.winner.name)
     lost = f", by at most {in_points(choice.main, stake)}" if stake > 0 else ""
@@ -110,7 +110,7 @@ def _sure(choice: Choice, seeds: int) -> str:
     }[found.verdict]
 
 
-def _raced(choice: Choice | None) -> str:
+def _describe_race(choice: Choice | None) -> str:
     if choice is None:
         return "A measurement decided, so no arm was trained for the decision."
     cost = choice.measured
@@ -118,7 +118,7 @@ def _raced(choice: Choice | None) -> str:
     return f"The race took {cost.rounds:,} rounds, {sent} sent and received, and {took} of training."
 
 
-def _sent(task: Task, plan: LayerPlan | None) -> str:
+def _describe_traffic(task: Task, plan: LayerPlan | None) -> str:
     if plan is None:
         return ""
     sizes = layer_bytes(task.layers, task.model)

@@ -263,7 +263,7 @@ def regret(
     config = in_memory(config, data, model)
     task = LOSSES[str(resolve(config).loss)].task
     score = check_score(score or MAIN[task], task)
-    parsed_rules = {text: _parsed(text) for text in rules}
+    parsed_rules = {text: _parse_rule(text) for text in rules}
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)
     if config.plan is not None:
@@ -289,7 +289,7 @@ def regret(
     with open_backend(backend, config.workers) as place:
         jobs = [replace(job, command=command) for jobs in cuts.values() for job in jobs]
         train(jobs, place, progress=progress)
-    scores = _judged(config, seeds, cuts, names, score, progress)
+    scores = _score_cuts(config, seeds, cuts, names, score, progress)
     write_atomically(out / "scores.csv", csv_bytes(scores))
     result = Regret(score, names, scores, pd.DataFrame(decided))
     for name, table in (("regret", result.choices), ("table", result.table)):
@@ -297,7 +297,7 @@ def regret(
     return result
 
 
-def _parsed(text: str) -> tuple[str, str | None]:
+def _parse_rule(text: str) -> tuple[str, str | None]:
     """Return the rule and the metric in an argument ``RULE`` or ``METRIC=RULE``. The first has no metric."""
     metric, equals, rule = text.rpartition("=")
     if not is_outside(rule):
@@ -333,7 +333,7 @@ def _decisions(
     return task.layers, decisions
 
 
-def _judged(
+def _score_cuts(
     config: RunConfig,
     seeds: Sequence[int],
     cuts: Mapping[int, Sequence[TrainingJob]],

@@ -180,7 +180,7 @@ def study(
     say(f"\n{lead.plain()}\n\n{result.text()}{chosen}")
     from fedlayers.studies.study_page import write_page  # what draws is imported when the outcome is known
 
-    predicted = _predicted(choice, out, config, seeds[0])
+    predicted = _predict(choice, out, config, seeds[0])
     page = write_page(out, task, report, described, choice, decisions, result, lead, predicted, command)
     pack(Folder(out / "comparison"), "rows.jsonl")
     share(runs_below(out))
@@ -188,7 +188,7 @@ def study(
     return Outcome(report, plan, choice, result, lead, page)
 
 
-def _predicted(choice: Choice | None, out: Path, config: RunConfig, seed: int) -> Predictions | str:
+def _predict(choice: Choice | None, out: Path, config: RunConfig, seed: int) -> Predictions | str:
     """Return the test predictions of the run that a seed's race or rule chose, or why there are none."""
     path = out / "comparison" / "runs" / f"{RULED}-{seed}" if choice is None else choice.of_seed[seed].path
     if not path.is_dir():

@@ -264,7 +264,7 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
     lines = []
     for trial in tried:
         reasons = [failed[entry.key] for entry in trial.entries if entry.key in failed]
-        values = [] if reasons else [_judged(entry, score) for entry in trial.entries]
+        values = [] if reasons else [_validation_score(entry, score) for entry in trial.entries]
         value = sum(values) / len(values) if values else float("nan")
         line = {"algorithm": trial.algorithm, "trial": trial.number, **{key: trial.point.get(key) for key in keys}}
         if not reasons and pd.isna(value):
@@ -277,7 +277,7 @@ def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], 
     return table
 
 
-def _judged(entry: Entry, score: str) -> float:
+def _validation_score(entry: Entry, score: str) -> float:
     """Return a run's validation score: the mean over the last evaluated rounds of the model that counts.
 
     Under a stopping rule they are the last up to the best round.

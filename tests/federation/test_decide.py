@@ -19,7 +19,7 @@ from fedlayers.cli.main import main
 from fedlayers.remote.codec import decode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.rpc import RefusedError, left
+from fedlayers.remote.rpc import RefusedError, traffic_by_site
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import SiteDataset
 from fedlayers.studies.choice import Choice
@@ -255,7 +255,7 @@ def test_what_a_choice_over_sites_cannot_have_is_refused(
 def test_choose_prints_what_left_the_sites(sites: InMemoryTransport, capsys: pytest.CaptureFixture[str]) -> None:
     fedlayers("choose", *AT, *["--rounds", "2", "--eval-every", "1", "--arms", "half", "fedavg", "--out", "out"])
     said = capsys.readouterr().out
-    table = left(*sorted(Path("out/arms").iterdir()))
+    table = traffic_by_site(*sorted(Path("out/arms").iterdir()))
     assert table.to_string() in said
     asked_apart = {name: sites.received[name] - table["all"][name] for name in HOSPITALS}  # hello and race
     assert all(0 < n < 2000 for n in asked_apart.values())
@@ -312,4 +312,4 @@ def test_a_forged_list_of_what_left_is_refused_in_one_line(line: Any, tmp_path: 
     text = line if isinstance(line, str) and line != "NaN" else rows.dumps({**known, "value": line})
     (tmp_path / "left.jsonl").write_text(f"{rows.dumps(known)}\n{text}\n")
     with pytest.raises(CorruptError, match=r"left\.jsonl.* is damaged"):
-        left(tmp_path)
+        traffic_by_site(tmp_path)

@@ -21,7 +21,7 @@ from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import MEGABYTE, Policy
-from fedlayers.remote.rpc import RefusedError, TimeoutPolicy, left
+from fedlayers.remote.rpc import RefusedError, TimeoutPolicy, traffic_by_site
 from fedlayers.remote.sent_log import SENT, SentLog
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
@@ -618,11 +618,11 @@ def test_the_least_number_of_replies_is_waited_for(grace: bool, tmp_path: Path) 
 def test_every_byte_that_leaves_a_site_is_told(tmp_path: Path) -> None:
     out, line = tmp_path / "run", link(tmp_path / "s")
     federation.federate(replace(SHORT, checkpoint_every=1), line, out, progress=False)
-    table = left(out)
+    table = traffic_by_site(out)
     assert table["all"].to_dict() == line.received
     assert list(table.columns) == ["hello", "join", "score", "train", "all"]
     with pytest.raises(UsageError, match="federation's"):
-        left(tmp_path)
+        traffic_by_site(tmp_path)
 
 
 def test_a_forged_or_damaged_directory_of_a_federation_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.noise import SPREAD
 from fedlayers.remote.policy import Policy
-from fedlayers.remote.privacy import Account, Privacy, hidden, noised_numbers, spent
+from fedlayers.remote.privacy import Account, Privacy, add_noise_to_numbers, hide_message, spent
 from fedlayers.remote.protocol import stamp_of
 from fedlayers.remote.rpc import RefusedError
 from fedlayers.remote.site import Site
@@ -55,7 +55,7 @@ RECEIVED = Message({"model": {"w": 3 + torch.zeros(MANY), "b": 3 + torch.zeros(3
 
 def test_what_leaves_is_clipped_around_what_came_and_has_noise_of_that_size() -> None:
     privacy = Privacy(clip=2.0, clip_numbers=0.5, noise=1.5)
-    left, count = hidden(sent(), RECEIVED, INITIAL, privacy)
+    left, count = hide_message(sent(), RECEIVED, INITIAL, privacy)
     moved = left.trees["model"]["w"] - 3
     assert count == 2
     assert float(moved.std()) == pytest.approx(3.0, rel=0.05)
@@ -74,7 +74,7 @@ def test_noise_follows_the_operating_system_and_no_seed(monkeypatch: pytest.Monk
         with monkeypatch.context() as patched:
             if source is not None:
                 patched.setattr("os.urandom", source)
-            left, _ = hidden(sent(), RECEIVED, INITIAL, Privacy(2.0, 0.5, 1.5))
+            left, _ = hide_message(sent(), RECEIVED, INITIAL, Privacy(2.0, 0.5, 1.5))
         return left.trees["model"]["w"], left.meta["importance"]
 
     first, again = seeded(), seeded()
@@ -91,17 +91,17 @@ def test_what_leaves_lies_on_one_grid_within_the_clip(monkeypatch: pytest.Monkey
     privacy = Privacy(clip=0.3, clip_numbers=0.7, noise=1.1)
     step = 0.7 * 1.1 / SPREAD
     numbers = np.random.default_rng(0).normal(size=1000).tolist()
-    left = np.array(noised_numbers(numbers, privacy)) / step
+    left = np.array(add_noise_to_numbers(numbers, privacy)) / step
     assert np.abs(left - left.round()).max() < 1e-6
     monkeypatch.setattr("fedlayers.remote.privacy.discrete_gaussian", lambda count: np.zeros(count, np.int64))
-    clipped = np.array(noised_numbers(numbers, privacy))
+    clipped = np.array(add_noise_to_numbers(numbers, privacy))
     assert 0.69 < np.linalg.norm(clipped) <= 0.7
     assert np.abs(clipped / step - (clipped / step).round()).max() < 1e-6
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_without_much_noise_the_norm_is_at_most_the_clip(scale: float) -> None:
-    left, _ = hidden(sent(scale), RECEIVED, INITIAL, Privacy(clip=2.0, clip_numbers=0.5, noise=1e-9))
+    left, _ = hide_message(sent(scale), RECEIVED, INITIAL, Privacy(clip=2.0, clip_numbers=0.5, noise=1e-9))
     moved = torch.cat([left.trees["model"]["w"] - 3, left.trees["model"]["b"] - 3]).double()
     assert float(moved.norm()) == pytest.approx(min(2.0, scale * math.sqrt(MANY)), rel=1e-2, abs=1e-3)
     numbers = left.meta["importance"]
@@ -111,7 +111,7 @@ def test_without_much_noise_the_norm_is_at_most_the_clip(scale: float) -> None:
 
 def test_what_was_not_received_is_clipped_around_the_initial_model_or_zero() -> None:
     message = Message({"model": {"w": torch.ones(MANY)}, "delta": {"w": torch.ones(MANY)}})
-    left, count = hidden(message, Message(), {"w": torch.full((MANY,), 5.0)}, Privacy(1e-3, 1e-3, 1e-6))
+    left, count = hide_message(message, Message(), {"w": torch.full((MANY,), 5.0)}, Privacy(1e-3, 1e-3, 1e-6))
     assert count == 1
     assert torch.allclose(left.trees["model"]["w"], torch.tensor(5.0), atol=1e-4)
     assert torch.allclose(left.trees["delta"]["w"], torch.tensor(0.0), atol=1e-4)
@@ -124,7 +124,7 @@ def test_what_has_no_finite_norm_does_not_leave(value: float) -> None:
     numbers.meta["importance"][0] = value
     for message in (tensors, numbers):
         with pytest.raises(NonFiniteError, match="finite"):
-            hidden(message, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
+            hide_message(message, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
 
 
 def test_a_site_sends_and_spends_nothing_for_a_reply_that_is_not_finite(
@@ -141,7 +141,7 @@ def test_a_site_sends_and_spends_nothing_for_a_reply_that_is_not_finite(
 def test_a_mask_cannot_carry_noise() -> None:
     mask = Message({"mask": {"w": torch.ones(3, dtype=torch.bool)}})
     with pytest.raises(UsageError, match=r"'w'.*'mask'"):
-        hidden(mask, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
+        hide_message(mask, RECEIVED, INITIAL, Privacy(1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -133,4 +133,4 @@ def test_models_that_cannot_predict_alone_are_a_reason(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(module, "predictions_of", refuse)
     choice: Any = SimpleNamespace(of_seed={3: SimpleNamespace(path=tmp_path)})
-    assert "part of the model" in module._predicted(choice, tmp_path, HEART, 3)
+    assert "part of the model" in module._predict(choice, tmp_path, HEART, 3)

@@ -15,7 +15,7 @@ import httpx
 from fedlayers.remote import metrics
 from fedlayers.remote.flower import wire
 from fedlayers.remote.flower.internals import ListNodesRequest, StartRunRequest, build_fab_from_files
-from fedlayers.remote.flower.site_process import check_reachable, checked_address, clock_error
+from fedlayers.remote.flower.site_process import check_address, check_reachable, clock_error
 from fedlayers.remote.log import LOG
 from fl_core.errors import RunError, UsageError, check_known, listing
 
@@ -52,7 +52,7 @@ class Superlink:
                 raise UsageError(
                     f"{keys / name} is missing. Name the `server` folder that `fedlayers federation keys` made."
                 )
-        self._ahead = check_reachable(checked_address(superlink), keys / "ca.crt")
+        self._ahead = check_reachable(check_address(superlink), keys / "ca.crt")
         secret = (keys / "secret").read_bytes()
         address = wire.Address(superlink, keys / "ca.crt")
         self._control, self._desk = wire.control(address, secret), wire.Desk(address, secret)
@@ -110,7 +110,7 @@ class FlowerLink(Superlink):
         known = self._nodes()
         for name in sites:
             check_known("site", name, known)
-        self.sites = self._gathered(tuple(sites) or tuple(sorted(known)), least, timeout)
+        self.sites = self._gather(tuple(sites) or tuple(sorted(known)), least, timeout)
         try:
             self._begin()
         except httpx.HTTPStatusError as error:
@@ -202,7 +202,7 @@ class FlowerLink(Superlink):
             except (*wire.LOST, RunError):
                 time.sleep(2)
 
-    def _gathered(self, wanted: tuple[str, ...], least: int | None, timeout: float | None) -> tuple[str, ...]:
+    def _gather(self, wanted: tuple[str, ...], least: int | None, timeout: float | None) -> tuple[str, ...]:
         end, told = time.monotonic() + (timeout or 0.0), ""
         while True:
             try:

@@ -65,13 +65,13 @@ class Connection:
         for name, file in files.items():
             if not file.is_file():
                 raise UsageError(f"[connection] {name} must be a file; got {file}, which is missing. Correct the path.")
-        return cls(checked_address(str(table["superlink"])), files["ca"], files["key"])
+        return cls(check_address(str(table["superlink"])), files["ca"], files["key"])
 
 
-def checked_address(place: str) -> str:
+def check_address(place: str) -> str:
     """Return ``host:port``.
 
-    >>> checked_address("server.example.org:8000")
+    >>> check_address("server.example.org:8000")
     'server.example.org:8000'
 
     Raises:

@@ -86,7 +86,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         if not file.is_file():
             raise UsageError(f"{file} is missing. Make it with `fedlayers federation keys`.")
     sites = keys.registered_sites(folder)
-    listening = _bound(host, port)
+    listening = _listen(host, port)
     port = listening.getsockname()[1]
     os.umask(0o077)  # the database holds messages in transit
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"  # it calls itself alone
@@ -189,7 +189,7 @@ def register(control: Any, sites: dict[str, bytes]) -> list[str]:
     return [f"site {node.name!r} may no longer join" for node in gone] + [f"site {name!r} may join" for name in new]
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
         raise UsageError(f"--port must be 0 to 65535; got {port}. Use 0 for a free one.")
     try:

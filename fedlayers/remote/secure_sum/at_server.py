@@ -33,13 +33,13 @@ class SummingClients(RemoteClients):
         clients = {request.client for request in summed}
         replies = {reply.client: reply for reply in super().run(r for r in asked if r.client not in clients)}
         if summed:
-            replies |= self._summed({self.names[request.client]: request for request in summed})
+            replies |= self._sum_updates({self.names[request.client]: request for request in summed})
         yield from (replies[request.client] for request in asked)
 
     def fork(self) -> NoReturn:
         raise UsageError("plan must be given with a secure sum; got none. Single clients are not measured.")
 
-    def _summed(self, asked: Mapping[str, TrainRequest]) -> dict[int, ClientReply]:
+    def _sum_updates(self, asked: Mapping[str, TrainRequest]) -> dict[int, ClientReply]:
         """Run one exchange. Return all clients' replies, by client.
 
         Raises:
@@ -72,7 +72,7 @@ class SummingClients(RemoteClients):
         mean = Message({"model": decode_mean(total, tensors, weight)})
         replies = {}
         for name, request in asked.items():
-            reply = self._taken(name, request, found.get(name))
+            reply = self._take(name, request, found.get(name))
             if not reply.missing:
                 reply.message, reply.summed = mean, len(found)
             replies[request.client] = reply

@@ -90,7 +90,7 @@ class SiteSums:
             raise PacketError("a secure sum must be the present one; got one that has ended.")
         return member
 
-    def masked(self, member: Member, message: Message, task: TaskInfo, client: int) -> dict[str, Tree]:
+    def mask_update(self, member: Member, message: Message, task: TaskInfo, client: int) -> dict[str, Tree]:
         """Return the trees of a packet with a masked update of the client with this number.
 
         Raises:

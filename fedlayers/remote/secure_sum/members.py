@@ -90,7 +90,7 @@ class Member:
         self.state["seed"] = os.urandom(shamir.SECRET_BYTES).hex()
         keys = {name: public(self._secret(name)).hex() for name in ("mask", "share")}
         self.state["public"] = keys
-        return {**keys, "signature": self.identity.sign(self._signed(self.name, keys)).hex()}
+        return {**keys, "signature": self.identity.sign(self._text_to_sign(self.name, keys)).hex()}
 
     def share(self, keys: Keys) -> dict[str, str]:
         """Return encrypted shares of the own secrets, one envelope for each other member.
@@ -107,7 +107,7 @@ class Member:
         if len(set(every)) < len(every):
             raise PacketError("keys of a secure sum must differ; got one twice.")
         for name, each in keys.items():
-            self.identity.check(name, self._signed(name, each), raw(each["signature"]))
+            self.identity.check(name, self._text_to_sign(name, each), raw(each["signature"]))
         if any(keys[self.name][kind] != own for kind, own in self.state["public"].items()):
             raise PacketError("keys of a secure sum must have this site's own; got others under its name.")
         self.state["keys"] = {name: dict(each) for name, each in keys.items()}
@@ -167,7 +167,7 @@ class Member:
     def _secret(self, name: str) -> bytes:
         return bytes.fromhex(self.state[name])
 
-    def _signed(self, name: str, keys: Mapping[str, str]) -> bytes:
+    def _text_to_sign(self, name: str, keys: Mapping[str, str]) -> bytes:
         return b"|".join([b"fedlayers secure sum", self.context.hex().encode(), name.encode(),
                           keys["mask"].encode(), keys["share"].encode()])  # fmt: skip
 

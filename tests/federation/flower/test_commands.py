@@ -12,7 +12,7 @@ import pytest
 from examples.local_federation import Local
 from fedlayers.cli.main import main
 from fedlayers.remote import flower, keys
-from fedlayers.remote.flower.site_process import Connection, checked_address
+from fedlayers.remote.flower.site_process import Connection, check_address
 from fedlayers.remote.site_config import SiteFile
 from fl_core.errors import UsageError
 from tests.fedlayers.test_imports import MODULES, imported
@@ -150,7 +150,7 @@ def test_the_site_file_of_the_documentation_is_one(made):
 @pytest.mark.parametrize("place", ["x", "x:", ":1", "x:0", "x:99999", "https://x:1", "x:y"])
 def test_an_address_that_is_none(place):
     with pytest.raises(UsageError, match="host:port"):
-        checked_address(place)
+        check_address(place)
 
 
 @pytest.mark.parametrize("found", ["1.40.2", "1.43.0", "none"])

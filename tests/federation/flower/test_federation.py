@@ -21,7 +21,7 @@ from fedlayers.cli.main import main
 from fedlayers.remote.codec import decode
 from fedlayers.remote.federation import federate
 from fedlayers.remote.flower.server import FlowerLink
-from fedlayers.remote.rpc import left
+from fedlayers.remote.rpc import traffic_by_site
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.records.store import Run
@@ -63,7 +63,7 @@ def test_two_hospitals_over_real_processes_get_the_bits_of_a_run(tmp_path):
     assert all(process.poll() is not None for process in processes.values())
     heart.same(tmp_path / "run", expected)
     Run(tmp_path / "run").verify()
-    table = left(tmp_path / "run")
+    table = traffic_by_site(tmp_path / "run")
     assert set(table.index) == set(TWO)
     assert (table["train"] > 1000).all()
 
@@ -83,7 +83,7 @@ def test_four_hospitals_get_the_bits_of_a_run(hospitals, tmp_path, algorithm):
     run(hospitals, "server", algorithm, tmp_path / "run")
     heart.same(tmp_path / "run", expected)
     Run(tmp_path / "run").verify()
-    table = left(tmp_path / "run")
+    table = traffic_by_site(tmp_path / "run")
     assert set(table.index) == set(heart.HOSPITALS)
     assert (table["train"] > 1000).all()
 

@@ -63,4 +63,4 @@ def test_the_start_waits_for_a_superlink_that_starts_again_and_for_a_key_that_co
 
     monkeypatch.setattr(server, "LOOK", 0.0)
     monkeypatch.setattr(link, "_nodes", nodes)
-    assert link._gathered(("a", "b", "c"), None, None) == ("a", "b", "c")
+    assert link._gather(("a", "b", "c"), None, None) == ("a", "b", "c")
