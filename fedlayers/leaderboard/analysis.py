@@ -101,11 +101,9 @@ def differences(runs: pd.DataFrame, reference: str) -> pd.DataFrame:
     found = pd.DataFrame(lines, index=pd.Index(names, name="method"))
     found.columns = pd.Index(["difference", "low", "high", "p_value", "equal"])
     found["p_value"] = statistics.holm(found["p_value"].to_numpy(float))
-    display_table = found["p_value"] <= 1 - LEVEL
-    other = found.pop("equal").map({True: EQUAL, False: OPEN})
-    found["verdict"] = other.mask(display_table & (found["difference"] > 0), BETTER).mask(
-        display_table & (found["difference"] < 0), WORSE
-    )
+    significant = found["p_value"] <= 1 - LEVEL
+    cases = [significant & (found["difference"] > 0), significant & (found["difference"] < 0), found.pop("equal")]
+    found["verdict"] = np.select(cases, [BETTER, WORSE, EQUAL], OPEN)
     return found
 
 

@@ -22,6 +22,7 @@ import torch
 from fl_core import limits, tree
 from fl_core.errors import RunError
 from fl_core.storage import blobs
+from fl_core.storage.schema import validate
 from fl_core.tree import Tree
 
 MAGIC = b"fedlyrs1"
@@ -198,8 +199,6 @@ def fields(head: Mapping[str, Any], form: Mapping[str, Any], optional: Collectio
     Raises:
         PacketError: a value is missing, of another type, or unknown.
     """
-    from fl_core.storage.schema import validate
-
     wrong = validate(head, {f"{key}?" if key in optional else key: value for key, value in form.items()})
     unknown = sorted(head.keys() - form.keys() - {"kind"})
     if wrong or unknown:

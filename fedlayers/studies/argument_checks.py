@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from fl_core.config import RunConfig
+from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known
 from fl_core.storage.files import check_no_links
+from fl_core.training.losses import LOSSES
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def task_kind(config: RunConfig) -> str:
+    """Return the kind of task of a configuration's loss, of :data:`fl_core.scores.TASKS`."""
+    return LOSSES[str(resolve(config).loss)].task
 
 
 def checked_call(study: Callable[P, R]) -> Callable[P, R]:

@@ -37,7 +37,7 @@ from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_
 from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_seconds, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
-from fl_core.errors import RunError, UsageError, listing, warn
+from fl_core.errors import RunError, UsageError, check_distinct, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
@@ -150,8 +150,7 @@ def choose(
         config = replace(config, patience=0)
     if config.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
-    if len(set(seeds)) != len(seeds) or not seeds:
-        raise UsageError(f"seeds must be one or more different numbers; got {list(seeds)}.")
+    check_distinct("choose", "seed", seeds)
     if tune_rates and each_seed:
         raise UsageError(
             f"tune_rates must be 0 with each_seed; got {tune_rates}. Rates are tuned on all seeds together."

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.argument_checks import checked_call
+from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.training_job import TrainingJob, train
@@ -30,7 +30,6 @@ from fl_core.records import store, writing
 from fl_core.restore import check_given
 from fl_core.scores import CLASSIFICATION, check_score
 from fl_core.storage.files import write_atomically
-from fl_core.training.losses import LOSSES
 
 Plans = LayerPlan | Mapping[str, LayerPlan] | None
 PART = 1000
@@ -141,7 +140,7 @@ def compare(
         RunError: a run failed; the same call resumes from there.
     """
     out, config = Path(out), in_memory(config, data, model)
-    kind = LOSSES[str(resolve(config).loss)].task
+    kind = task_kind(config)
     if score:
         check_score(score, kind)
     if baselines and kind != CLASSIFICATION:

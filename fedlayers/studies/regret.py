@@ -18,7 +18,7 @@ from diagnostics.decide.rules.base import RULES, curve_rule
 from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.argument_checks import checked_call
+from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.compare import jobs_of
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.held_out import held_out, score_of
@@ -26,7 +26,6 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolve
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes
@@ -40,7 +39,6 @@ from fl_core.seeds import numpy_generator
 from fl_core.statistics import RANGE_BELOW, Interval
 from fl_core.storage.files import write_atomically
 from fl_core.stored_models import load_models
-from fl_core.training.losses import LOSSES
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
 RANDOM = "random cut"
@@ -261,7 +259,7 @@ def regret(
             reason.
     """
     config = in_memory(config, data, model)
-    task = LOSSES[str(resolve(config).loss)].task
+    task = task_kind(config)
     score = check_score(score or MAIN[task], task)
     parsed_rules = {text: _parse_rule(text) for text in rules}
     check_distinct("regret", "rule", rules)

@@ -16,7 +16,7 @@ from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel
 from fedlayers.studies import arms as candidates, summary
-from fedlayers.studies.argument_checks import checked_call
+from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
@@ -27,7 +27,6 @@ from fedlayers.studies.rates import RateSearch, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
@@ -37,7 +36,6 @@ from fl_core.restore import allowed_by
 from fl_core.scores import CLASSIFICATION
 from fl_core.storage.files import Folder, write_atomically
 from fl_core.storage.packing import pack
-from fl_core.training.losses import LOSSES
 
 Say = Callable[[str], None]
 CHOSEN = "choose"
@@ -128,7 +126,7 @@ def study(
     config = in_memory(config, data, model)
     if config.plan is not None:
         raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
-    if (kind := LOSSES[str(resolve(config).loss)].task) != CLASSIFICATION:
+    if (kind := task_kind(config)) != CLASSIFICATION:
         raise UsageError(f"A study must have classes; got task {kind}. Use choose and compare.")
     out = Path(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
-from fedlayers.studies.argument_checks import checked_call
+from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
@@ -30,7 +30,6 @@ from fl_core.scores import MAIN, check_score, of_class
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 from fl_core.training.evaluate import SCORES
-from fl_core.training.losses import LOSSES
 
 APART = 1000
 """Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
@@ -160,7 +159,7 @@ def tune(
     check_value("trials", trials, at_least(1))
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
-    kind = LOSSES[str(resolve(config).loss)].task
+    kind = task_kind(config)
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
