@@ -20,7 +20,7 @@ from examples.local_federation import FEDLAYERS, Local
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.federation_report import NEVER, add_left
 from fedlayers.studies.study_page import COMPARISON_CAPTIONS
-from fedlayers.studies.study_plots import of_comparison
+from fedlayers.studies.study_plots import draw_comparison
 from fl_core import __version__, interrupts
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
@@ -116,7 +116,7 @@ class Demo:
         page = Page("A federation of four hospitals", lead)
         self._add_traffic(page)
         page.text("## What it comes to\n\nTest samples, the last round.")
-        for name, figure in of_comparison(result).items():
+        for name, figure in draw_comparison(result).items():
             write_atomically(self.out / f"{name}.png", page.figure(figure, COMPARISON_CAPTIONS[name]))
             plt.close(figure)
         page.table(display_name(result.table), result.legend)

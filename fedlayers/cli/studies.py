@@ -161,7 +161,7 @@ class Compare(SeveralAlgorithms):
             backend=self.backend,
             command=line,
         )
-        for name, figure in study_plots.of_comparison(comparison).items():
+        for name, figure in study_plots.draw_comparison(comparison).items():
             study_plots.save(figure, self.out / f"{name}.png")
         print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
@@ -284,7 +284,7 @@ class Choose(OneAlgorithm):
         from fedlayers.studies import study_plots
 
         study_plots.to_files()
-        study_plots.save(study_plots.of_race(choice.standing.rounds), self.out / "race.png")
+        study_plots.save(study_plots.draw_race(choice.standing.rounds), self.out / "race.png")
 
 
 def _say(line: str) -> None:

@@ -34,7 +34,7 @@ from fedlayers.studies.race import (
     with_plan_algorithm,
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
-from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_seconds, measured_cost
+from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct, listing, warn
@@ -174,7 +174,7 @@ def choose(
     until = at or until
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
-        cost = estimate_seconds(
+        cost = estimate_cost(
             race.tasks, trained, until, finished, place.side_by_side, apart=over is not None, whole=probes * bool(at)
         )
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())

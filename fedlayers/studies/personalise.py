@@ -13,7 +13,7 @@ from fedlayers.backends.base import Backend, InProcessBackend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import Entry, Tell, best_of_run, run_entries, standardise, validation_scores
-from fedlayers.studies.runtime_estimate import Cost, estimate_seconds, measured_cost, round_seconds
+from fedlayers.studies.runtime_estimate import Cost, estimate_cost, measured_cost, round_seconds
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -97,7 +97,7 @@ def then_personalise(
     entries = [Entry(arm, own, out / f"{arm.name}-{config.seed}") for arm in arms]
     of_start = made(start.config, loaded=task.data)
     check_stored(start.path, of_start)
-    cost = _foreseen(of_start, start, len(entries))
+    cost = _estimate(of_start, start, len(entries))
     tell(f"FedAvg, then {OWN_EPOCHS} own epochs at {len(entries)} depths: {cost.text()}")
     reasons = run_entries([start], None, place, tell)
     if reasons:
@@ -127,10 +127,10 @@ def last_scores(path: Path) -> dict[str, float]:
     return {name: value for name, value in scores.items() if name != "round"}
 
 
-def _foreseen(task: Task, start: Entry, n_depths: int) -> Cost:
+def _estimate(task: Task, start: Entry, n_depths: int) -> Cost:
     """Estimate the cost of one run of FedAvg, and of own epochs without sending."""
     rounds, epochs = int(task.config.rounds or 1), int(task.config.epochs or 1)
-    fedavg = estimate_seconds({start.arm.name: task}, [start], rounds, 0, 1)
+    fedavg = estimate_cost({start.arm.name: task}, [start], rounds, 0, 1)
     own_rounds = n_depths * OWN_EPOCHS / epochs
     seconds = own_rounds * round_seconds(task) / task.config.participation
     return replace(fedavg, runs=1 + n_depths, full_runs=1 + own_rounds / rounds, seconds=fedavg.seconds + seconds)

@@ -61,7 +61,7 @@ class Cost:
         )
 
 
-def estimate_seconds(
+def estimate_cost(
     tasks: Mapping[str, Task],
     entries: Sequence[Entry],
     until: int,
@@ -99,7 +99,7 @@ def estimate_seconds(
 def measured_cost(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
     """Return the cost of a race from its runs' rows and clocks. Earlier training counts as well.
 
-    For the arguments see :func:`estimate_seconds`.
+    For the arguments see :func:`estimate_cost`.
     """
     rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
     for entry in entries:
@@ -139,7 +139,7 @@ def round_steps(task: Task, apart: bool = False) -> float:
     If the run itself decides on its layers, these are the steps of FedAvg.
 
     Args:
-        apart: as for :func:`estimate_seconds`; then the steps of the client with the most.
+        apart: as for :func:`estimate_cost`; then the steps of the client with the most.
     """
     asked = task.algorithm(task.plan)
     algorithm = FedAvg(task.task_info) if asked.decides else asked

@@ -172,7 +172,7 @@ def study(
             command=command,
             progress=progress,
         )
-    decisions = over_seeds(out / "comparison", seeds)
+    decisions = last_shared_layers(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))
     chosen = "" if choice is None else f"\n{CHOSEN}: in each seed, the arm that wins its race."
     say(f"\n{lead.plain()}\n\n{result.text()}{chosen}")
@@ -217,7 +217,7 @@ def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds
     return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
 
 
-def over_seeds(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
+def last_shared_layers(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
     """Return the last shared layer of each seed's own PLayer-FL run; empty without one."""
     plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
     return {seed: LayerPlan.load(path).last_shared for seed, path in plans.items() if path.is_file()}

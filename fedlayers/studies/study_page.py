@@ -21,7 +21,7 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.comparison import Comparison, display_name, headline
 from fedlayers.studies.overview import GLOSSARY, overview
 from fedlayers.studies.predictions import Predictions
-from fedlayers.studies.study_plots import of_comparison, of_race
+from fedlayers.studies.study_plots import draw_comparison, draw_race
 from fl_core import __version__
 from fl_core.config import RunConfig
 from fl_core.defaults import resolve
@@ -169,7 +169,7 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
         formats,
     )
     caption = "Macro-F1 on validation samples while the arms race."
-    _add(page, out, "race", of_race(choice.standing.rounds), caption)
+    _add(page, out, "race", draw_race(choice.standing.rounds), caption)
     if len(choice.of_seed) > 1:
         leaders = {seed: entry.arm.name for seed, entry in choice.of_seed.items()}
         page.table(
@@ -190,7 +190,7 @@ def _add_worth(
         page.text(lead.scored)
         page.points(lead.gains)
         page.text(lead.how)
-    for name, figure in of_comparison(result).items():
+    for name, figure in draw_comparison(result).items():
         _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
     page.table(display_name(result.table), result.legend)
     page.text(verdict(result, chosen, without=set(summary.AGAINST)))

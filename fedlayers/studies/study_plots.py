@@ -30,7 +30,7 @@ def save(figure: Figure, path: Path, dpi: int = 200) -> None:
     plt.close(figure)
 
 
-def of_race(rounds: pd.DataFrame) -> Figure:
+def draw_race(rounds: pd.DataFrame) -> Figure:
     """Draw each arm's main score on validation samples over the rounds, with a band over the seeds.
 
     The name of an arm that was stopped early tells its last round, and what the judge forecast in points.
@@ -51,7 +51,7 @@ def of_race(rounds: pd.DataFrame) -> Figure:
     return figure_of(plots.learning(rows.frame(found), main, split="validation"))
 
 
-def of_comparison(comparison: Comparison) -> dict[str, Figure]:
+def draw_comparison(comparison: Comparison) -> dict[str, Figure]:
     """Draw a comparison's pictures by name: scores with intervals, clients, and learning curves."""
     score = comparison.score
     table = comparison.table.rename(columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"})

@@ -15,7 +15,7 @@ from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
-from fedlayers.studies.runtime_estimate import estimate_seconds
+from fedlayers.studies.runtime_estimate import estimate_cost
 from fedlayers.studies.spaces import TRAINING, Point, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
@@ -174,7 +174,7 @@ def tune(
     rounds = int(planned.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
     with open_parallel(backend, config.workers) as place:
-        cost = estimate_seconds(by_arm, entries, rounds, 0, place.side_by_side).text()
+        cost = estimate_cost(by_arm, entries, rounds, 0, place.side_by_side).text()
         tell(f"at most {cost}" if planned.patience else cost)
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)

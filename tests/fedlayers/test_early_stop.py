@@ -107,7 +107,7 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
     of_plan = {arm.name: arm for arm in evidence.arms}
     assert all(of_plan[arm].value is None and of_plan[arm].forecast == pytest.approx(-gains[arm]) for arm in stopped)
     assert all("no final score" in line for line in evidence.lines()[2:])
-    said, printed = choice.text(), study_plots.of_race(choice.standing.rounds)
+    said, printed = choice.text(), study_plots.draw_race(choice.standing.rounds)
     labels = " ".join(text.get_text() for text in printed.findobj(match=lambda artist: hasattr(artist, "get_text")))
     for arm in stopped:
         assert f"on {arm}" in said

@@ -18,7 +18,7 @@ from fedlayers.cli import main as cli
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.inference import LEVEL_ARMS, NOTHING_LEARNED
-from fedlayers.studies.study import CHOSEN, NULLS, over_seeds, study
+from fedlayers.studies.study import CHOSEN, NULLS, last_shared_layers, study
 from fedlayers.studies.study_page import verdict
 from fl_core import rows
 from fl_core.config import RunConfig
@@ -125,7 +125,7 @@ def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
         assert own.shared != drawn.shared
         kept = store.Run(runs / f"playerfl-{seed}").checkpoint().clients["va"].trees["model"]
         assert set(kept) == own.head_tensors
-    assert over_seeds(out / "comparison", (0, 1, 7)) == {
+    assert last_shared_layers(out / "comparison", (0, 1, 7)) == {
         seed: plan.trainable[(plan.cut or 0) - 1]
         for seed in (0, 1)
         for plan in [LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json")]
@@ -140,7 +140,7 @@ def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
     folder.mkdir(parents=True)
     LayerPlan(layers, ()).with_first(1).save(folder / "plan.json")
     assert LayerPlan.load(folder / "plan.json").shared == ("fc1", "fc2", "fc4")
-    assert over_seeds(tmp_path, (3,)) == {3: "fc1"}
+    assert last_shared_layers(tmp_path, (3,)) == {3: "fc1"}
 
 
 @pytest.mark.slow
