@@ -92,11 +92,7 @@ class Regret:
         if len(lacking):
             cut, seed = lacking.iloc[0][["cut", "seed"]]
             raise UsageError(f"no {self.score} on the held-out samples of cut {cut} with seed {seed}")
-        lines = []
-        for seed in self.held_out.columns:
-            of_seed = self.decisions[self.decisions["seed"] == seed]
-            lines += self._lines(seed, self.scores[self.scores["seed"] == seed].set_index("cut"), of_seed)
-        self.choices = pd.DataFrame(lines)
+        self.choices = pd.concat([self._of_seed(seed) for seed in self.held_out.columns], ignore_index=True)
         order = [*self.decisions["rule"].unique(), *REFERENCES]
         self.table = pd.DataFrame([self._summary(rule, self.choices[self.choices["rule"] == rule]) for rule in order])
 
@@ -115,32 +111,25 @@ class Regret:
     def _sign(self) -> int:
         return 1 if SCORES[self.score] else -1
 
-    def _lines(self, seed: Any, scores: pd.DataFrame, decisions: pd.DataFrame) -> list[dict[str, Any]]:
-        """Return one seed's rules and references, each with the best cut."""
+    def _of_seed(self, seed: Any) -> pd.DataFrame:
+        """Return one seed's rules and references, each with its regrets."""
+        scores = self.scores[self.scores["seed"] == seed].set_index("cut")
+        decisions = self.decisions[self.decisions["seed"] == seed]
         sign, count, best = self._sign, len(self.layers), self.best
-        inner = scores.loc[range(1, count)]
+        at_random = {split: scores.loc[range(1, count), split].mean() for split in SPLITS}
         others = sign * self.held_out.drop(columns=seed).mean(axis=1)
         over_others = math.nan if others.isna().all() else scores.loc[int(others.idxmax()), "held_out"]
         tried = int((sign * scores["validation"]).idxmax())
-        decided = [(line.rule, line.cut, line.status) for line in decisions.itertuples()]
-        decided += [(name, cut, "ok") for name, cut in zip(REFERENCES, (0, count - 1, count, None, tried), strict=True)]
-        lines = []
-        for rule, cut, status in decided:
-            scored = dict.fromkeys(SPLITS, math.nan)
-            if rule == RANDOM:
-                scored = {split: float(inner[split].mean()) for split in SPLITS}
-            elif not pd.isna(cut):
-                scored = {split: float(scores.loc[cut, split]) for split in SPLITS}
-            at_best = scores.loc[best, "held_out"]
-            differences = {
-                "regret": at_best - scored["held_out"],
-                "crossfitted": over_others - scored["held_out"],
-                "random": at_best - (math.nan if math.isnan(scored["held_out"]) else inner["held_out"].mean()),
-            }
-            lost = {name: sign * float(value) + 0.0 for name, value in differences.items()}
-            cut = None if pd.isna(cut) else int(cut)
-            lines.append({"rule": rule, "seed": seed, "cut": cut, "best": best, **scored, **lost, "status": status})
-        return lines
+        cuts = np.array([*decisions["cut"], 0, count - 1, count, None, tried], dtype=float)
+        found = pd.DataFrame({"rule": [*decisions["rule"], *REFERENCES], "seed": seed, "cut": cuts, "best": best})
+        for split in SPLITS:
+            found[split] = scores[split].reindex(cuts).to_numpy(float)
+            found.loc[found["rule"] == RANDOM, split] = at_random[split]
+        own, at_best = found["held_out"], scores.loc[best, "held_out"]
+        found["regret"] = sign * (at_best - own) + 0.0
+        found["crossfitted"] = sign * (over_others - own) + 0.0
+        found["random"] = np.where(own.notna(), sign * (at_best - at_random["held_out"]) + 0.0, math.nan)
+        return found.assign(status=[*decisions["status"], *["ok"] * len(REFERENCES)])
 
     def _summary(self, rule: str, part: pd.DataFrame) -> dict[str, Any]:
         scored = part[part["held_out"].notna()]
