@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,7 +195,8 @@ def choose(
                 raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
             stands = standings(entries, until, failed, race.guesses)
         failed, sure = stands.failed, replace(infer(stands.judged), early=early)
-        winner = _winner(race.arms, sure, race.tasks)
+        by_name = {arm.name: arm for arm in race.arms}
+        winner = by_name[min(sure.usable, key=lambda name: bytes_a_round(race.tasks[name]))]  # that sends least
         run = next(entry for entry in entries if entry.arm == winner and entry.key not in failed)
         leading = _of_seeds(entries, stands) if each_seed and complete else {}
         if complete and not whole:
@@ -342,12 +343,6 @@ def _sites_of(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig,
         what = f"backend={backend!r}" if backend else f"workers={config.workers}"
         raise UsageError(f"Over sites the runs of a race are trained one after another. Leave {what} out.")
     return Federations(link, timeouts)
-
-
-def _winner(racing: Sequence[Arm], sure: Inference, tasks: Mapping[str, Task]) -> Arm:
-    """Return the arm that sends least among arms without a significant difference, or else the leader."""
-    by_name = {arm.name: arm for arm in racing}
-    return min((by_name[name] for name in sure.usable), key=lambda arm: bytes_a_round(tasks[arm.name]))
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:

@@ -51,12 +51,6 @@ class PersonalisedModels:
         return {"best": self.best.name, "own_epochs": OWN_EPOCHS, "table": self.table.to_dict("records")}
 
 
-def fedavg_entry(config: RunConfig, out: Path) -> Entry:
-    """Return the run of FedAvg below ``out``."""
-    config = replace(config, algorithm=FEDAVG, plan=None, options={}, workers=0)
-    return Entry(Arm(FEDAVG, FEDAVG, None), config, out / f"{FEDAVG}-{config.seed}")
-
-
 def depths(layers: int) -> tuple[int, ...]:
     """Return numbers of first layers that stay FedAvg's: at most six, evenly spread, never all.
 
@@ -89,7 +83,8 @@ def then_personalise(
     Raises:
         UsageError: runs of another configuration below ``out``. RunError: FedAvg failed.
     """
-    start = fedavg_entry(config, out)
+    fedavg = replace(config, algorithm=FEDAVG, plan=None, options={}, workers=0)
+    start = Entry(Arm(FEDAVG, FEDAVG, None), fedavg, out / f"{FEDAVG}-{config.seed}")
     names = [f"first_{k}" for k in depths(len(LayerPlan(task.layers, ()).trainable))]
     own = replace(start.config, algorithm=OWN, init=str(start.path), rounds=1, epochs=OWN_EPOCHS)
     own = replace(own, participation=1.0, eval_every=1, checkpoint_every=1, patience=0)

@@ -70,13 +70,10 @@ class TrainingJob:
     @property
     def finished(self) -> bool:
         """True if nothing is left to do."""
-        run = store.Run(self.path) if self.begun else None
-        return run is not None and (run.rounds[-1:] >= [self.final_round] or run.finished)
-
-    @property
-    def final_round(self) -> int:
-        """The round after which it is done."""
-        return self.until or int(self.config.rounds or resolve(self.config).rounds or 1)
+        if not self.begun:
+            return False
+        run, last = store.Run(self.path), self.until or int(self.config.rounds or resolve(self.config).rounds or 1)
+        return run.rounds[-1:] >= [last] or run.finished
 
     def carry_out(self) -> None:
         """Start or resume the run. A complete run is left as it is.
