@@ -308,7 +308,7 @@ def check(config: RunConfig) -> None:
     hints = get_type_hints(RunConfig)
     for name, value in _plain(config).items():
         way = "Pass data in memory as data=." if name == "dataset" else ""
-        check_type(name, value, hints[name], way, show=_shown)
+        check_type(name, value, hints[name], way, show=_short_value)
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{name} must be finite; got {value}.")
     _ = config.reading  # checks its keys
@@ -334,7 +334,7 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
         raise
 
 
-def _shown(value: object) -> str:
+def _short_value(value: object) -> str:
     """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
     text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
     return text if 0 < len(text) <= 80 else type(value).__name__

@@ -44,14 +44,14 @@ def resolve(config: RunConfig) -> RunConfig:
         config = replace(config, scale=config.scale or data.default_scale(named, **keys))
     root = config.data_root or os.environ.get(ROOT_VARIABLE)
     own_model = recipe.model_options if config.model in (None, recipe.model) and config.own_model is None else {}
-    config = _filled(config, {key: getattr(recipe, key) for key in OF_RECIPE})
+    config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
     own = recipe.optimizer_options if config.optimizer == recipe.optimizer else {}
     own_loss = recipe.loss_options if config.loss == recipe.loss else {}
     rounds = int(config.rounds or 0)
     interval = evaluation_interval(rounds, config.participation, int(config.epochs or 0))
     interval = min(interval, choices.STOPPING_INTERVAL) if config.patience else interval
-    config = _filled(config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)})
-    config = _filled(config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own})
+    config = _fill(config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)})
+    config = _fill(config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own})
     filled = replace(
         config,
         model_options={**own_model, **config.model_options},
@@ -62,7 +62,7 @@ def resolve(config: RunConfig) -> RunConfig:
     return filled
 
 
-def _filled(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
+def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
     return replace(config, **{key: value for key, value in defaults.items() if getattr(config, key) is None})
 
 

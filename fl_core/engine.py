@@ -219,7 +219,7 @@ class Engine:
         with self.clock.charge("aggregate"):
             replies = self._replies(rnd, work, splits, frozenset(keep_local), frozenset(lost))
             if first := list(islice(replies, 1)):  # who answers in time is not known before
-                self.algorithm.aggregate(self.server, _joined(first, replies), rnd)
+                self.algorithm.aggregate(self.server, _collect_updates(first, replies), rnd)
             for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
                 pass
 
@@ -413,7 +413,7 @@ class Engine:
         return self.finished or self.done in best.values()
 
 
-def _joined(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:
+def _collect_updates(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:
     """All updates in order, none of them kept here."""
     yield first.pop()
     yield from others

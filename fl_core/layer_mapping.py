@@ -74,7 +74,7 @@ class ExtendedModel:
         if not self.changed:
             return tuple(plain)
         found = [
-            *(self._carried(layer) for layer in plain if not self.names.keys().isdisjoint(layer.tensors)),
+            *(self._carry(layer) for layer in plain if not self.names.keys().isdisjoint(layer.tensors)),
             *self.added,
         ]
         return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
@@ -112,7 +112,7 @@ class ExtendedModel:
             if path is not None:
                 members[path].append(name)
             else:
-                self._adapters[name] = self._adapted(plain, name)
+                self._adapters[name] = self._adapt(plain, name)
         self.added = tuple(
             Layer(
                 name=path,
@@ -128,7 +128,7 @@ class ExtendedModel:
             if check_known("place of what is added", adds[layer.name], (SHARED, PERSONAL)) == PERSONAL:
                 self.personal |= set(layer.tensors)
 
-    def _adapted(self, plain: BaseModel, name: str) -> str:
+    def _adapt(self, plain: BaseModel, name: str) -> str:
         """Return an original tensor of the module around a new tensor: the nearest module that has any."""
         path = _owner(name)
         while path:
@@ -141,7 +141,7 @@ class ExtendedModel:
             path = _owner(path)
         raise TypeError(f"added_modules must say whether {name!r} is shared or personal; got nothing.")
 
-    def _carried(self, layer: Layer) -> Layer:
+    def _carry(self, layer: Layer) -> Layer:
         joining = sorted(name for name, near in self._adapters.items() if near in layer.tensors)
         added = [name for name in joining if name in self._parameters]
         parameters = (*self._now(layer.parameters), *added)
@@ -170,13 +170,13 @@ class ExtendedModel:
         found: dict[str, str] = {}
         for old, module in plain.modules.items():
             path = now.get(id(module), old)
-            held, outer = self._held(path), _owner(path)
-            while held and outer and outer not in known and self._held(outer) == held:
+            held, outer = self._names_inside(path), _owner(path)
+            while held and outer and outer not in known and self._names_inside(outer) == held:
                 path, outer = outer, _owner(outer)
             found[old] = path
         return found
 
-    def _held(self, path: str) -> set[str]:
+    def _names_inside(self, path: str) -> set[str]:
         """Return the names of the base model's tensors that are now inside a module path."""
         return {old for old, name in self.names.items() if _inside(name, path)}
 

@@ -220,13 +220,13 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str:
     """Return the deepest module path that has only named tensors, and at least this fraction of them, or ""."""
-    counts = _held(names)
-    everywhere = _held(tensors)
+    counts = _count_tensors(names)
+    everywhere = _count_tensors(tensors)
     own = [path for path, n in counts.items() if n >= least * len(names) and n == everywhere[path]]
     return max(own, key=lambda path: (counts[path], path.count(".")), default="")
 
 
-def _held(names: Iterable[str]) -> dict[str, int]:
+def _count_tensors(names: Iterable[str]) -> dict[str, int]:
     """Count the named tensors below each module path."""
     counts: dict[str, int] = {}
     for name in names:

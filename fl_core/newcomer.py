@@ -135,7 +135,7 @@ def train_newcomer(
     for name, (algorithm, weights, its_plan, counts) in ways.items():
         asked = replace(own, algorithm=algorithm, rounds=max(1, counts[-1]))
         try:
-            scored = _trained(asked, alone, model, weights, its_plan).rows
+            scored = _train(asked, alone, model, weights, its_plan).rows
         except RunError as error:
             scored = [
                 rows.row(MAIN[data.task], None, status=str(error), round=count, model="personal", split="test")
@@ -154,7 +154,7 @@ def train_newcomer(
     algorithm, weights, its_plan, _ = ways[which]
     chosen, trained = tree.clone(weights), None
     if count:
-        trained = _trained(replace(own, algorithm=algorithm, rounds=count), alone, model, weights, its_plan)
+        trained = _train(replace(own, algorithm=algorithm, rounds=count), alone, model, weights, its_plan)
         chosen = dict(trained.models(0)["personal"])
     module = stored_models.copy_with(model, chosen).eval()
     return Newcomer(client.name, found, (which, count), epochs_alone, main, module)
@@ -184,7 +184,7 @@ def _alone(config: RunConfig, data: FederatedData) -> RunConfig:
     return replace(config, **plain, class_weights=own, options={}, epochs=1, eval_every=1, patience=0)
 
 
-def _trained(config: RunConfig, data: FederatedData, model: nn.Module, start: Tree, plan: LayerPlan | None) -> Any:
+def _train(config: RunConfig, data: FederatedData, model: nn.Module, start: Tree, plan: LayerPlan | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # on the data, and on a plan that keeps all layers at the client
         return runner.run(config, data=data, model=model, initial=tree.clone(start), plan=plan, progress=False)

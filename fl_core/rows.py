@@ -125,8 +125,8 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
         UsageError: the file does not exist, is not a rows file, or has a newer schema.
         CorruptError: a line is damaged.
     """
-    header, lines = _opened(Path(path), complete, opener)
-    return header, _framed(path, lines)
+    header, lines = _open(Path(path), complete, opener)
+    return header, _frame(path, lines)
 
 
 def parsed(path: Path, data: bytes) -> pd.DataFrame:
@@ -155,10 +155,10 @@ def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
     lines = list(lines)
     if not all(map(_is_row, lines)):
         raise CorruptError(f"{what} is damaged: a line is not a row")
-    return _framed(what, lines)
+    return _frame(what, lines)
 
 
-def _framed(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
+def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
     try:
         table = frame(lines)
     except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
@@ -180,24 +180,24 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
 
 def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
     """Read only the header of a rows file. Errors are as in :func:`read`."""
-    return _opened(Path(path), None, opener)[0]
+    return _open(Path(path), None, opener)[0]
 
 
-def _opened(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+def _open(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
         plain, path = path, path.with_name(path.name + packing.SUFFIX)
         if not path.is_file():
-            raise _refused(plain, "no file there")
+            raise _refusal(plain, "no file there")
     lines = _lines(path, complete, opener)
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
-        raise _refused(path, "a first line without a schema")
+        raise _refusal(path, "a first line without a schema")
     if not check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"):
-        raise _refused(path, f"schema {header['schema']!r}")
+        raise _refusal(path, f"schema {header['schema']!r}")
     return current(header), lines
 
 
-def _refused(path: Path, found: str) -> UsageError:
+def _refusal(path: Path, found: str) -> UsageError:
     return UsageError(f"{path} must be a file of rows; got {found}. Make one with fedlayers diagnose.")
 
 
@@ -224,7 +224,7 @@ def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[
                 record = limits.parsed_json(line.decode("utf-8"))
             except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
                 if number == 1:
-                    raise _refused(path, f"a first line that is no header ({error})") from error
+                    raise _refusal(path, f"a first line that is no header ({error})") from error
                 raise CorruptError(f"{path}, line {number} is damaged: {error}") from error
             if number > 1 and not _is_row(record):
                 raise CorruptError(f"{path}, line {number} is damaged: it is no row of the schema")

@@ -112,7 +112,7 @@ class Sources:
         for place, each in reversed(self._lineage(module, node)):
             for name in (item.name for item in each.body if isinstance(item, Definition)):
                 facts.pop(name, None)
-            values = _assigned(each)
+            values = _assignments(each)
             facts = {name: value for name, value in facts.items() if name not in values} | self._plain(place, values)
             for inner in (item for item in each.body if isinstance(item, ast.ClassDef)):
                 facts[inner.name] = self._fields(place, inner)
@@ -125,7 +125,7 @@ class Sources:
         """
         fields: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
-            values = _assigned(each, fields=True)
+            values = _assignments(each, fields=True)
             fields |= {name: ast.unparse(value) for name, value in values.items()} | self._plain(place, values)
         return fields
 
@@ -174,7 +174,7 @@ class Sources:
     def constant(self, module: str, name: str) -> ast.expr | None:
         """Return the value that a module assigns to a name or imports under it."""
         if module not in self._values:
-            self._values[module] = _assigned(self.tree(module))
+            self._values[module] = _assignments(self.tree(module))
         if name in self._values[module]:
             return self._values[module][name]
         home, there = self._origin(module, name)
@@ -204,7 +204,7 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _assigned(node: ast.ClassDef | ast.Module, fields: bool = False) -> dict[str, ast.expr]:
+def _assignments(node: ast.ClassDef | ast.Module, fields: bool = False) -> dict[str, ast.expr]:
     """Return the names that a class or module body assigns, with their values, or only the fields of a dataclass."""
     values: dict[str, ast.expr] = {}
     for statement in node.body:

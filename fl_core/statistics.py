@@ -75,7 +75,7 @@ def combine(values: Values, weights: Values) -> float:
     Raises:
         UsageError: lengths differ, there are no values, a weight is negative, or the weights sum to 0.
     """
-    m, w = _aligned(values=values, weights=weights)
+    m, w = _align(values=values, weights=weights)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
         raise UsageError(f"weights must be finite, at least 0, and not all 0; got {w.tolist()}.")
     return float((w / w.sum()) @ m) if _whole(m) else math.nan
@@ -93,7 +93,7 @@ def median_interval(values: Values, level: float = 0.95) -> Interval:
     Raises:
         UsageError: there are no values, or the level is not between 0 and 1.
     """
-    (x,) = _aligned(values=values)
+    (x,) = _align(values=values)
     check_value("level", level, INSIDE)
     if not _whole(x):
         return Interval(math.nan, math.nan, math.nan)
@@ -116,7 +116,7 @@ def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> 
     Raises:
         UsageError: there are no values, or the level is not between 0 and 1.
     """
-    (x,) = _aligned(values=values)
+    (x,) = _align(values=values)
     check_value("level", level, INSIDE)
     mean = float(x.mean()) if _whole(x) else math.nan
     if len(x) < 2 or not _whole(x):
@@ -210,7 +210,7 @@ def fairness(values_per_client: Values) -> float:
     Raises:
         UsageError: there are no values.
     """
-    (x,) = _aligned(values_per_client=values_per_client)
+    (x,) = _align(values_per_client=values_per_client)
     return float(x.var()) if _whole(x) else math.nan
 
 
@@ -224,7 +224,7 @@ def incentive(personal: Values, local: Values, fedavg: Values, higher_is_better:
     Raises:
         UsageError: there are no values, or the clients differ.
     """
-    p, s, g = _aligned(personal=personal, local=local, fedavg=fedavg)
+    p, s, g = _align(personal=personal, local=local, fedavg=fedavg)
     if not (_whole(p) and _whole(s) and _whole(g)):
         return math.nan
     better = (p > np.maximum(s, g)) if higher_is_better else (p < np.minimum(s, g))
@@ -268,7 +268,7 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
     return FriedmanTest(float(result.statistic), float(result.pvalue), n_algorithms, n_blocks)
 
 
-def _aligned(**named: Values) -> list[NDArray[np.float64]]:
+def _align(**named: Values) -> list[NDArray[np.float64]]:
     """Return values as float64 vectors of equal length (at least 1).
 
     Series are put in the order of the first one's index.

@@ -280,7 +280,7 @@ def check_returned(algorithm: AlgorithmLike, name: str, value: Any) -> None:
     """
     form = HOOK_SPECS[name]
     if not form.fits(value):
-        raise UsageError(f"{algorithm.name}: {name} must return {form.words}; got {_shown(value)}.")
+        raise UsageError(f"{algorithm.name}: {name} must return {form.words}; got {_kind_of_value(value)}.")
     if form is NAMES and not value <= (known := algorithm.task_info.tensors):
         check_known(f"tensor that {name} of {algorithm.name} returned,", min(value - known), sorted(known))
     if name == "models" and algorithm.evaluates not in value:
@@ -288,7 +288,7 @@ def check_returned(algorithm: AlgorithmLike, name: str, value: Any) -> None:
         raise UsageError(f"{algorithm.name}: models must return one named {algorithm.evaluates!r}; got {made}.")
 
 
-def _shown(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     """Return a value's kind, and the kinds of its contents, for an error message."""
     if value is None or isinstance(value, str):
         return repr(value)

@@ -74,10 +74,10 @@ class Mixing(ServerMade):
             mixed: Tree = {}
             for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
                 if unit.name not in skip:
-                    mixed |= self._mixed(server, [name for name in unit.tensors if name in travels], row)
+                    mixed |= self._mix(server, [name for name in unit.tensors if name in travels], row)
         return {name: mixed[name] for name in server.trees["model"] if name in mixed}
 
-    def _mixed(self, server: State, names: list[str], row: list[float]) -> Tree:
+    def _mix(self, server: State, names: list[str], row: list[float]) -> Tree:
         mean = tree.Mean()
         unheard = sum(weight for other, weight in enumerate(row) if not self.heard(server, other))
         if unheard > 0:
@@ -163,9 +163,9 @@ class FedAMP(ProximalTerm, Keeping):
 
     def _alpha(self, index: int) -> float:
         """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
-        return min(self._planned(index), self.config.sigma / max(1, len(self.task_info.n_train) - 1))
+        return min(self._scheduled_step_size(index), self.config.sigma / max(1, len(self.task_info.n_train) - 1))
 
-    def _planned(self, index: int) -> float:
+    def _scheduled_step_size(self, index: int) -> float:
         """Return a round's step size alpha_k from its schedule, without the limit."""
         return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
 
@@ -197,7 +197,7 @@ class HeurFedAMP(FedAMP):
         self_weight: Share | None = None
 
     def _alpha(self, index: int) -> float:
-        return self._planned(index)
+        return self._scheduled_step_size(index)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         count = len(self.task_info.n_train)

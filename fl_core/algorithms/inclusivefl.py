@@ -105,12 +105,12 @@ class InclusiveFL(LimitedDepth):
             if self.config.momentum:
                 change = tree.subtract(common, tree.select(server.trees["model"], common))
                 trees[_slot(depth)] = change
-                common |= self._distilled(server, depth, common, change)
+                common |= self._distil_last_block(server, depth, common, change)
             mean.add(common, weights[depth])
         trees["model"].update(mean.result())
         server.trees = trees
 
-    def _distilled(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
+    def _distil_last_block(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
         """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before."""
         deeper = [r for r in range(depth + 1, len(self.task_info.blocks) + 1) if _slot(r) in server.trees]
         if not deeper:

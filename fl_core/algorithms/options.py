@@ -44,19 +44,19 @@ def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any
         if not known:
             raise UsageError(f"{algorithm.name} must have no options; got {key!r}. Leave it out.")
         check_known(f"option of {algorithm.name}", key, known)
-    return tuple(_filled(algorithm.name, each_algorithm.Config, values) for each_algorithm in algorithms)
+    return tuple(_fill(algorithm.name, each_algorithm.Config, values) for each_algorithm in algorithms)
 
 
-def _filled(name: str, config: type, values: Mapping[str, Any]) -> Any:
+def _fill(name: str, config: type, values: Mapping[str, Any]) -> Any:
     hints, keys = get_type_hints(config, include_extras=True), fields(config)
-    filled = {f.name: _typed(name, f.name, values[f.name], hints[f.name]) for f in keys if f.name in values}
+    filled = {f.name: _check_type(name, f.name, values[f.name], hints[f.name]) for f in keys if f.name in values}
     needed = [f.name for f in keys if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
     if needed:
         raise UsageError(f"{name} must have a value for {needed[0]!r}; got none.")
     return config(**filled)
 
 
-def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
+def _check_type(name: str, key: str, value: Any, kind: Any) -> Any:
     what = f"{name}: {key}"
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     target, *bounds = _parts(next(k for k in kinds if k is not NoneType))
@@ -68,7 +68,7 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
             raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}.")
-        return tuple(_typed(name, key, part, get_args(target)[0]) for part in parts)
+        return tuple(_check_type(name, key, part, get_args(target)[0]) for part in parts)
     if get_origin(target) is Literal:
         return check_known(f"{key} of {name}", value, get_args(target))
     try:

@@ -126,11 +126,11 @@ class PFedLA(Mixing):
         learned = {}
         if self.config.weights == "learned":
             with tree.one_thread():
-                learned = dict(self._learned(server, replies, rnd))
+                learned = dict(self._train_hypernetworks(server, replies, rnd))
         super().aggregate(server, replies, rnd)
         server.trees |= learned
 
-    def _learned(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
+    def _train_hypernetworks(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
         """Train the hypernetwork of each client that replied by one step, and yield the results."""
         changes = []
         for update in replies:

@@ -38,7 +38,7 @@ class AlgorithmWrapper(Algorithm):
         return find(str(config.get("base", next(f.default for f in fields(cls.Config) if f.name == "base"))))
 
 
-def _passed_on(name: str) -> Callable[..., Any]:
+def _pass_on(name: str) -> Callable[..., Any]:
     @wraps(getattr(Algorithm, name))
     def hook(self: AlgorithmWrapper, *args: Any, **options: Any) -> Any:
         return getattr(self.inner, name)(*args, **options)
@@ -47,4 +47,4 @@ def _passed_on(name: str) -> Callable[..., Any]:
 
 
 for _name in ("loss", "method", *(HOOK_SPECS.keys() - {"base_algorithm", "wrap_model", "setup"})):  # they make it
-    setattr(AlgorithmWrapper, _name, _passed_on(_name))
+    setattr(AlgorithmWrapper, _name, _pass_on(_name))

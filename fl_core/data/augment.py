@@ -117,7 +117,8 @@ def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: floa
     The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
     values are clipped to [low, high].
     """
-    changes = (_brighter, _contrasted, _saturated, _turned) if x.shape[1] == 3 else (_brighter, _contrasted)
+    colour = x.shape[1] == 3
+    changes = (_brighter, _change_contrast, *((_change_saturation, _rotate_hue) if colour else ()))
     x = x.clone()
     for place in range(order.shape[1]):
         for k, change in enumerate(changes):
@@ -139,17 +140,17 @@ def _brighter(x: Tensor, by: Tensor) -> Tensor:
     return x * (1 + by)
 
 
-def _contrasted(x: Tensor, by: Tensor) -> Tensor:
+def _change_contrast(x: Tensor, by: Tensor) -> Tensor:
     mean = grey(x).mean((1, 2, 3), keepdim=True)
     return mean + (1 + by) * (x - mean)
 
 
-def _saturated(x: Tensor, by: Tensor) -> Tensor:
+def _change_saturation(x: Tensor, by: Tensor) -> Tensor:
     plain = grey(x)
     return plain + (1 + by) * (x - plain)
 
 
-def _turned(x: Tensor, by: Tensor) -> Tensor:
+def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:
     """Rotate the images' hue by a part of its circle, with fixed saturation and value (Smith 1978: hexagonal cone)."""
     value, _ = x.max(1, keepdim=True)
     span = value - x.min(1, keepdim=True).values

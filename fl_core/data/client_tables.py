@@ -97,7 +97,7 @@ def columns(parts: Sequence[Path], names: Sequence[str], client: str, read: Colu
     found = [read(part, own) for part in parts]
     sizes = [len(next(iter(cells.values()))) for cells, _ in found]
     ends = list(accumulate(sizes))
-    joined: dict[str, Cells] = {name: _joined([cells[name] for cells, _ in found]) for name in own}
+    joined: dict[str, Cells] = {name: _join([cells[name] for cells, _ in found]) for name in own}
     if client in names:
         joined[client] = [part.stem for part, size in zip(parts, sizes, strict=True) for _ in range(size)]
 
@@ -108,7 +108,7 @@ def columns(parts: Sequence[Path], names: Sequence[str], client: str, read: Colu
     return {name: joined[name] for name in names}, place
 
 
-def _joined(cells: Sequence[Cells]) -> Cells:
+def _join(cells: Sequence[Cells]) -> Cells:
     """Return the cells of all files; numbers become text where another file has text."""
     arrays = [each for each in cells if isinstance(each, np.ndarray)]
     if len(arrays) == len(cells):

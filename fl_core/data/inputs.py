@@ -170,7 +170,7 @@ class Inputs:
         if self.words is not None or len(self.shape) == 1:
             known = (*TABLES, *known)
         if kind not in known:
-            raise UsageError(f"new samples must be {self._described()}, from {' or '.join(known)}; got {path}.")
+            raise UsageError(f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}.")
         if kind not in TABLES or self.words is not None:
             _check_no_ids(ids, str(path))
         if kind == "folder":
@@ -222,7 +222,7 @@ class Inputs:
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
-            raise UsageError(f"{where}: samples must be {self._described()}; got {shape}.")
+            raise UsageError(f"{where}: samples must be {self._describe()}; got {shape}.")
         if x.ndim == 2:
             made = self.preprocessing or Preprocessing()
             for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
@@ -241,7 +241,7 @@ class Inputs:
         """Return the samples as a dataset without known labels."""
         return Source("new samples", x, np.zeros(len(x), dtype=np.int64), (), mean=self.mean, std=self.std, words=words)
 
-    def _described(self) -> str:
+    def _describe(self) -> str:
         if self.words is not None:
             return "texts"
         if self.images:

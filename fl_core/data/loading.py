@@ -82,7 +82,7 @@ def load(
         source, defaults = dataset, recipe(dataset, **reading)
     elif _is_named(dataset):
         files.check_plain(str(dataset), how)
-        source, defaults = _opened(str(dataset), data_root, download, how.task)
+        source, defaults = _open(str(dataset), data_root, download, how.task)
     else:
         source = files.read(path_of(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
@@ -129,7 +129,7 @@ def recipe(
     if isinstance(dataset, Source):
         return general(dataset.shape, dataset.owner is not None, dataset.task)
     if _is_named(dataset):
-        return DATASETS[str(dataset)].recipe or _opened(str(dataset), data_root, download, how.task)[1]
+        return DATASETS[str(dataset)].recipe or _open(str(dataset), data_root, download, how.task)[1]
     return general(*files.peek_shape(path_of(dataset), how), how.task)
 
 
@@ -155,7 +155,7 @@ def open_named(name: str, *, data_root: Location | None = None, download: bool =
         UsageError: the name is unknown, or files are missing or invalid. The message names their place.
         RunError: a download failed.
     """
-    return _opened(name, data_root, download)[0]
+    return _open(name, data_root, download)[0]
 
 
 def available_datasets(*names: str, data_root: Location | None = None) -> str:
@@ -176,7 +176,7 @@ def available_datasets(*names: str, data_root: Location | None = None) -> str:
     raise UsageError("; ".join(reasons) or "available_datasets must have the name of a dataset; got none.")
 
 
-def _opened(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
+def _open(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
     """Return a named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}

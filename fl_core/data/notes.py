@@ -41,7 +41,7 @@ def notes(data: FederatedData) -> list[str]:
     alike = [*_alike("clients", names), *_alike("classes", data.classes)]
     alone = ["there is one client only: nothing is federated, it trains alone"] * (len(names) == 1)
     found = [*alone, *alike, *_single(data), *_positive(data), *_large(data)]
-    return [*found, *_numbers(data), *_repeated(data)]
+    return [*found, *_numbers(data), *_find_repeated(data)]
 
 
 def client_notes(data: FederatedData, batch: int) -> list[str]:
@@ -147,7 +147,7 @@ def _numbers(data: FederatedData) -> Iterator[str]:
         yield f"{what} (counted from 0), which says nothing of a new sample: leave such columns out"
 
 
-def _repeated(data: FederatedData) -> Iterator[str]:
+def _find_repeated(data: FederatedData) -> Iterator[str]:
     """Yield validation and test samples with the features of some client's training sample."""
     seen = {key for client in data.clients for key in _keys(client.train.x)}
     for split in SPLITS[1:]:

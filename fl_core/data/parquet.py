@@ -22,7 +22,7 @@ def header(path: Path) -> list[str]:
     Raises:
         UsageError: pyarrow is not installed, or the file is not Parquet.
     """
-    names = [str(name) for name in _opened(path).schema_arrow.names]
+    names = [str(name) for name in _open(path).schema_arrow.names]
     return [name for name in names if not _UNNAMED.fullmatch(name)]
 
 
@@ -50,7 +50,7 @@ def table(path: Path, names: Sequence[str] | None = None) -> Any:
     import pyarrow
     from pyarrow import parquet, types
 
-    file = _opened(path)
+    file = _open(path)
     schema, about = file.schema_arrow, file.metadata
     rows = 8 * len(names or schema.names) * about.num_rows
     stored = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
@@ -64,7 +64,7 @@ def table(path: Path, names: Sequence[str] | None = None) -> Any:
         ) from error
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
         import pyarrow
         from pyarrow import parquet

@@ -75,13 +75,13 @@ def placeholder_client(data: FederatedData, name: str, seed: int) -> FederatedDa
     def like(split: Split) -> Split:
         shape = split.x.shape
         x = torch.randint(tokens, shape, generator=draw) if tokens else torch.randn(shape, generator=draw)
-        return Split(x.to(split.x), _drawn(data.task, split.y.shape, data.n_classes, draw).to(split.y))
+        return Split(x.to(split.x), _draw_targets(data.task, split.y.shape, data.n_classes, draw).to(split.y))
 
     other = ClientData(name, **{split: like(data.client(name).split(split)) for split in SPLITS})
     return replace(data, clients=tuple(other if each.name == name else each for each in data.clients))
 
 
-def _drawn(task: str, shape: torch.Size, n_classes: int, draw: torch.Generator) -> torch.Tensor:
+def _draw_targets(task: str, shape: torch.Size, n_classes: int, draw: torch.Generator) -> torch.Tensor:
     """Return random targets of a task, as :func:`placeholder_client` draws them."""
     if task == CLASSIFICATION:
         return torch.arange(shape[0]) % n_classes

@@ -81,7 +81,7 @@ def source_from_clients(
         raise UsageError("clients' names must not be empty; got an empty one. Rows use it for all clients together.")
     parts: list[tuple[Array, Array]] = []
     for silo, samples in silos.items():
-        x, y = _checked(*pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task)
+        x, y = _check_client(*pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task)
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
@@ -102,7 +102,7 @@ def source_from_pair(x: Any, y: Any, *, name: str = "own", missing: bool = False
     Raises:
         UsageError: names the first bad row.
     """
-    x, y = _checked(x, y, name, missing, task)
+    x, y = _check_client(x, y, name, missing, task)
     y, class_names = targets.answers(y, f"{name}, y", task)
     return Source(name, x, y, class_names)
 
@@ -149,7 +149,7 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     return Subset(loader.dataset, list(indices))
 
 
-def _checked(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
+def _check_client(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
     """Check one client's features and labels. They must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
     x, y = arrays.features(x, f"{where}, x", missing=missing), targets.words_or_numbers(y, f"{where}, y", task)

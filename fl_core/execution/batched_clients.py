@@ -152,7 +152,7 @@ class BatchedClients:
             self.client_runner, parts, phase.epochs, training.batch_size, [_age(each) for each in kept]
         )
         values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
-        state = _joined([kept[k] for k in batches.order], {name: values[name] for name in names})
+        state = _stack_states([kept[k] for k in batches.order], {name: values[name] for name in names})
         criterion = self.client_runner.criterion
         losses = _descend(self._operations, values, state, batches, training, phase, criterion)
         results: list[tuple[Tree, Tree] | None] = [None] * len(parts)
@@ -307,7 +307,7 @@ def _age(entries: Entries) -> tuple[float, ...]:
     return tuple(float(entries[name]["step"]) for name in sorted(entries) if "step" in entries[name])
 
 
-def _joined(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
+def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
     """Stack the clients' states [clients, ...] for stacked parameters [clients, ...]. Missing states start at zero."""
     joined: Entries = {name: {} for name in params}
     for name in params:

@@ -100,7 +100,7 @@ class LocalClients:
         def filled() -> Iterator[ClientRequest]:
             for request in requests:
                 asked.append(request)
-                yield self._filled(request)
+                yield self._fill(request)
 
         for reply in self.executor.run(filled()):
             self._take(asked.popleft(), reply)
@@ -138,7 +138,7 @@ class LocalClients:
         tuned = self.kept[TUNED].get(name) if TUNED in self.kept else None
         return models if tuned is None else {**models, TUNED: tuned}
 
-    def _filled(self, request: ClientRequest) -> ClientRequest:
+    def _fill(self, request: ClientRequest) -> ClientRequest:
         """Return a request with what a worker needs of the client: its state, or its models."""
         client = request.client
         state = self.states[self.names[client]]

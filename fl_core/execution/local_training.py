@@ -69,7 +69,7 @@ def train(
         params: list[Tensor] = [workspace.params[name] for name in names]
         if params and phase.epochs and slices:
             by_name = dict(zip(names, params, strict=True))
-            optimizer = training.build(_grouped(phase, by_name, training), *phase.rates)
+            optimizer = training.build(_parameter_groups(phase, by_name, training), *phase.rates)
             optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
             seen, data = list(watching.values()), (x, y)
             steps = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, watch)
@@ -134,7 +134,9 @@ def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
     return lambda part: ordered[part]
 
 
-def _grouped(phase: Phase, params: Mapping[str, Tensor], training: Training) -> list[Tensor] | list[dict[str, Any]]:
+def _parameter_groups(
+    phase: Phase, params: Mapping[str, Tensor], training: Training
+) -> list[Tensor] | list[dict[str, Any]]:
     """The parameters for the optimiser, in groups if the phase has any."""
     if not phase.groups:
         return list(params.values())

@@ -98,10 +98,10 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
         UsageError: a name is unknown, or a package that it needs is not installed.
     """
     several = [asked] if isinstance(asked, (str, Logger)) else asked
-    return [each if isinstance(each, Logger) else _made(each) for each in several]
+    return [each if isinstance(each, Logger) else _make(each) for each in several]
 
 
-def _made(name: str) -> Logger:
+def _make(name: str) -> Logger:
     found = LOGGERS[name]
     missing = [package for package in found.needs if find_spec(package) is None]
     if missing:

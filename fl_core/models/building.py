@@ -54,7 +54,7 @@ def build(
     Raises:
         UsageError: the name or an option is unknown, the shape does not fit, or the output is not [n, n_classes].
     """
-    shape, model_options = _checked_shape(shape), dict(options or {})
+    shape, model_options = _check_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     own, label = (None, name) if isinstance(name, str) else (name, getattr(name, "__qualname__", type(name).__name__))
@@ -106,7 +106,7 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
 
     Texts are random token ids, int64, that begin with the start token and have no padding.
     """
-    shape, generator = _checked_shape(shape), torch_generator(0, "example")
+    shape, generator = _check_shape(shape), torch_generator(0, "example")
     if not isinstance(shape, TokenShape):
         return torch.randn(n, *shape, generator=generator)
     ids = torch.randint(1, shape.tokens, (n, *shape), generator=generator)
@@ -114,7 +114,7 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
     return ids
 
 
-def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = shape if isinstance(shape, TokenShape) else tuple(shape)
     if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
         raise UsageError(f"the shape of a sample must be integers above 0; got {shape}.")

@@ -35,7 +35,7 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
     full, architecture = f"timm:{name}", name.partition(".")[0]
     check_known("timm model", architecture, timm.list_models())
     options = dict(options)
-    pretrained = _pretrained(full, name, options.pop(PRETRAINED, False))
+    pretrained = _pretrained_arguments(full, name, options.pop(PRETRAINED, False))
     check_library(full, options)
     channels, height, width = image_shape(full, shape)
     made_for = timm.get_pretrained_cfg(architecture)
@@ -44,12 +44,12 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
         size = {}
     make = functools.partial(timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained)
     if not pretrained["pretrained"]:
-        return _made(full, make, options, size)
+        return _call_maker(full, make, options, size)
     drawn = torch.random.get_rng_state()
     try:
-        model = _made(full, make, options, size)
+        model = _call_maker(full, make, options, size)
         torch.random.set_rng_state(drawn)
-        fresh = _made(full, functools.partial(make, pretrained=False), options, size)
+        fresh = _call_maker(full, functools.partial(make, pretrained=False), options, size)
         _check_loaded(model, fresh)
     except UsageError as error:
         raise UsageError(
@@ -77,7 +77,7 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
         raise UsageError(f"pretrained weights must be of the whole model; got none for {listing(left, 4)}.")
 
 
-def _pretrained(full: str, name: str, wanted: Any) -> Options:
+def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
     """Return timm's arguments for pretrained weights. A model without any is refused: timm would start it at random."""
     import timm
 
@@ -113,7 +113,7 @@ def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options:
             f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
         )
     make = functools.partial(torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes)
-    return _made(full, make, options, {})
+    return _call_maker(full, make, options, {})
 
 
 def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
@@ -144,7 +144,7 @@ def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int
 LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
 
 
-def _made(model: str, make: Builder, options: Options, size: Options) -> nn.Module:
+def _call_maker(model: str, make: Builder, options: Options, size: Options) -> nn.Module:
     """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter."""
     try:
         if size:

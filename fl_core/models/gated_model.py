@@ -120,7 +120,7 @@ class Gated(nn.Module):
         scales = self.scales(x)
         scaled = {
             name: p * scale
-            for (name, p), scale in zip(self.inner.named_parameters(), self._shaped(scales), strict=True)
+            for (name, p), scale in zip(self.inner.named_parameters(), self._entry_factors(scales), strict=True)
         }
         logits: Tensor = functional_call(self.inner, scaled, (x,))
         return logits
@@ -146,7 +146,7 @@ class Gated(nn.Module):
                     left -= self.sizes[block]
         return kept
 
-    def _shaped(self, scales: Tensor) -> Iterator[Tensor]:
+    def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
         """Yield the factor of every entry of each tensor, in the tensor's shape."""
         at = 0
         for sizes, parameter in zip(self.blocks.values(), self.inner.parameters(), strict=True):

@@ -94,7 +94,7 @@ def with_adapters(
         UsageError: peft is not installed, a target is no linear layer, or the model does not end in one.
     """
     head = head_path(model, example)
-    paths = _targeted(model, lora, head)
+    paths = _target_paths(model, lora, head)
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
     model = inject(model, paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout, seed)
@@ -125,7 +125,7 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Mapping[str, Tensor])
     return [*found, rest] if rest.tensors else found
 
 
-def _targeted(model: nn.Module, lora: Lora, head: str) -> list[str]:
+def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
     inner = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     fit = {

@@ -48,14 +48,14 @@ def start(model: nn.Module, name: str, words: Sequence[str] | None = None) -> st
     """
     short = name.removeprefix(PREFIX)
     check_known("package of weights", short, list(PACKAGES))
-    paths = [_checked(short, path, digest) for path, digest in PACKAGES[short].files.items()]
+    paths = [_check_file(short, path, digest) for path, digest in PACKAGES[short].files.items()]
     own = {key: tensor.detach() for key, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     filled, note = PACKAGES[short].fill(model, own, weights.read(paths[0]), paths, words)
     weights.copy_into(model, filled, name)
     return note
 
 
-def _checked(package: str, path: str, digest: str) -> Path:
+def _check_file(package: str, path: str, digest: str) -> Path:
     """Return the place of a package's file, whose bytes must have a digest."""
     try:
         there = Path(str(metadata.distribution(package).locate_file(path)))

@@ -31,7 +31,7 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
     channels, _, _ = image_shape("fmnist_cnn", shape, smallest=8)
-    a, b, c, hidden = _scaled(width, 64, 128, 256, 100)
+    a, b, c, hidden = _scale(width, 64, 128, 256, 100)
     return _kaiming(
         chain(
             conv1=_conv(channels, a, 5, padding=2, pool=True),
@@ -54,7 +54,7 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.3, width: Wi
     ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("cifar_cnn", shape, smallest=1)
-    a, b, c, d, hidden = _scaled(width, 64, 128, 256, 512, 100)
+    a, b, c, d, hidden = _scale(width, 64, 128, 256, 512, 100)
     return _kaiming(
         chain(
             conv1=_conv(channels, a, 3, padding=2, dropout=dropout),
@@ -79,7 +79,7 @@ def isic_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.2, width: Wid
     ``fmnist_cnn``.
     """
     channels, _, _ = image_shape("isic_cnn", shape, smallest=8)
-    a, b, c, d, e, hidden = _scaled(width, 32, 64, 128, 256, 512, 256)
+    a, b, c, d, e, hidden = _scale(width, 32, 64, 128, 256, 512, 256)
     return _kaiming(
         chain(
             conv1=_conv(channels, a, 3, padding=1),
@@ -211,7 +211,7 @@ def _kaiming(network: Layered) -> Layered:
     return network
 
 
-def _scaled(width: float, *sizes: int) -> list[int]:
+def _scale(width: float, *sizes: int) -> list[int]:
     """Return the numbers of channels and hidden units times the width, rounded and at least 1."""
     return [max(1, round(width * size)) for size in sizes]
 

@@ -27,7 +27,7 @@ def torch_export(model: nn.Module, example: Tensor) -> bytes:
     Raises:
         UsageError: PyTorch cannot trace the model, or would have to write a pickle into the file.
     """
-    with _explained("torch.export", model):
+    with _explain_errors("torch.export", model):
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("n")},))
     program._example_inputs = None  # the only part of the file that PyTorch would pickle
     file = io.BytesIO()
@@ -51,7 +51,7 @@ def onnx(model: nn.Module, example: Tensor) -> bytes:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise needs_package(" and ".join(NEEDED), "export to ONNX", "onnx")
-    with _explained("ONNX", model):
+    with _explain_errors("ONNX", model):
         program = torch.onnx.export(
             model,
             (example,),
@@ -66,7 +66,7 @@ def onnx(model: nn.Module, example: Tensor) -> bytes:
 
 
 @contextmanager
-def _explained(what: str, model: nn.Module) -> Iterator[None]:
+def _explain_errors(what: str, model: nn.Module) -> Iterator[None]:
     """Turn any error of a tracer into one line, and hide its warnings and logs."""
     level = logging.getLogger("torch").level
     try:

@@ -34,7 +34,7 @@ def clean(path: Path | str) -> int:
     with writing.reopen(path) as writer:
         run = writer.run
         run.verify()
-        needed, noted = _needed(run), removed_on_purpose(run)
+        needed, noted = _rounds_to_keep(run), removed_on_purpose(run)
         earlier = [which for which in run.rounds if which not in needed]
         kept = {blob for which in needed for blob in _blobs(run.manifest(which))}
         gone = {blob for which in earlier for blob in _blobs(run.manifest(which))} | {*noted["blobs"]}
@@ -51,7 +51,7 @@ def clean(path: Path | str) -> int:
         return freed
 
 
-def _needed(run: Run) -> set[int]:
+def _rounds_to_keep(run: Run) -> set[int]:
     """Return the rounds whose checkpoints stay."""
     rule = run.stopping_rule()
     return {run.rounds[-1], *(() if rule is None else rule.best.values())}
@@ -61,7 +61,7 @@ def _is_clean(run: Run) -> bool:
     """Return whether nothing can be removed or packed. A run without a checkpoint has nothing."""
     if not run.rounds:
         return True
-    if run.folder.has(ROWS) or not _needed(run).issuperset(run.rounds):
+    if run.folder.has(ROWS) or not _rounds_to_keep(run).issuperset(run.rounds):
         return False
     return not any(run.folder.has(blob_name(blob)) for blob in removed_on_purpose(run)["blobs"])
 
@@ -82,7 +82,7 @@ def share(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(BusyError, CorruptError, UsageError):
             run = Run(path)
-            found = [(digest, name) for digest, name in _lasting(run) if run.folder.is_own(name)]
+            found = [(digest, name) for digest, name in _permanent_files(run) if run.folder.is_own(name)]
             equal = [(digest, name) for digest, name in found if digest in first]
             if not all(run.folder.is_same(name, *first[digest]) for digest, name in equal):
                 with writing.reopen(path) as writer:
@@ -92,7 +92,7 @@ def share(paths: Iterable[Path]) -> None:
                 first.setdefault(digest, (run.folder, name))
 
 
-def _lasting(run: Run) -> list[tuple[str, str]]:
+def _permanent_files(run: Run) -> list[tuple[str, str]]:
     """Return digests and names of the files that do not change as long as a run exists."""
     named = map(_BLOB.fullmatch, run.folder.names("blobs"))
     found = [(match[1], blob_name(match[1])) for match in named if match]

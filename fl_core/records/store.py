@@ -103,7 +103,7 @@ class Run:
             UsageError: a newer version of this package has written it.
         """
         if self.begun:
-            self._checked("config.json")
+            self._check("config.json")
         found = self.folder.read_signed("config.json")
         check_version(self.path, found.pop("format", None), FORMAT)
         return current_keys(found)
@@ -121,7 +121,7 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        return schema.parsed(self.path / "environment.json", self._checked("environment.json"), schema.ENVIRONMENT)
+        return schema.parsed(self.path / "environment.json", self._check("environment.json"), schema.ENVIRONMENT)
 
     @property
     def begun(self) -> bool:
@@ -292,7 +292,7 @@ class Run:
         """
         files = self.begin()["files"]
         for name in files:
-            self._checked(name)
+            self._check(name)
         return [f"{name}: {entry['bytes']:,} bytes" for name, entry in files.items()]
 
     def begin(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Run:
         """Return the path of the manifest of the checkpoint after round ``which``."""
         return self.path / checkpoint_name(which)
 
-    def _checked(self, name: str) -> bytes:
+    def _check(self, name: str) -> bytes:
         try:
             entry = self.begin()["files"][name]
             return self.folder.read_checked(name, entry["sha256"], entry["bytes"])

@@ -102,7 +102,7 @@ def types(data: bytes) -> dict[str, str]:
     """
     from safetensors import deserialize
 
-    with _refused(data):
+    with _refusal(data):
         return {name: _TYPES[view["dtype"]] for name, view in deserialize(data)}
 
 
@@ -110,7 +110,7 @@ def tensors(data: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, by name. Errors are as in :func:`types`."""
     from safetensors.torch import load
 
-    with _refused(data):
+    with _refusal(data):
         loaded: dict[str, Tensor] = load(data)
     for name, tensor in loaded.items():
         if (kind := str(tensor.dtype).removeprefix("torch.")) not in _TYPES.values():
@@ -119,7 +119,7 @@ def tensors(data: bytes) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _refused(data: bytes) -> Iterator[None]:
+def _refusal(data: bytes) -> Iterator[None]:
     from safetensors import SafetensorError
 
     header = int.from_bytes(data[:8], "little")

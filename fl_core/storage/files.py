@@ -94,7 +94,7 @@ class Folder:
     def has(self, name: str) -> bool:
         """Return whether anything has this name, even a broken link."""
         try:
-            with self._folder_of(name) as (folder, last), self._named(name):
+            with self._folder_of(name) as (folder, last), self._name_path(name):
                 os.stat(last, dir_fd=folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -103,7 +103,7 @@ class Folder:
     def is_own(self, name: str) -> bool:
         """Return whether a name is that of a regular file."""
         try:
-            with self._folder_of(name) as (folder, last), self._named(name):
+            with self._folder_of(name) as (folder, last), self._name_path(name):
                 return stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
         except FileNotFoundError:
             return False
@@ -116,7 +116,7 @@ class Folder:
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names in a folder below, or none if it does not exist."""
         try:
-            with self._folder(folder.split("/") if folder else ()) as handle, self._named(folder):
+            with self._folder(folder.split("/") if folder else ()) as handle, self._name_path(folder):
                 return sorted(os.listdir(handle))
         except FileNotFoundError:
             return []
@@ -129,7 +129,7 @@ class Folder:
         """
         path = self.path / name
         try:
-            with self._named(name), self._folder_of(name) as (folder, last):
+            with self._name_path(name), self._folder_of(name) as (folder, last):
                 handle = os.open(last, flags | _PLAIN, 0o666, dir_fd=folder)
         except FileNotFoundError as error:
             raise CorruptError(f"{path} is missing") from error
@@ -141,7 +141,7 @@ class Folder:
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         """Open an existing file for reading. Errors are as in :meth:`handle`."""
-        with self._named(name), os.fdopen(self.handle(name), "rb") as file:
+        with self._name_path(name), os.fdopen(self.handle(name), "rb") as file:
             yield file
 
     def size(self, name: str) -> int:
@@ -218,7 +218,7 @@ class Folder:
             data: the contents, in any number of parts.
             lasting: whether the file's name is on the disk, too, when this returns. Otherwise :meth:`sync` its folder.
         """
-        with self._named(name), self._folder_of(name, make=True) as (folder, last):
+        with self._name_path(name), self._folder_of(name, make=True) as (folder, last):
             part = f"{last}.{os.getpid()}.part"
             with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=folder)  # from an earlier process with this number
@@ -239,12 +239,12 @@ class Folder:
     def append(self, name: str, data: bytes) -> None:
         """Append data to a file without waiting for the disk. A missing file is created."""
         handle = self.handle(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with self._named(name), os.fdopen(handle, "wb") as file:
+        with self._name_path(name), os.fdopen(handle, "wb") as file:
             file.write(data)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link of that name, if it exists."""
-        with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
+        with suppress(FileNotFoundError), self._name_path(name), self._folder_of(name) as (folder, last):
             os.unlink(last, dir_fd=folder)
 
     def link(self, name: str, other: Folder, of: str, digest: str) -> bool:
@@ -275,7 +275,7 @@ class Folder:
 
     def sync(self, name: str) -> None:
         """Bring an appended file, or the names in a folder, to the disk, if it exists."""
-        with suppress(FileNotFoundError), self._named(name), self._folder_of(name) as (folder, last):
+        with suppress(FileNotFoundError), self._name_path(name), self._folder_of(name) as (folder, last):
             handle = os.open(last, os.O_RDONLY | _PLAIN, dir_fd=folder)
             try:
                 os.fsync(handle)
@@ -299,13 +299,13 @@ class Folder:
                 raise BusyError(
                     f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
                 ) from error
-            with self._named("lock"):
+            with self._name_path("lock"):
                 if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
                     os.ftruncate(handle, 0)
                     os.write(handle, f"{os.getpid()}\n".encode())
             yield
         finally:
-            with self._named("lock"):
+            with self._name_path("lock"):
                 os.close(handle)
 
     # --- names ---
@@ -316,15 +316,15 @@ class Folder:
         try:
             for k, part in enumerate(parts):
                 if make:
-                    with suppress(FileExistsError), self._named("/".join(parts[: k + 1])):
+                    with suppress(FileExistsError), self._name_path("/".join(parts[: k + 1])):
                         os.mkdir(part, dir_fd=handle)
-                with self._named("/".join(parts[: k + 1])):
+                with self._name_path("/".join(parts[: k + 1])):
                     inner = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
                     outer, handle = handle, inner
                     os.close(outer)
             yield handle
         finally:
-            with self._named("/".join(parts)):
+            with self._name_path("/".join(parts)):
                 os.close(handle)
 
     @contextmanager
@@ -338,7 +338,7 @@ class Folder:
             yield handle, last
 
     @contextmanager
-    def _named(self, name: str) -> Iterator[None]:
+    def _name_path(self, name: str) -> Iterator[None]:
         """Let an error of the operating system name the whole path, and whether it is a link or not a regular file."""
         path = self.path / name
         try:

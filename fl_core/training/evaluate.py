@@ -98,7 +98,7 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
     auroc, auprc = (math.nan, math.nan)
     if np.count_nonzero(actual) > 1:  # so that each class among the labels has samples, and so has its rest
         counted = actual.nonzero()[0] if classes > 2 else np.array([positive])
-        auroc, auprc = _areas(*_ranked(logits, counted), labels, counted)
+        auroc, auprc = _areas(*_rank(logits, counted), labels, counted)
     return found | {
         "auroc": auroc,
         "auprc": auprc,
@@ -107,7 +107,7 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
     }
 
 
-def _ranked(logits: Array, classes: Array) -> tuple[Array, Array]:
+def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
     """Order samples by their p of each class, the highest first, and mark the last of each group of equal p.
 
     With two classes the difference of their logits decides, exactly. With more it is log p = (z - max z) - log(1 + r),
@@ -121,21 +121,21 @@ def _ranked(logits: Array, classes: Array) -> tuple[Array, Array]:
     gaps = logits - logits.max(axis=1, keepdims=True)
     gap = gaps[:, classes].T
     if logits.shape[1] == 2:
-        return _sorted((gap - gaps[:, 1 - classes].T)[None])
+        return _sort((gap - gaps[:, 1 - classes].T)[None])
     falling = -np.sort(-gaps, axis=1)
     rest = np.log1p(np.exp(falling[:, :0:-1].T.copy()).sum(axis=0))  # the least first, and in that order of all samples
     key = gap - rest
-    order, ends = _sorted(key[None])
+    order, ends = _sort(key[None])
     if ends.all():
         return order, ends
     back = key - gap
     rounding = (gap - (key - back)) - (rest + back)
     place = np.unique(falling, axis=0, return_inverse=True)[1].reshape(-1)
-    return _sorted(np.stack([key, rounding, np.broadcast_to(-place, key.shape)]))
+    return _sort(np.stack([key, rounding, np.broadcast_to(-place, key.shape)]))
 
 
-def _sorted(keys: Array) -> tuple[Array, Array]:
-    """Rank as :func:`_ranked` does, by keys [number, K, n]. An earlier key counts before a later one."""
+def _sort(keys: Array) -> tuple[Array, Array]:
+    """Rank as :func:`_rank` does, by keys [number, K, n]. An earlier key counts before a later one."""
     order = np.argsort(-keys[0], axis=1) if len(keys) == 1 else np.lexsort(-keys[::-1])
     ranked = np.take_along_axis(keys, order[None], axis=2)
     ends = np.ones(order.shape, dtype=bool)
@@ -147,7 +147,7 @@ def _areas(order: Array, ends: Array, labels: Array, classes: Array) -> tuple[fl
     """Area under the ROC curve and average precision: the means over some classes.
 
     Args:
-        order, ends: as of :func:`_ranked`. labels: [n]. classes: [K], each with samples of its own and others.
+        order, ends: as of :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
     """
     n, positive = len(labels), labels[order] == classes[:, None]  # [K, n], the highest p first
     hits = positive.cumsum(axis=1)
@@ -187,7 +187,7 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
     """Return the mean areas over the labels [n, C] that vary."""
     areas = []
     for k in np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0)):
-        areas.append(_areas(*_sorted(logits[:, k][None, None]), positive[:, k].astype(np.int64), np.array([1])))
+        areas.append(_areas(*_sort(logits[:, k][None, None]), positive[:, k].astype(np.int64), np.array([1])))
     means = np.mean(areas, axis=0) if areas else (math.nan, math.nan)
     return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
 

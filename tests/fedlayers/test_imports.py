@@ -85,7 +85,7 @@ ROOMS = {
         "curvature gradients representation weights",
         "metrics decide",
         "checking plots",
-        "report",
+        "report pairing",
         "diagnosis",
         "measure",
         "groups",
