@@ -321,8 +321,7 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
 
 
 ITEM = items.register(Recipe(
-    NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=3,
-    more_seeds=dict.fromkeys(("local", "pfedla", *RETAINING.values()), 6),
+    NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=6,
     budget="about 6 hours of one core; a run takes 6 to 27 minutes",
     measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip
