@@ -357,7 +357,9 @@ def test_workers_and_sites_get_pretrained_weights_as_tensors(
     assert packet.trees["start"].keys() == tree.state_dict(runner.assemble(over, data=TOY).model).keys()
     run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None
-    monkeypatch.setattr("fl_core.models.external._pretrained_arguments", lambda full, name, wanted: {"pretrained": bool(wanted)})
+    monkeypatch.setattr(
+        "fl_core.models.external._pretrained_arguments", lambda full, name, wanted: {"pretrained": bool(wanted)}
+    )
     run.carry_out()
     assert Run(tmp_path / "job").start() is not None
 

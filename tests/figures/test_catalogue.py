@@ -67,7 +67,7 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pyt
     told = {line[0]: line[2:4] for line in lines}
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.costs"][1] == "nothing trained"
-    assert told["pfedla.table3"][1] == "40 of 600 rounds, 3-6 seeds"  # of its accuracies
+    assert told["pfedla.table3"][1] == "40 of 600 rounds, 6 seeds"  # of its accuracies
     assert told["scheduling.fig4"][0] == "tiny_imagenet32"
     assert told["player_fl.fig1"] == ["fashion_mnist, cifar10, airline_tweets", "1 round, 3-8 seeds"]
     assert " of " in told["scheduling.table2"][1]

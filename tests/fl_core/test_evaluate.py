@@ -27,7 +27,7 @@ from fl_core import statistics
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.scores import CLASSIFICATION, TABLE
 from fl_core.training import losses
-from fl_core.training.evaluate import BINS, _ranked, predict, scores
+from fl_core.training.evaluate import BINS, _rank, predict, scores
 
 CE = losses.build("cross_entropy")
 
@@ -116,7 +116,7 @@ def test_orders_of_the_other_classes_tie_exactly(n_classes):
     others = torch.randn(n_classes - 1, generator=generator)
     shuffled = [others[torch.randperm(n_classes - 1, generator=generator)] for _ in range(40)]
     logits = torch.cat([torch.full((40, 1), 0.3), torch.stack(shuffled)], 1)
-    order, ends = _ranked(logits.double().numpy(), np.array([0]))
+    order, ends = _rank(logits.double().numpy(), np.array([0]))
     assert sorted(order[0]) == list(range(40))
     assert ends[0].tolist() == [False] * 39 + [True]
 
