@@ -96,12 +96,12 @@ def test_a_second_reader_makes_no_forward_pass(metric: str) -> None:
 
 def test_passes_are_kept_from_their_first_reader_to_their_last() -> None:
     names = ("cka", "linear_probe", "grad_norm", "cca", "separability")
-    given = {metric.name: kept for metric, kept in diagnosis._sharing([METRICS[name] for name in names])}
+    given = {metric.name: kept for metric, kept in diagnosis._share_passes([METRICS[name] for name in names])}
     assert given["cka"] is given["cca"] is not None
     assert given["linear_probe"] is given["separability"] is not None
     assert given["cka"] is not given["linear_probe"]
     assert given["grad_norm"] is None
-    assert [kept for _, kept in diagnosis._sharing([METRICS["cka"], METRICS["knn_probe"]])] == [None, None]
+    assert [kept for _, kept in diagnosis._share_passes([METRICS["cka"], METRICS["knn_probe"]])] == [None, None]
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "seeds", "message"),
-    [({"plan": "auto"}, (0,), "plans"), ({}, (), "seeds"), ({}, (1, 1), "seeds")],
+    [({"plan": "auto"}, (0,), "plans"), ({}, (), "at least one seed"), ({}, (1, 1), "each seed .* got 1 twice")],
 )
 def test_what_cannot_be_raced_is_refused(
     changes: dict[str, str], seeds: tuple[int, ...], message: str, tmp_path: Path
