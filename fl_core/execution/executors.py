@@ -83,7 +83,6 @@ class Workers:
 
     def __init__(self, client_runner: ClientRunner, count: int, repeats: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
-        packed = _Packed(client_runner)
         trees = SLOT_TREES + client_runner.training.optimizer_slots
         room = trees * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
         self._links: list[Channel] = []
@@ -94,13 +93,18 @@ class Workers:
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 requests, replies = Slot.allocate(room, repeats), Slot.allocate(room)
-                arguments = (theirs, requests.shared, replies.shared, packed)
+                arguments = (theirs, requests.shared, replies.shared)  # few bytes: a start with many waits for a reader
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
                     process.start()
                 theirs.close()
                 self._links.append(Channel(ours, requests, replies, keeps=True))
                 self._processes.append(process)
+        try:
+            self.serve(client_runner)
+        except BaseException:  # also of an interrupt
+            self.close()
+            raise
 
     @property
     def copied(self) -> int:
@@ -108,7 +112,11 @@ class Workers:
         return sum(link.sends.copied for link in self._links)
 
     def serve(self, client_runner: ClientRunner) -> None:
-        """Serve another client runner from now on in the same processes, since new ones start slowly."""
+        """Serve a client runner from now on. It can replace another one, since new processes start slowly.
+
+        Raises:
+            WorkerError: a worker has ended.
+        """
         packed = _Packed(client_runner)
         for link in self._links:
             self._send(link, ("client_runner", packed))
@@ -179,8 +187,8 @@ class Workers:
         process = self._processes[self._links.index(link)]
         process.join(timeout=5)
         hint = (
-            "its own message is above; a model's class must be importable there, so not one defined in a notebook or "
-            "inside a function"
+            'its own message is above. A script must train below `if __name__ == "__main__":`, and a model\'s class '
+            "must be importable, so not defined in a notebook or inside a function"
         )
         if process.exitcode == -signal.SIGKILL:
             hint = "if memory ran out, use fewer workers"
@@ -298,12 +306,13 @@ class _Packed:
         return ClientRunner(rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest)
 
 
-def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock, packed: _Packed) -> None:
+def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock) -> None:
     """Run a worker's main loop until the link closes. A worker never outlives its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     end_with_parent()
     torch.set_num_threads(1)
-    client_runner, link = packed.unpack(), Channel(connection, Slot(replies), Slot(requests), keeps=False)
+    link = Channel(connection, Slot(replies), Slot(requests), keeps=False)
+    client_runner: Any = None  # of the first message
     while True:
         try:
             kind, value = link.recv()
