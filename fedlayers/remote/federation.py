@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import fl_core
 from fedlayers.instruments import default_instruments
-from fedlayers.remote import protocol
+from fedlayers.remote import packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.compression import check_compressed
 from fedlayers.remote.joined_run import HERE
@@ -142,7 +142,7 @@ def resume(
     data = server_view(facts, stored["dataset"])
 
     def home(_: Mapping[str, Any], task: Task) -> RemoteClients:
-        ways = {key: known[key] for key in protocol.OPTIONAL if known.get(key)}
+        ways = {key: known[key] for key in packet_forms.OPTIONAL if known.get(key)}
         return join(line, task, facts, known["run"], **ways)
 
     return runner.resume(
@@ -218,7 +218,7 @@ def request_site_facts(line: RpcClient) -> list[dict[str, Any]]:
         reply = require_answer(site, packet)
         protocol.check_spoken(f"site {site!r}", reply.head)
         with about(f"site {site!r}", PacketError):
-            found[site] = fields(reply.head, protocol.FACTS)
+            found[site] = fields(reply.head, packet_forms.FACTS)
     facts = [found[site] for site in line.names]
     _check_alike(line.names, facts)
     return facts
@@ -249,9 +249,9 @@ def _check_alike(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> No
                     f"{what} of site {name!r} must be that of site {names[0]!r}, {_short(first[what])}; got "
                     f"{_short(each[what])}. {way}"
                 )
-        if (count := sum(each["sizes"].values())) > protocol.MOST_SAMPLES:
+        if (count := sum(each["sizes"].values())) > packet_forms.MOST_SAMPLES:
             raise UsageError(
-                f"site {name!r} must have at most {protocol.MOST_SAMPLES:,} samples; got {count:,}. Stop this site."
+                f"site {name!r} must have at most {packet_forms.MOST_SAMPLES:,} samples; got {count:,}. Stop this site."
             )
         if not each["sizes"]["train"]:
             raise UsageError(f"site {name!r} must have at least 1 training sample; got 0. Stop this site.")
@@ -335,7 +335,7 @@ def join(line: RpcClient, task: Task, facts: Sequence[Mapping[str, Any]], run: s
     }
     packets = {name: Packet({**common, "number": number}, {"start": whole}) for number, name in enumerate(line.names)}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
-        fields(require_answer(site, packet).head, protocol.JOINED)
+        fields(require_answer(site, packet).head, packet_forms.JOINED)
     if ways.get("secure_sum"):
         from fedlayers.remote.secure_sum.at_server import SummingClients  # here alone: it needs cryptography
 
@@ -353,7 +353,7 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
     found: dict[str, Moments] = {}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
-        told = fields(require_answer(site, packet).head, protocol.TOLD)
+        told = fields(require_answer(site, packet).head, packet_forms.TOLD)
         width, present = len(facts[0]["columns"]) or facts[0]["shape"][0], told["present"]
         sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
         if not sound or max(present) > told["count"] or min(told["squares"]) < 0:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.remote import metrics, protocol
+from fedlayers.remote import metrics, packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode_parts, fields, most_bytes
 from fedlayers.remote.compression import check_compressed, compress_message
 from fedlayers.remote.host import Host
@@ -48,7 +48,7 @@ class JoinedRun:
 
     def __init__(self, site: Host, packet: Packet, turns: Turns) -> None:
         self.site, self.turns = site, turns
-        self.asked, asked = Packet(packet.head), fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
+        self.asked, asked = Packet(packet.head), fields(packet.head, packet_forms.JOIN, packet_forms.OPTIONAL)
         others = {each["name"]: each for each in asked["sites"]}
         self.number = asked["number"]
         if len(others) < len(asked["sites"]) or list(others)[self.number : self.number + 1] != [site.name]:
@@ -64,7 +64,7 @@ class JoinedRun:
         scaling = None if asked["scaling"] is None else Preprocessing.from_json(asked["scaling"])
         own = site.holding.drawn(self.number, config.seed, scaling)
         facts = site.holding.facts()
-        self.sizes = {name: len(own.split(name)) for name in protocol.SIZES}
+        self.sizes = {name: len(own.split(name)) for name in packet_forms.SIZES}
         told = others[site.name]
         if told["sizes"] != self.sizes or told["digest"] != facts["digest"]:
             raise PacketError("the server's digest and sizes must be those of this site's data; got others.")
@@ -117,7 +117,7 @@ class JoinedRun:
 
     def work(self, packet: Packet, key: str, size: int, session: str, seq: int) -> Packet:
         """Answer one request for work, of a number of bytes."""
-        head, form = packet.head, protocol.FORMS[packet.head["kind"]]
+        head, form = packet.head, packet_forms.FORMS[packet.head["kind"]]
         in_sum = None if self.sums is None else head.pop("secure_sum", None)
         values = fields(head, form)
         if size > (most := most_bytes(self.initial, len(self.task.data.clients) + EXTRA_TREES)):
@@ -172,7 +172,7 @@ class JoinedRun:
         With noise, everything except the values comes from random data of the same shape. The reply is stored. A
         repeated request gets it again, without new noise.
         """
-        asked = fields(packet.head, protocol.MEASURE)
+        asked = fields(packet.head, packet_forms.MEASURE)
         if packet.trees:
             raise PacketError("a packet 'measure' must have no tensors; got some.")
         self.site.policy.check_metrics(asked["metrics"], asked["options"])
@@ -204,7 +204,7 @@ class JoinedRun:
         names = ("measure_batch", "mode", "layers", "null", "null_draws", "options")
         settings = {name: asked[name] for name in names if asked[name] is not None}
         report = measure.diagnose_task(task, asked["metrics"], clients=[self.site.name], progress=False, **settings)
-        header = {name: report.header[name] for name in protocol.MEASURED_HEADER}
+        header = {name: report.header[name] for name in packet_forms.MEASURED_HEADER}
         tables = {"rows": report.frame, "nulls": report.nulls}
         return header, {name: own_rows(table, self.site.name) for name, table in tables.items()}
 

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 import fl_core
+from fedlayers.remote import packet_forms
 from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fedlayers.remote.compression import expand_message
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
@@ -47,117 +48,13 @@ from fl_core.execution.requests import (
 )
 from fl_core.plan import LayerPlan
 from fl_core.scores import check_scores
-from fl_core.storage.schema import COUNT, MapOf, validate
+from fl_core.storage.schema import COUNT, validate
 from fl_core.tree import Tree
 
 PROTOCOL, OLDEST = 2, 2
 """The newest and the oldest protocol that this version speaks."""
 TORCH = torch.__version__.partition("+")[0]
 """The version of PyTorch without its build."""
-STAMP = {"session": str, "seq": COUNT}
-WORK = ("train", "finetune", "score")
-NUMBER = (float, int)
-PLACE = {"run": str, "lane": str, "algorithm": str, "options": dict, "plan": (dict, None), "from": str}
-ROUND = {"index": COUNT, "exchange": str, "sampled": [COUNT]}
-MODELS = {**PLACE, "done": COUNT, "models": (dict, None), "meta": dict}
-FORMS = {
-    "train": {
-        **PLACE,
-        "to": str,
-        "saved": str,
-        "round": ROUND,
-        "meta": dict,
-        "score": [str],
-        "keep": bool,
-        "lost": bool,
-    },
-    "finetune": {**MODELS, "model": str},
-    "score": MODELS,
-}
-HELLO = {"version": str, "protocol": COUNT, "oldest": COUNT}
-MOMENTS = {"number": COUNT, "seed": COUNT}
-TOLD = {"count": COUNT, "present": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
-RACE = {"number": COUNT, "seed": COUNT, "arms": [{"algorithm": str, "options": dict, "layers": [str]}]}
-COUNTED = {"classes": COUNT}
-JOIN = {
-    "scaling": (dict, None),
-    "run": str,
-    "number": COUNT,
-    "sites": [{"name": str, "sizes": MapOf(COUNT), "digest": str}],
-    "dataset": str,
-    "config": dict,
-    "plan": (dict, None),
-    "model": str,
-    "layers": [str],
-    "secure_sum": bool,
-    "compress": str,
-}
-OPTIONAL = ("secure_sum", "compress")
-"""The entries of a request ``join`` that only runs with a secure sum or with compressed updates have."""
-MEASURE = {
-    "run": str,
-    "metrics": [str],
-    "options": dict,
-    "measure_batch": COUNT,
-    "mode": str,
-    "layers": (list, None),
-    "null": [str],
-    "null_draws": COUNT,
-}
-MEASURED_HEADER = {
-    "layers": [{"name": str}],
-    "bytes": MapOf(NUMBER),
-    "metrics": MapOf(dict),
-    "loss": str,
-    "mode": str,
-    "by": str,
-    "measure_batch": COUNT,
-    "pairs": MapOf(str),
-}
-MEASURED = {"rows": [dict], "nulls": [dict], "header": MEASURED_HEADER}
-JOINED = {"sizes": MapOf(COUNT)}
-SIZES = {"train": COUNT, "validation": COUNT, "test": COUNT}
-FACTS = {
-    "dataset": str,
-    "scale": str,
-    "impute": str,
-    "columns": [str],
-    "name": str,
-    "version": str,
-    "torch": str,
-    "protocol": COUNT,
-    "oldest": COUNT,
-    "shape": [COUNT],
-    "classes": [str],
-    "sizes": SIZES,
-    "digest": str,
-    "tokens": COUNT,
-    "words": (str, None),
-    "mean": [NUMBER],
-    "std": [NUMBER],
-    "images": bool,
-}
-MOST_SAMPLES = 10**7
-"""Samples of one site at most. The server numbers them."""
-OUTLINE = {"trees": MapOf([str]), "changed": [str]}
-"""The names in a client's state, as of :meth:`StateSchema.to_json`."""
-REPLY = {
-    "meta": dict,
-    "work": MapOf(NUMBER),
-    "epsilon": (list, None),
-    "scores": MapOf(MapOf(MapOf((*NUMBER, None)))),
-    "observations": [dict],
-    "outline": OUTLINE,
-}
-SUM = {"run": str, "lane": str, "to": str, "sum": str, "group": [str]}
-KEYS = MapOf({"mask": str, "share": str, "signature": str})
-SUM_FORMS = {"sum_keys": SUM, "sum_shares": {**SUM, "keys": KEYS}, "sum_reveal": {**SUM, "survivors": [str]}}
-PARTS = {"sum_keys": KEYS.form, "sum_shares": MapOf(str), "sum_reveal": {"seeds": MapOf(str), "masks": MapOf(str)}}
-"""What a reply ``summed`` has as its parts, by the kind of the request."""
-IN_SUM = {"sum": str, "group": [str], "shares": MapOf(str)}
-"""What a request ``train`` says of the secure sum that takes the update."""
-MASKED = "masked"
-"""The tree of a reply with a masked update, as one tensor of whole numbers."""
 MESSAGE, SERVER, SENT = "message/", "server/", "sent/"
 
 
@@ -195,8 +92,8 @@ def stamp_of(packet: Packet) -> dict[str, Any]:
     Raises:
         PacketError: it has no stamp.
     """
-    found = {key: packet.head.pop(key, None) for key in STAMP}
-    wrong = validate(found, STAMP)
+    found = {key: packet.head.pop(key, None) for key in packet_forms.STAMP}
+    wrong = validate(found, packet_forms.STAMP)
     if wrong:
         raise PacketError(f"a packet {packet.head['kind']!r} is malformed: {wrong}")
     return found
@@ -206,7 +103,7 @@ def stamp_of(packet: Packet) -> dict[str, Any]:
 
 
 def request_packet(request: ClientRequest, where: Mapping[str, Any]) -> Packet:
-    """Return an engine's request as a packet. ``where`` has the values of :data:`PLACE`."""
+    """Return an engine's request as a packet. ``where`` has the values of ``packet_forms.PLACE``."""
     if isinstance(request, TrainRequest):
         head = {
             "kind": "train",
@@ -261,7 +158,7 @@ def request_of(packet: Packet, client: int, model: Mapping[str, Tensor]) -> Clie
         PacketError: says what is wrong.
     """
     head = packet.head
-    values = fields(head, FORMS[head["kind"]])
+    values = fields(head, packet_forms.FORMS[head["kind"]])
     check_trees(packet.trees, model, "the server")
     if head["kind"] == "train":
         rnd = Round(values["round"]["index"], values["round"]["exchange"], tuple(values["round"]["sampled"]))
@@ -332,7 +229,7 @@ def reply_of(
         PacketError: names the site, and says what is wrong.
     """
     with about(f"the reply of site {site!r}", PacketError):
-        values = fields(packet.head, REPLY)
+        values = fields(packet.head, packet_forms.REPLY)
         message = Message({name.removeprefix(MESSAGE): each for name, each in packet.trees.items()}, values["meta"])
         sent = message.bytes
         if compress and isinstance(request, TrainRequest):
@@ -346,7 +243,7 @@ def reply_of(
         if not isinstance(request, TrainRequest) and (packet.trees or values["meta"]):
             raise PacketError("a reply must hold numbers only; got tensors or data.")
         epsilon = values["epsilon"]
-        if epsilon is not None and (len(epsilon) != 2 or validate(epsilon, [NUMBER])):
+        if epsilon is not None and (len(epsilon) != 2 or validate(epsilon, [packet_forms.NUMBER])):
             raise PacketError(f"epsilon and delta must be two numbers; got {str(epsilon)[:80]}.")
         observations = [_observation(each, request.client) for each in values["observations"]]
         names = [name for each in values["outline"]["trees"].values() for name in each]
@@ -390,7 +287,7 @@ def _check_scores(scores: Mapping[str, Mapping[str, Mapping[str, float]]], reque
 def _observation(found: Mapping[str, Any], client: int) -> Observation:
     form = {
         "metric": str,
-        "value": (*NUMBER, None),
+        "value": (*packet_forms.NUMBER, None),
         "client": (COUNT, None),
         "client_b": (COUNT, None),
         "layer": str,

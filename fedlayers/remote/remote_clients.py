@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedlayers.remote import log, metrics, protocol
+from fedlayers.remote import log, metrics, packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, check_whole, most_bytes
 from fedlayers.remote.log import LOG
 from fedlayers.remote.rpc import RpcClient
@@ -18,7 +18,7 @@ from fl_core.records.writing import Writer
 from fl_core.storage.schema import validate
 from fl_core.tree import Tree
 
-AT_SITE = {"version": str, **protocol.OUTLINE}
+AT_SITE = {"version": str, **packet_forms.OUTLINE}
 """The schema of a checkpoint's entry for a client whose state is at its site."""
 BEGINNING = ""  # the version of a state before the client's first round
 EXTRA_TREES = 16

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
-from fedlayers.remote import metrics, protocol
+from fedlayers.remote import metrics, packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, decode, encode
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.log import LOG
@@ -180,12 +180,16 @@ class RpcClient:
             self.tally.add(site, kinds[site], len(data))
             metrics.add("received_bytes_total", len(data), site)
             packet = self._read(site, data, most)
-            stamp = {key: packet.head.pop(key, None) for key in protocol.STAMP}
-            unread = packet.head["kind"] not in GRANTED and stamp == dict.fromkeys(protocol.STAMP)
+            stamp = {key: packet.head.pop(key, None) for key in packet_forms.STAMP}
+            unread = packet.head["kind"] not in GRANTED and stamp == dict.fromkeys(packet_forms.STAMP)
             if stamp != stamps[site] and not unread:  # a site that cannot read a request has no stamp of it
                 continue  # an answer to an earlier request
             del stamps[site]
-            if packet.head["kind"] == "waiting" and kinds[site] in ("hello", *protocol.WORK, *protocol.SUM_FORMS):
+            if packet.head["kind"] == "waiting" and kinds[site] in (
+                "hello",
+                *packet_forms.WORK,
+                *packet_forms.SUM_FORMS,
+            ):
                 raise PacketError(f"the reply of site {site!r} to {kinds[site]} must be an answer; got 'waiting'.")
             check_granted(site, packet)
             yield site, packet

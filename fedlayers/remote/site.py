@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from fedlayers.remote import metrics, protocol, state_store
+from fedlayers.remote import metrics, packet_forms, protocol, state_store
 from fedlayers.remote.codec import Packet, PacketError, decode, encode, encode_parts, fields
 from fedlayers.remote.host import Host
 from fedlayers.remote.joined_run import JoinedRun
@@ -84,14 +84,14 @@ class Site(Host):
         elif kind == "join":
             reply = self._join(packet, stamp)
         else:
-            check_known("request", kind, (*without_run, "join", "measure", *protocol.WORK, *protocol.SUM_FORMS))
+            check_known("request", kind, (*without_run, "join", "measure", *packet_forms.WORK, *packet_forms.SUM_FORMS))
             run = packet.head.get("run")
             joined = self._run(run if isinstance(run, str) else "")
             if asks and not self.approval.allows(joined.asked):
                 raise UsageError("the site's owner has not allowed this run, or no longer. Resume it to ask again.")
             if asks and kind == "measure":
                 self.approval.check(Packet({**packet.head, "of": name_of(joined.asked)}))
-            if kind in protocol.SUM_FORMS:
+            if kind in packet_forms.SUM_FORMS:
                 reply = joined.sum_step(packet, **stamp)
             elif kind == "measure":
                 reply = joined.measure(packet, key, **stamp)
@@ -101,13 +101,13 @@ class Site(Host):
 
     def _hello(self, packet: Packet) -> Packet:
         protocol.check_spoken("the server", packet.head)
-        fields(packet.head, protocol.HELLO)
+        fields(packet.head, packet_forms.HELLO)
         self.check_samples()
         self.audit.write("hello")
         return Packet({"kind": "hello", **self.holding.facts(), **protocol.versions(), "torch": protocol.TORCH})
 
     def _moments(self, packet: Packet) -> Packet:
-        asked = fields(packet.head, protocol.MOMENTS)
+        asked = fields(packet.head, packet_forms.MOMENTS)
         self.check_samples()
         if self.privacy.active:
             raise UsageError("scale and impute must be none at a site with noise; got others. Leave both out.")
@@ -118,7 +118,7 @@ class Site(Host):
         return Packet({"kind": "told", **told})
 
     def _race(self, packet: Packet) -> Packet:
-        asked = fields(packet.head, protocol.RACE)
+        asked = fields(packet.head, packet_forms.RACE)
         self.check_samples()
         self.audit.check(asked["number"], asked["seed"])
         for arm in asked["arms"]:
@@ -128,7 +128,7 @@ class Site(Host):
         return Packet({"kind": "counted", "classes": self.holding.classes(asked["number"], asked["seed"])})
 
     def _join(self, packet: Packet, stamp: Mapping[str, Any]) -> Packet:
-        asked = fields(packet.head, protocol.JOIN, protocol.OPTIONAL)
+        asked = fields(packet.head, packet_forms.JOIN, packet_forms.OPTIONAL)
         if not _RUN.fullmatch(asked["run"]):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
         path, session = self.folder / asked["run"], stamp["session"]

@@ -13,7 +13,7 @@ import numpy as np
 from diagnostics.gradients.sensitivity import combine
 from diagnostics.metrics.base import DEFAULT, METRICS
 from diagnostics.report import Report
-from fedlayers.remote import federation, protocol
+from fedlayers.remote import federation, packet_forms
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.measured_rows import check_nulls
@@ -99,7 +99,7 @@ def check(metrics: Sequence[str], null: Sequence[str] = (), null_draws: int = 1)
 
 def _check_reply(site: str, packet: Packet, task: Task, metrics: Sequence[str]) -> dict[str, Any]:
     """Check and return a site's rows: only its own, with numbers and known names."""
-    values = fields(packet.head, protocol.MEASURED)
+    values = fields(packet.head, packet_forms.MEASURED)
     wanted, there = [layer.name for layer in task.layers], [layer["name"] for layer in values["header"]["layers"]]
     if there != wanted:
         raise PacketError(
@@ -135,7 +135,7 @@ def _check_reply(site: str, packet: Packet, task: Task, metrics: Sequence[str]) 
 def _report(found: Sequence[Mapping[str, Any]], task: Task, command: str) -> Report:
     own = [row for values in found for row in values["rows"]]
     nulls = [row for values in found for row in values["nulls"]]
-    first = {name: found[0]["header"][name] for name in protocol.MEASURED_HEADER}
+    first = {name: found[0]["header"][name] for name in packet_forms.MEASURED_HEADER}
     layers = [asdict(layer) for layer in task.layers]
     header = {**task.header(command), **first, "layers": layers, "schema": rows.SCHEMA, "absent": []}
     frames = (rows.frame(_with_combined(part)) for part in (own, nulls))

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from fedlayers.backends.base import InProcessBackend, Job
-from fedlayers.remote import federation, protocol
+from fedlayers.remote import federation, packet_forms
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.rpc import RpcClient, TimeoutPolicy
@@ -73,7 +73,7 @@ class Federations(InProcessBackend):
             packets[name] = Packet(head)
         counts = {}
         for site, packet in self._line.ask(packets, federation.HELLO_BYTES):
-            counts[site] = fields(federation.require_answer(site, packet).head, protocol.COUNTED)["classes"]
+            counts[site] = fields(federation.require_answer(site, packet).head, packet_forms.COUNTED)["classes"]
             if not bool(classes) <= counts[site] <= classes:
                 raise PacketError(f"site {site!r} has validation samples of {counts[site]} of {classes} classes")
         return {name: 1 / counts[name] for name in self._line.names if counts[name] > 1}

@@ -9,7 +9,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from fedlayers.remote import protocol
+from fedlayers.remote import packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields, most_bytes
 from fedlayers.remote.remote_clients import EXTRA_TREES, RemoteClients
 from fedlayers.remote.secure_sum.fixed_point import Words, decode_mean
@@ -105,7 +105,7 @@ class SummingClients(RemoteClients):
             with about(f"the reply of site {name!r}", PacketError):
                 if packet.trees:
                     raise PacketError(f"a step of a secure sum must be without tensors; got {listing(packet.trees)}.")
-                parts[name] = fields(packet.head, {"parts": protocol.PARTS[kind]})["parts"]
+                parts[name] = fields(packet.head, {"parts": packet_forms.PARTS[kind]})["parts"]
         self._check(parts, len(place["group"]), f"replies to {kind}")
         return parts
 
@@ -130,7 +130,7 @@ def _words(name: str, packet: Packet, count: int) -> Words:
     Raises:
         PacketError: it has none, or another size.
     """
-    tree = packet.trees.pop(protocol.MASKED, {})
+    tree = packet.trees.pop(packet_forms.MASKED, {})
     words = tree.pop("words", torch.empty(0))
     if packet.trees or tree or words.dtype != torch.int64 or words.shape != (count,):
         raise PacketError(f"the reply of site {name!r} must have one masked update of {count:,} numbers; got another.")

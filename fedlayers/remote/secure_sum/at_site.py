@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedlayers.remote import protocol
+from fedlayers.remote import packet_forms
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.secure_sum.fixed_point import encode_tree
 from fedlayers.remote.secure_sum.keys import Identity
@@ -49,7 +49,7 @@ class SiteSums:
             UsageError, PacketError: out of turn, a second time with other words, or as of :class:`Member`.
         """
         kind = packet.head["kind"]
-        asked = fields(packet.head, protocol.SUM_FORMS[kind])
+        asked = fields(packet.head, packet_forms.SUM_FORMS[kind])
         if packet.trees:
             raise PacketError(f"a packet {kind!r} must be without tensors; got {listing(packet.trees)}.")
         if not set(asked["group"]) <= set(self.sites):
@@ -80,7 +80,7 @@ class SiteSums:
         """
         if not asked:
             raise UsageError("updates of this run must be in a secure sum; got a request for one of this site alone.")
-        said = fields({**asked, "kind": "train"}, protocol.IN_SUM)
+        said = fields({**asked, "kind": "train"}, packet_forms.IN_SUM)
         member = self._member({**said, **{name: head[name] for name in ("run", "lane", "to")}})
         if not self._begin(member, "train", key):
             member.receive(said["shares"])
@@ -104,7 +104,7 @@ class SiteSums:
         total = sum(task.weight(each) for each in range(len(task.n_train)))
         words = encode_tree(message.trees.get("model", {}), task.weight(client), total)
         member.mask(words)
-        return {protocol.MASKED: {"words": torch.from_numpy(words.view("int64"))}}
+        return {packet_forms.MASKED: {"words": torch.from_numpy(words.view("int64"))}}
 
     def _member(self, asked: Mapping[str, Any], begins: bool = False) -> Member:
         """Return the member of a sum, as it is stored. Its first step begins a new one."""
