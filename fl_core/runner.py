@@ -19,6 +19,7 @@ from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.executors import MakesExecutor, Serial, executor
+from fl_core.interrupts import check_main_block
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
@@ -86,6 +87,7 @@ def run(
         UsageError: before anything is written.
         DivergedError, RunError: during the run. The directory keeps its last checkpoint.
     """
+    check_main_block()
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan, start=initial)
     instruments = instruments or Instruments()
     plan_selection_of(task, instruments).check(task.algorithm(task.plan))
@@ -177,6 +179,7 @@ def resume(
         BusyError: it is running.
         CorruptError: stored files are damaged.
     """
+    check_main_block()
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
         restore.check_at_home(writer.path, stored, clients is not None)
@@ -319,6 +322,7 @@ def train_first_round(
     Returns:
         The models by client, and each client's measurement by client.
     """
+    check_main_block()
     client_runner = task.client_runner(observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
