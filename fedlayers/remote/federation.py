@@ -44,6 +44,8 @@ from fl_core.task import Task, assemble
 ALIKE = ("shape", "classes", "tokens", "words", "mean", "std", "images", "columns", "scale", "impute")
 """Facts in which all sites of a federation must agree."""
 HELLO_BYTES = 2**24
+MOST = 2.0**128
+"""No 32-bit number is larger, so no feature is."""
 OWN = "own"
 """The dataset's name if sites bring their own data."""
 
@@ -351,15 +353,19 @@ def scaling_of(line: RpcClient, facts: Sequence[Mapping[str, Any]], seed: int) -
         UsageError: no site has a value of one feature.
     """
     packets = {name: Packet({"kind": "moments", "number": k, "seed": seed}) for k, name in enumerate(line.names)}
+    trained = {name: each["sizes"]["train"] for name, each in zip(line.names, facts, strict=True)}
     found: dict[str, Moments] = {}
     for site, packet in line.ask(packets, HELLO_BYTES, line.timeouts.start):
         told = fields(require_answer(site, packet).head, packet_forms.TOLD)
         width, present = len(facts[0]["columns"]) or facts[0]["shape"][0], told["present"]
-        sound = told["count"] > 0 and {len(told[key]) for key in ("present", "mean", "squares")} == {width}
-        if not sound or max(present) > told["count"] or min(told["squares"]) < 0:
+        if {len(told[key]) for key in ("present", "mean", "squares")} != {width}:
             raise PacketError(f"moments of site {site!r} must be those of {width} features; got others.")
-        numbers = (tuple(map(float, told[key])) for key in ("mean", "squares"))
-        found[site] = Moments(told["count"], tuple(present), *numbers)
+        if told["count"] != trained[site] or max(present) > trained[site]:
+            raise PacketError(f"moments of site {site!r} must be those of its {trained[site]} samples; got others.")
+        mean, squares = told["mean"], told["squares"]
+        if max(map(abs, mean)) > MOST or min(squares) < 0 or max(squares) > 4 * MOST**2 * trained[site]:
+            raise PacketError(f"moments of site {site!r} must be those of 32-bit numbers; got others.")
+        found[site] = Moments(told["count"], tuple(present), tuple(map(float, mean)), tuple(map(float, squares)))
     all_sites = reduce(Moments.merge, (found[name] for name in line.names))
     return all_sites.preprocessing(facts[0]["columns"], facts[0]["scale"], facts[0]["impute"])
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fedlayers.remote import federation
+from fedlayers.remote.codec import Packet, PacketError
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.privacy import Privacy
 from fedlayers.remote.rpc import RefusedError
@@ -101,6 +103,37 @@ def test_tables_are_scaled_by_what_all_sites_tell_of_theirs(tmp_path: Path) -> N
     hiding = {name: Site(SiteDataset(name, path, scale="standard"), tmp_path / name, privacy=told) for name in "ns"}
     with pytest.raises(RefusedError, match="noise"):
         federation.federate(config, InMemoryTransport(hiding), progress=False)
+
+
+class Lying(Site):
+    """A site whose moments are changed."""
+
+    def __init__(self, change: dict[str, Any], path: Path, folder: Path) -> None:
+        super().__init__(SiteDataset("s", path, scale="standard"), folder)
+        self.change = change
+
+    def _moments(self, packet: Packet) -> Packet:
+        found = super()._moments(packet)
+        return Packet({**found.head, **self.change}, found.trees)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"count": 10**15}, "of its 19 samples"),
+        ({"present": [20, 19]}, "of its 19 samples"),
+        ({"mean": [0.0]}, "of 2 features"),
+        ({"mean": [1e300, 0.0]}, "32-bit"),
+        ({"squares": [0.0, 1e300]}, "32-bit"),
+        ({"squares": [-1.0, 1.0]}, "32-bit"),
+    ],
+)
+def test_moments_that_cannot_be_are_refused(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = table(tmp_path / "both.csv", ["ill", "well", "well"] * 20, client=True)
+    honest = Site(SiteDataset("n", path, scale="standard"), tmp_path / "n")
+    line = InMemoryTransport({"n": honest, "s": Lying(change, path, tmp_path / "s")})
+    with pytest.raises(PacketError, match=rf"moments of site 's' .*{reason}"):
+        federation.federate(RunConfig(dataset="toy", model="mlp", rounds=1, batch_size=8), line, progress=False)
 
 
 @pytest.mark.parametrize("scale", ["none", "standard"])
