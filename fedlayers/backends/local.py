@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answer_job
-from fl_core.errors import RunError
+from fl_core.errors import RunError, WorkerError
 from fl_core.interrupts import delay_signals, end_with_parent
 
 PERIOD = 1.0
@@ -55,7 +55,11 @@ class Local(WorkerPool[Process]):
                 answer: Answer = pickle.loads(process.link.recv_bytes())
             except (EOFError, ConnectionResetError):
                 code = _end_process(process)
-                found.append(Event(process, lost=f"a process (exit code {code})"))
+                if code is not None and code > 0:  # it ended itself, and would again
+                    error = WorkerError(f"a process ended with exit code {code}; its own message is above.")
+                    found.append(Event(process, Answer(None, error, [])))
+                else:
+                    found.append(Event(process, lost=f"a process (exit code {code})"))
             else:
                 self._idle.append(process)
                 found.append(Event(process, answer))

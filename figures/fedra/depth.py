@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -91,8 +91,6 @@ for clients of all depths, as in FedRA. The methods named `plain` are nearer to 
 no momentum, as in FedRA's released code. DepthFL then predicts by the last head, as in that code. Its clients are
 weighted by samples, as in the text. Images are normalised by ImageNet's statistics. Images of the pretraining are
 normalised by Tiny-ImageNet's, whose deviations are a fifth larger."""
-Pretrain: TypeAlias = Callable[[runner.Task, Path], pd.DataFrame]
-"""(task of the pretraining, folder) -> its rows; it stores the weights in the folder."""
 TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 
 
@@ -122,14 +120,12 @@ def pretrained(task: runner.Task, folder: Path) -> pd.DataFrame:
     return frame
 
 
-def prepared(
-    pretraining: RunConfig, config: RunConfig, run: str, folder: Path, pretrain: Pretrain = pretrained
-) -> RunConfig:
+def prepared(pretraining: RunConfig, config: RunConfig, run: str, folder: Path) -> RunConfig:
     """Make a run start from the pretrained weights in the folder, pretraining first if they are not there."""
     if run == PRETRAINING:
         return config
     if not (folder / WEIGHTS).is_file():
-        pretrain(runner.assemble(replace(pretraining, seed=0, data_root=config.data_root)), folder)
+        pretrained(runner.assemble(replace(pretraining, seed=0, data_root=config.data_root)), folder)
     return replace(config, init=str(folder / WEIGHTS))
 
 
@@ -137,9 +133,9 @@ def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
     return prepared(RUNS[PRETRAINING], config, run, folder)
 
 
-def measured(task: runner.Task, run: str, folder: Path, pretrain: Pretrain = pretrained) -> pd.DataFrame:
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each style's accuracy over the rounds, and how many blocks its client held at most."""
-    frame = pretrain(task, folder) if run == PRETRAINING else trained(task)[1]
+    frame = pretrained(task, folder) if run == PRETRAINING else trained(task)[1]
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] == "global"]
     held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
@@ -160,7 +156,7 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     return final.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
 
 
-def drawn(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     final = accuracies(frame)
     means = final.groupby("run", sort=False).mean()
     compared = [run for run in means.index if run not in SAME]
@@ -330,7 +326,7 @@ def _limit(run: str, client: int) -> int:
 ITEM = items.register(Recipe(
     NAME, "Clients of unequal depth on PACS (FedRA)", RUNS, seeds=3, one_seed=frozenset({PRETRAINING, *SAME}),
     budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
-    prepare=_prepare, measure=measured, draw=drawn, paper_rounds=PAPER_ROUNDS,
+    prepare=_prepare, measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip
 FIG4 = items.register(
     View("fedra.fig4", "Convergence with so many random layers a client, PACS, one seed", NAME, _draw_steps, seeds=1)

@@ -72,6 +72,14 @@ def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
     assert "toy was lost 2 times" in str(error)
 
 
+def test_a_process_that_ends_itself_is_not_begun_again(tmp_path: Path, two: Local) -> None:
+    (work,) = toys(tmp_path, {"fails": "exit"})
+    error = ended(two, [work])[work.path].error
+    assert isinstance(error, WorkerError)
+    assert "exit code 7" in str(error)
+    assert len(list(work.path.iterdir())) == 1
+
+
 def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
     def strict(result: Result, _: int) -> None:
         if result.error:
