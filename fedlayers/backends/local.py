@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answer_job
 from fl_core.errors import RunError, WorkerError
@@ -115,6 +118,7 @@ def _end_process(process: Process) -> int | None:
 def _serve(link: Connection) -> None:
     """Run jobs until the link closes. The process never outlives its parent."""
     end_with_parent()
+    tqdm.set_lock(threading.RLock())  # its own lock is a semaphore, which a killed process leaves behind
     while True:
         try:
             work: Job = pickle.loads(link.recv_bytes())
