@@ -5,7 +5,6 @@ Ctrl-C (SIGINT) gives exit code 130 and SIGTERM 143. SIGHUP, from a closed termi
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import sys
@@ -14,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
-
-from fl_core.errors import UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP)
@@ -117,19 +114,3 @@ def _importing(frame: FrameType | None) -> bool:
 def _say(goes_on: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(f"fedlayers: interrupted; {goes_on}", file=sys.stderr, flush=True)
-
-
-def check_main_block() -> None:
-    """Refuse work that a script does while it is imported for a new process, which happens without a main block.
-
-    Raises:
-        UsageError: the caller runs in such an import.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "__mp_main__" and frame.f_code.co_name == "<module>":
-            raise UsageError(
-                f'training in {frame.f_code.co_filename} must be below a line `if __name__ == "__main__":`; got line '
-                f"{frame.f_lineno} above it. New processes import the script, and must not train again."
-            )
-        frame = frame.f_back

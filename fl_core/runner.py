@@ -18,8 +18,7 @@ from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.execution.client_backend import ClientBackend, LocalClients
-from fl_core.execution.executors import MakesExecutor, Serial, executor
-from fl_core.interrupts import check_main_block
+from fl_core.execution.executors import MakesExecutor, Serial, check_main_block, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan

@@ -59,7 +59,8 @@ class Local(WorkerPool[Process]):
             except (EOFError, ConnectionResetError):
                 code = _end_process(process)
                 if code is not None and code > 0:  # it ended itself, and would again
-                    error = WorkerError(f"a process ended with exit code {code}; its own message is above.")
+                    said = f"{running[process].name}: its process ended with exit code {code}"
+                    error = WorkerError(f"{said}. If it left a message, that is above.")
                     found.append(Event(process, Answer(None, error, [])))
                 else:
                     found.append(Event(process, lost=f"a process (exit code {code})"))

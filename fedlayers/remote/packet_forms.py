@@ -1,6 +1,6 @@
 """The entries of each packet of the protocol, with their types.
 
-A form is a schema of :mod:`fl_core.storage.schema`. ``X`` is the form of a request, or of the reply that answers it.
+A form is a schema of :mod:`fl_core.storage.schema`. :mod:`fedlayers.remote.protocol` says what each packet does.
 """
 
 from __future__ import annotations

@@ -315,12 +315,13 @@ def _until(true: Any, seconds: float) -> bool:
 
 
 def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
-    script, width = tmp_path / "train.py", 300  # more bytes than a pipe holds
-    settings = f"model='mlp', model_options={{'sizes': [64, {width}, 10]}}, stack='off', workers=2, rounds=1"
+    script = tmp_path / "train.py"  # its model has more bytes than a pipe holds
+    settings = "model='mlp', model_options={'sizes': [64, 300, 10]}, stack='off', workers=2, rounds=1"
     script.write_text(f"import fedlayers as fl\nfl.run(fl.RunConfig(dataset='digits', {settings}))\n")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 1
+    assert f"UsageError: training in {script} must be below" in ended.stderr
     assert re.search(r'WorkerError: .* exit code 1; .* below `if __name__ == "__main__":`', ended.stderr)
 
 

@@ -76,7 +76,7 @@ def test_a_process_that_ends_itself_is_not_begun_again(tmp_path: Path, two: Loca
     (work,) = toys(tmp_path, {"fails": "exit"})
     error = ended(two, [work])[work.path].error
     assert isinstance(error, WorkerError)
-    assert "exit code 7" in str(error)
+    assert "toy: its process ended with exit code 7" in str(error)
     assert len(list(work.path.iterdir())) == 1
 
 
