@@ -73,6 +73,7 @@ class Figures:
     backend: Annotated[
         str, arg(help="With --train: where to train: local:N (N processes), ray, or ray:HOST:PORT (a cluster).")
     ] = ""
+    device: Annotated[str, arg(help="With --train: where models are trained, cpu or cuda.")] = "cpu"
     data_root: Annotated[str | None, arg(help="With --train: the data folder. The default is FEDLAYERS_DATA_ROOT.")] = (
         None
     )
@@ -106,8 +107,11 @@ class Figures:
         study = item.study
         if self.seeds is not None and not self.train:
             raise UsageError("--seeds must be with --train; got it alone. Add --train, or leave --seeds out.")
-        if (self.only or self.budget is not None) and not (self.train and isinstance(study, recipe.Recipe)):
-            raise UsageError("--only and --budget must be with --train and a study of many runs. Leave them out.")
+        chosen = self.only or self.budget is not None or self.device != "cpu"
+        if chosen and not (self.train and isinstance(study, recipe.Recipe)):
+            raise UsageError(
+                "--only, --budget and --device must be with --train and a study of many runs. Leave them out."
+            )
         if self.pack and not isinstance(study, recipe.Recipe):
             raise UsageError("--pack must be with a study of many runs. Leave it out: other studies have one file.")
         if self.backend and not self.train:
@@ -126,7 +130,7 @@ class Figures:
                 "command": command,
             }
             if isinstance(study, recipe.Recipe):
-                seconds = recipe.train(study, path, only=self.only, budget=self.budget, **how)
+                seconds = recipe.train(study, path, only=self.only, budget=self.budget, device=self.device, **how)
             else:
                 seconds = items.train(study, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
@@ -150,10 +154,11 @@ class Figures:
             print(lacking)
 
     def _all(self) -> None:
-        if self.train or self.seeds is not None or self.only or self.budget is not None or self.backend or self.pack:
+        chosen = self.only or self.budget is not None or self.backend or self.device != "cpu"
+        if self.train or self.seeds is not None or chosen or self.pack:
             raise UsageError(
                 "all must be alone, since it draws stored rows. "
-                "Leave --train, --seeds, --only, --budget, --backend and --pack out."
+                "Leave --train, --seeds, --only, --budget, --backend, --device and --pack out."
             )
         if self.out is not None:
             _make_folder(self.out)
@@ -162,8 +167,10 @@ class Figures:
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("The gallery must have its own seeds. Leave --seeds out.")
-        if self.only or self.budget is not None or self.backend or self.pack:
-            raise UsageError("The gallery must be made as a whole. Leave --only, --budget, --backend and --pack out.")
+        if self.only or self.budget is not None or self.backend or self.device != "cpu" or self.pack:
+            raise UsageError(
+                "The gallery must be made as a whole. Leave --only, --budget, --backend, --device and --pack out."
+            )
         if self.scale != items.QUICK:
             raise UsageError("The gallery must have its one scale. Leave --scale out.")
         if self.out is not None:
@@ -214,6 +221,7 @@ def _command(wanted: Figures) -> str:
     parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
     parts += ["--only", *wanted.only] if wanted.only else []
     parts += ["--budget", f"{wanted.budget:g}"] if wanted.budget is not None else []
+    parts += ["--device", wanted.device] if wanted.device != "cpu" else []
     return shlex.join(parts)
 
 

@@ -278,6 +278,7 @@ def train(
     budget: float | None = None,
     data_root: str | None = None,
     backend: Backend | str = "",
+    device: str = "cpu",
     command: str = "",
     progress: bool = True,
 ) -> float:
@@ -289,6 +290,7 @@ def train(
         budget: minutes after which no run is begun. One that took longer with another seed than is left is not
             begun either.
         backend: where they are trained (:mod:`fedlayers.backends.names`); default this process.
+        device: where models are trained, as PyTorch names it.
 
     Raises:
         UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
@@ -302,6 +304,8 @@ def train(
         raise UsageError(f"--budget must be above 0 minutes; got {budget:g}. Choose more.")
     if not folder.parent.is_dir():
         raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
+    if device != "cpu":
+        item = replace(item, runs={name: replace(config, device=device) for name, config in item.runs.items()})
     took: dict[str, float] = {}
     planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]
     known = headers(folder)

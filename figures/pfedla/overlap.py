@@ -45,6 +45,9 @@ RUNS = {
     **by_method(BASE, SHOWN, {}),
     **{run: replace(BASE, algorithm="heurpfedla", options={"k": k}) for k, run in RETAINING.items() if k > 1},
 }
+LONGER = "pfedla.longer"
+ROUNDS = 300
+"""Of the study of the weights on oneself, which still change after the other runs' 40 rounds."""
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -324,4 +327,9 @@ ITEM = items.register(Recipe(
     NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=6,
     budget="about 6 hours of one core; a run takes 6 to 27 minutes",
     measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
+))  # fmt: skip
+STUDY = items.register(Recipe(
+    LONGER, "pFedLA's weights after more rounds",
+    {"pfedla": replace(RUNS["pfedla"], rounds=ROUNDS, eval_every=ROUNDS // 20, checkpoint_every=ROUNDS)}, seeds=6,
+    budget="about five hours of one core; a run takes 45 minutes", measure=_measure, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip

@@ -15,6 +15,7 @@ from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settle
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import (
     CORRELATION,
+    LONGER,
     NAME,
     SELF,
     SELF_LARGEST,
@@ -47,7 +48,7 @@ def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
         UsageError: it was not run with seed 0, whose weights are drawn.
     """
     if 0 not in header["had"].get("pfedla", []):
-        raise UsageError(f"{NAME} must have a run of pfedla with seed 0; got none. Train with --train.")
+        raise UsageError(f"{header['item']} must have a run of pfedla with seed 0; got none. Train with --train.")
     return frame[frame["run"] == "pfedla"]
 
 
@@ -220,4 +221,4 @@ FIG5 = items.register(
     View("pfedla.fig5", "A client's mixing weights by layer, through training", NAME, _draw_periods, seeds=1)
 )
 FIG6 = items.register(View("pfedla.fig6", "Mixing weights of each pair of clients, CIFAR-10", NAME, _draw_pairs))
-FIG7 = items.register(View("pfedla.fig7", "The clients' weight on themselves by layer, CIFAR-10", NAME, _draw_selves))
+FIG7 = items.register(View("pfedla.fig7", "The clients' weight on themselves by layer, CIFAR-10", LONGER, _draw_selves))

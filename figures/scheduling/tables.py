@@ -35,6 +35,7 @@ from figures.scheduling.runs import (
     judge,
     listed,
     missing,
+    own_images,
     plain,
     scores,
     setting,
@@ -98,9 +99,9 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
                 found.held,
                 incomparable(header, frame, dataset) or found.incomparable,
             )
-    near = [dataset for dataset in columns(header) if not incomparable(header, frame, dataset)]
+    near = own_images(header)
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
-    where = "on every dataset" + (f" that is comparable (without {' and '.join(far)})" if far else "")
+    where = "on every dataset" + (f" of the paper's own images (without {' and '.join(far)})" if far else "")
     where += " (mean of the table's three numbers of rounds)"
     for method in SCHEDULES:
         found = judge({NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()})
@@ -268,11 +269,7 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         last.set_title("paired by seed", fontsize=9)
         figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
-    replaced = (
-        ""
-        if at_paper(header)
-        else " Published values have ten times as many rounds. They are shown where the data have the paper's name."
-    )
+    replaced = "" if at_paper(header) else " Published values are shown where the data have the paper's name."
     caption = (
         f"Accuracy after {ends} rounds and fine-tuning, with 95 % intervals. Each label gives the rounds at which "
         "layers are unfrozen. The last panel shows what unfreezing twice as early changes."
