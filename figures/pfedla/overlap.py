@@ -46,7 +46,7 @@ RUNS = {
     **{run: replace(BASE, algorithm="heurpfedla", options={"k": k}) for k, run in RETAINING.items() if k > 1},
 }
 LONGER = "pfedla.longer"
-ROUNDS = 300
+ROUNDS = 180
 """Of the study of the weights on oneself, which still change after the other runs' 40 rounds."""
 
 
