@@ -22,6 +22,8 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 
 NAME = "scheduling.runs"
+HEADS = "scheduling.heads"
+"""The study of Sec. 5.4."""
 ACCURACY = "accuracy"
 POOLED, MEAN = "pooled", "mean"
 """Accuracy over all clients' test samples together, which the paper's base code prints; and the mean over clients."""
@@ -39,10 +41,6 @@ EARLY = {"cifar100": 1, "tiny_imagenet": 0}
 """Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
 MANY_SEEDS = {"mnist": 5, "cifar10": 5, "tiny_imagenet": 5}
 """Seeds of the quick runs on data that the paper has."""
-HEADS_SEEDS = 10
-"""Seeds of the quick runs of Sec. 5.4: schedules over methods that train their head."""
-CLOSE = dict.fromkeys((f"{WRAPPED}.fedper", f"{WRAPPED}.anti_fedper"), 30)
-"""Seeds of the pair of Sec. 5.4 whose difference is smallest; see ``REGISTERED_SEEDS.md``."""
 CHANCE = 1 / 100, 1 / 200
 """Accuracy of guessing on Tiny-ImageNet: here it has half of the paper's classes."""
 NAMES = {name: names.DATASETS[name] for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")}
@@ -81,6 +79,8 @@ QUICK = {
 }
 """Rounds are a fifth of the paper's for the first two, a tenth in CIFAR-100's place, for thawing and for the end alike.
 The last has the paper's rounds."""
+HEADS_COLUMN = Column("cifar10", 4000, PAPER[WRAPPED].at, PAPER[WRAPPED].unfreeze, 25)
+"""Sec. 5.4 has the paper's rounds, for the differences still changed after a fifth of them."""
 
 FULL = RunConfig(
     partition="capped_dirichlet", alpha=0.1, clients=100, participation=0.1,
@@ -95,13 +95,10 @@ FINETUNE = {"paper": 10, "quick": 5}
 
 
 def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> dict[str, RunConfig]:
-    """Every run by name: DATASET.METHOD, DATASET.METHOD_early (Sec. 5.3), DATASET.SCHEDULE_METHOD (Sec. 5.4)."""
+    """Every run by name: DATASET.METHOD, and DATASET.METHOD_early (Sec. 5.3)."""
     runs: dict[str, RunConfig] = {}
     for name, column in columns.items():
-        shared = replace(
-            base, dataset=column.dataset, max_samples=column.pool, rounds=column.at[-1], eval_every=column.every,
-            checkpoint_every=column.at[-1],
-        )  # fmt: skip
+        shared = _sized(base, column)
         tuned: dict[str, Any] = {"finetune_epochs": finetune}
         thawing: dict[str, Any] = {"unfreeze": column.unfreeze}
         for method in METHODS:
@@ -114,12 +111,25 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
                 runs[f"{name}.{method}_early"] = replace(
                     shared, algorithm=method, rounds=column.at[EARLY[name]], options={**tuned, **sooner}
                 )
-        if name == WRAPPED:
-            for method in SCHEDULES:
-                for below in BELOW:
-                    runs[f"{name}.{method}_{below}"] = replace(
-                        shared, algorithm=method, options={"base": below, **thawing}
-                    )
+    return runs
+
+
+def _sized(base: RunConfig, column: Column) -> RunConfig:
+    """The base with a column's data and rounds."""
+    return replace(
+        base, dataset=column.dataset, max_samples=column.pool, rounds=column.at[-1], eval_every=column.every,
+        checkpoint_every=column.at[-1],
+    )  # fmt: skip
+
+
+def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
+    """The runs of Sec. 5.4 by name: DATASET.METHOD, and under a schedule DATASET.SCHEDULE_METHOD."""
+    shared, runs = _sized(base, column), {}
+    for below in BELOW:
+        runs[f"{WRAPPED}.{below}"] = replace(shared, algorithm=below)
+        for method in SCHEDULES:
+            options = {"base": below, "unfreeze": column.unfreeze}
+            runs[f"{WRAPPED}.{method}_{below}"] = replace(shared, algorithm=method, options=options)
     return runs
 
 
@@ -180,7 +190,9 @@ def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) 
 
 def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
     """The datasets at the scale of the stored rows."""
-    return PAPER if at_paper(header) else QUICK
+    if at_paper(header):
+        return PAPER
+    return {WRAPPED: HEADS_COLUMN} if header["item"] == HEADS else QUICK
 
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
@@ -266,8 +278,12 @@ def incomparable(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
 RUNS = recipes(QUICK, SMALL, FINETUNE["quick"])
 STUDY = items.register(Recipe(
     NAME, "Layer scheduling: every run behind its tables and figures", RUNS, seeds=3,
-    more_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS}
-    | dict.fromkeys(OVER_HEADS, HEADS_SEEDS) | CLOSE,
-    budget="about 110 minutes of one core; a run takes 15 to 100 seconds", measure=_measure,
-    paper=recipes(PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
+    more_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS},
+    budget="about nine hours of one core; a run takes 15 to 100 seconds, on Tiny-ImageNet ten minutes",
+    measure=_measure, paper=recipes(PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
+))  # fmt: skip
+OVER = items.register(Recipe(
+    HEADS, "Layer scheduling over methods that train their head", over_heads(HEADS_COLUMN, SMALL), seeds=10,
+    budget="about three hours of one core; a run takes one to two minutes", measure=_measure,
+    paper=over_heads(PAPER[WRAPPED], FULL), paper_seeds=3,
 ))  # fmt: skip

@@ -19,6 +19,7 @@ from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
     EARLY,
+    HEADS,
     MEAN,
     METHODS,
     NAME,
@@ -374,6 +375,5 @@ SEC53 = items.register(View(
     runs=OF_EARLY,
 ))  # fmt: skip
 SEC54 = items.register(View(
-    "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", NAME, _draw_wrapped,
-    runs=OVER_HEADS,
+    "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", HEADS, _draw_wrapped,
 ))  # fmt: skip
