@@ -168,10 +168,11 @@ def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
 
 
 def _check_values(path: Path | str, table: pd.DataFrame) -> None:
-    """Refuse values that no row has: a share beyond 0 to 1, or one that does not fit its status."""
-    value, shares = table["value"], [name for name, score in TABLE.items() if score.share]
+    """Refuse values that no row has: one beyond its score's range, or one that does not fit its status."""
+    value = table["value"]
+    low, high = (table["metric"].map({name: score.ends[k] for name, score in TABLE.items()}) for k in (0, 1))
     wrong = (value.isna() == (table["status"] == "ok")) | (value.abs() == math.inf) | (table["stderr"] == math.inf)
-    wrong |= table["metric"].isin(shares) & ((value < -ROUNDING) | (value > 1 + ROUNDING))
+    wrong |= (value < low - ROUNDING) | (value > high + ROUNDING)
     if wrong.any():
         row = table[wrong].iloc[0]
         found = f"the value {row['value']} with status {row['status']!r}"
@@ -224,7 +225,7 @@ def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[
                 record = limits.parsed_json(line.decode("utf-8"))
             except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
                 if number == 1:
-                    raise _refusal(path, f"a first line that is no header ({error})") from error
+                    raise _refusal(path, "a first line that is no header") from error
                 raise CorruptError(f"{path}, line {number} is damaged: {error}") from error
             if number > 1 and not _is_row(record):
                 raise CorruptError(f"{path}, line {number} is damaged: it is no row of the schema")

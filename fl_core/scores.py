@@ -50,6 +50,11 @@ class Score:
     chance: float = math.nan
     range: tuple[float, float] = (-math.inf, math.inf)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest value that it can have."""
+        return (0.0, 1.0) if self.share else self.range
+
 
 ROUNDING = 1e-6
 """How far beyond its range rounding may take a score."""
@@ -127,7 +132,7 @@ def check_scores(values: Mapping[str, float], task: str) -> None:
         check_score(name, task)
     for name in scores_of(task):
         score, value = TABLE[name], values.get(name)
-        low, high = (0.0, 1.0) if score.share else score.range
+        low, high = score.ends
         if value is None:
             raise UsageError(f"scores of {task} must include {name}; got {listing(values) or 'none'}.")
         if math.isnan(value) and score.missing:

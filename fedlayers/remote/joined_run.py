@@ -17,8 +17,8 @@ from fedlayers.remote.policy import check_joined
 from fedlayers.remote.privacy import hide_message
 from fedlayers.remote.state_store import StateStore, Turns
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Message, find
-from fl_core.algorithms.model_template import StateSchema
+from fl_core.algorithms.base import Algorithm, Message, Round, find
+from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
 from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client, placeholder_data
 from fl_core.data.preprocessing import Preprocessing
@@ -138,6 +138,8 @@ class JoinedRun:
             self.site.policy.check_phases(algorithm.phases(asked.rnd, self.number))
         if isinstance(asked, FinetuneRequest):
             self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
+        if self.sums is not None and not isinstance(asked, TrainRequest):
+            self._check_unmixed(algorithm, asked.template)
         sums = self.sums if isinstance(asked, TrainRequest) and not asked.lost else None
         member = None if sums is None else sums.enter(values, in_sum, key)
         self._enter(lane, values, algorithm, asked)
@@ -156,6 +158,22 @@ class JoinedRun:
             self._tuned = (values["lane"], values["from"], asked.done)
         self.turns.end(seq)
         return answer
+
+    def _check_unmixed(self, algorithm: Algorithm, template: ModelTemplate) -> None:
+        """Refuse a model of the server's tensors and of tensors that this client uploads in a secure sum.
+
+        From scores of such models a server of its own making could compute the upload.
+
+        Raises:
+            PacketError: names the model.
+        """
+        uploads = algorithm.uploaded(Round(0, "train", (self.number,)), self.number)
+        for name, parts in template.models.items():
+            own = [part for part in parts.values() if isinstance(part, ClientTensorRef)]
+            if len(own) < len(parts) and any(part.tree == "model" and part.name in uploads for part in own):
+                raise PacketError(
+                    f"the model {name!r} must have the client's upload in a secure sum whole or not at all; got a part."
+                )
 
     def sum_step(self, packet: Packet, session: str, seq: int) -> Packet:
         """Answer a step of a secure sum other than the masked update."""

@@ -104,8 +104,18 @@ REPLY = {
 }
 SUM = {"run": str, "lane": str, "to": str, "sum": str, "group": [str]}
 KEYS = MapOf({"mask": str, "share": str, "signature": str})
-SUM_FORMS = {"sum_keys": SUM, "sum_shares": {**SUM, "keys": KEYS}, "sum_reveal": {**SUM, "survivors": [str]}}
-PARTS = {"sum_keys": KEYS.form, "sum_shares": MapOf(str), "sum_reveal": {"seeds": MapOf(str), "masks": MapOf(str)}}
+SUM_FORMS = {
+    "sum_keys": SUM,
+    "sum_shares": {**SUM, "keys": KEYS},
+    "sum_agree": {**SUM, "survivors": [str]},
+    "sum_reveal": {**SUM, "signatures": MapOf(str)},
+}
+PARTS = {
+    "sum_keys": KEYS.form,
+    "sum_shares": MapOf(str),
+    "sum_agree": {"signature": str},
+    "sum_reveal": {"seeds": MapOf(str), "masks": MapOf(str)},
+}
 """What a reply ``summed`` has as its parts, by the kind of the request."""
 IN_SUM = {"sum": str, "group": [str], "shares": MapOf(str)}
 """What a request ``train`` says of the secure sum that takes the update."""

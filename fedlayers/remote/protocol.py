@@ -11,7 +11,8 @@ The requests:
 - ``score`` evaluates models. It has the server's part, and the names to merge with the client's own part.
 - ``measure`` asks for metrics of the client's own model after its first round, numbers alone.
 - ``sum_keys`` asks for the client's keys of a secure sum, and ``sum_shares`` for encrypted shares of its secrets.
-- ``sum_reveal`` asks for the shares that remove the masks from the sum of the received updates.
+- ``sum_agree`` asks the client to sign who is in the sum. With enough signatures, ``sum_reveal`` asks for the shares
+  that remove the masks from the sum of the received updates.
 
 The replies are ``hello``, ``told`` (moments), ``counted`` (classes), ``joined``, ``done``, ``measured`` and ``summed``.
 With a reason, a reply can also be ``refused``, ``failed`` or ``waiting`` (for the site's owner).
@@ -51,7 +52,7 @@ from fl_core.scores import check_scores
 from fl_core.storage.schema import COUNT, validate
 from fl_core.tree import Tree
 
-PROTOCOL, OLDEST = 2, 2
+PROTOCOL, OLDEST = 3, 2
 """The newest and the oldest protocol that this version speaks."""
 TORCH = torch.__version__.partition("+")[0]
 """The version of PyTorch without its build."""

@@ -195,7 +195,7 @@ def _what(head: Mapping[str, Any]) -> str:
 
     >>> asked = {"kind": "join", "config": {"algorithm": "fedper", "rounds": 20}, "plan": {"shared": ["fc1", "fc2"]}}
     >>> _what({**asked, "sites": [{"name": "a"}, {"name": "b"}]})
-    'train fedper for 20 rounds, sharing fc1, fc2, with a, b'
+    'train fedper for 20 rounds, sharing fc1, fc2, with a, b, each update by itself'
     """
 
     def listed(found: Any, name: str = "") -> str:
@@ -207,6 +207,7 @@ def _what(head: Mapping[str, Any]) -> str:
         plan = head.get("plan")
         said += f", sharing {listed(plan.get('shared'))}" if isinstance(plan, dict) else ", without a plan"
         said += f", with {listed(head.get('sites'), 'name')}"
+        said += ", in a secure sum" if head.get("secure_sum") is True else ", each update by itself"
     elif head["kind"] == "race":
         said = f"compare {listed(head.get('arms'), 'algorithm')}"
     elif head["kind"] == "measure":

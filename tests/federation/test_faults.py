@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-import fl_core
 from fedlayers.remote import federation, protocol
 from fedlayers.remote.codec import MAGIC, Packet, PacketError, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
@@ -536,8 +535,6 @@ def test_a_site_of_another_model_is_refused(tmp_path: Path) -> None:
         Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, config={**joined_config(), "data_root": "/"})
     )
     assert "site 2" in told(Site(PresplitData(TOY, "a"), tmp_path / "a"), joining(tmp_path, number=2))
-    assert fl_core.__version__
-    assert protocol.PROTOCOL == 2
 
 
 def raise_from(text: str) -> None:

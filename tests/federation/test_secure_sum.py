@@ -73,7 +73,7 @@ class Unsigned(Identity):
     def sign(self, text: bytes) -> bytes:
         return b""
 
-    def check(self, site: str, text: bytes, signature: bytes) -> None:
+    def check(self, site: str, text: bytes, signature: bytes, what: str) -> None:
         pass
 
 
@@ -86,12 +86,12 @@ def members(count: int, of: Callable[[str], Identity] = Unsigned) -> tuple[dict[
 
 @pytest.mark.tries(1000)
 def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors() -> None:
-    """A site may be lost before it sends keys, shares, its update, or the shares that remove masks."""
+    """A site may be lost before it sends keys, shares, its update, its signature, or the shares that remove masks."""
     draw, few, complete = random.Random(0), 0, 0
     for _ in range(1000):
         count = draw.randint(3, 5)
         group, keys, context = members(count)
-        leaves = {name: draw.choice((0, 1, 2, 3, 4, 4, 4, 4)) for name in group}
+        leaves = {name: draw.choice((0, 1, 2, 3, 4, *[5] * 8)) for name in group}
         updates = {name: {"w": torch.randn(3)} for name in group}
         weights = {name: draw.randint(1, 50) for name in group}
         words = {name: encode_tree(updates[name], weights[name], sum(weights.values())) for name in group}
@@ -104,11 +104,12 @@ def test_in_1000_patterns_of_dropouts_the_sum_is_exactly_that_of_the_survivors()
             masked = {name: words[name].copy() for name in survivors}
             for name in survivors:
                 group[name].mask(masked[name])
-            revealed = {name: group[name].reveal(survivors) for name in survivors if leaves[name] > 3}
+            agreed = {name: group[name].agree(survivors)["signature"] for name in survivors if leaves[name] > 3}
+            revealed = {name: group[name].reveal(agreed) for name in agreed if leaves[name] > 4}
             total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
             remove_masks(total, context, list(group), keys, shares, survivors, revealed)
         except UsageError:
-            assert sum(each > 3 for each in leaves.values()) < threshold(count)
+            assert sum(each > 4 for each in leaves.values()) < threshold(count)
             few += 1
             continue
         expected = [sum(int(words[name].view(np.int64)[k]) for name in survivors) for k in range(3)]
@@ -173,6 +174,14 @@ def test_forged_keys_are_refused(forged: str) -> None:
     assert group["a"].share(keys).keys() == set("bcde")
 
 
+def test_a_signed_key_that_fits_no_other_is_refused_with_the_name_of_its_site() -> None:
+    group, keys, _ = members(3, identity)
+    weak = {**keys["b"], "mask": "00" * 32}
+    weak["signature"] = identity("b").sign(group["b"]._text_to_sign("b", weak)).hex()
+    with pytest.raises(PacketError, match="the keys of site 'b'"):
+        group["a"].share({**keys, "b": weak})
+
+
 def test_forged_shares_and_survivors_are_refused() -> None:
     group, keys, _ = members(5)
     shares = {name: member.share(keys) for name, member in group.items()}
@@ -187,10 +196,53 @@ def test_forged_shares_and_survivors_are_refused() -> None:
     group["a"].receive(given)
     for survivors, reason in ((["a", "b"], "at least 3"), (["b", "c", "d"], "this site"), (["a", "b", "b"], "a, b, b")):
         with pytest.raises((PacketError, UsageError), match=reason):
-            group["a"].reveal(survivors)
-    revealed = group["a"].reveal(["a", "b", "c"])
+            group["a"].agree(survivors)
+    signed = dict.fromkeys("abc", "")
+    group["a"].agree(list("abc"))
+    for wrong, reason in (({"a": "", "b": ""}, "at least 3"), ({**signed, "d": ""}, "'d'")):
+        with pytest.raises((PacketError, UsageError), match=reason):
+            group["a"].reveal(wrong)
+    revealed = group["a"].reveal(signed)
     assert revealed["seeds"].keys() == set("abc")
     assert revealed["masks"].keys() == set("de")
+
+
+def exchanged(group: Mapping[str, Member], heard: Mapping[str, str] | None = None) -> None:
+    """Let all members draw keys and receive shares: from every other one, or from those that a server passes on."""
+    keys = {name: member.advertise() for name, member in group.items()}
+    shares = {name: member.share(keys) for name, member in group.items()}
+    for name, member in group.items():
+        passed = (heard or {}).get(name, group)
+        member.receive({other: shares[other][name] for other in passed if other != name})
+
+
+def test_a_server_that_tells_each_member_something_else_gets_no_shares() -> None:
+    """The update of a could be read from shares of its seed, and of the keys for masks of the two that it heard of."""
+    group, _, _ = members(5, identity)
+    exchanged(group, {"a": "bc"})
+    told = {"b": "abde", "c": "acde", "d": "ade", "e": "ade"}
+    signed = {name: group[name].agree(list(survivors))["signature"] for name, survivors in told.items()}
+    for name, survivors in told.items():
+        of = [other for other in survivors if other in signed]
+        for count in range(1, len(of) + 1):
+            for chosen in combinations(of, count):
+                with pytest.raises((PacketError, UsageError), match=r"list of survivors of site|must have at least 3"):
+                    group[name].reveal({other: signed[other] for other in chosen})
+
+
+def test_shares_leave_once_more_than_half_have_signed_one_list() -> None:
+    group, _, _ = members(5, identity)
+    exchanged(group)
+    signed = {name: group[name].agree(list("abcd"))["signature"] for name in "abc"}
+    assert all(group[name].reveal(signed)["masks"].keys() == {"e"} for name in "abc")
+    for forged in (group["b"].identity.sign(b"another text").hex(), signed["c"]):
+        with pytest.raises(PacketError, match="list of survivors of site 'b'"):
+            group["a"].reveal({**signed, "b": forged})
+    exchanged(group)  # the same sum begins again, with other keys
+    for name in "abc":
+        group[name].agree(list("abcd"))
+        with pytest.raises(PacketError, match="list of survivors of site"):
+            group[name].reveal(signed)
 
 
 class Listening(InMemoryTransport):
@@ -224,14 +276,15 @@ def test_a_site_answers_each_step_once(tmp_path: Path) -> None:
     federation.federate(replace(WHOLE, rounds=1), line, progress=False, secure_sum=True)
     wanted, stamp = line.answered, {"session": decode(line.asked["train"]).head["session"], "seq": 10**6}
     for site in (there["a"], sites(tmp_path)["a"]):  # also after a restart
-        for kind in ("sum_keys", "sum_shares", "train", "sum_reveal"):
+        for kind in ("sum_keys", "sum_shares", "train", "sum_agree", "sum_reveal"):
             packet = decode(line.asked[kind])
             again = decode(site.answer(encode(Packet({**packet.head, **stamp}, packet.trees))))
             assert {**again.head, **stamp} == {**wanted[kind].head, **stamp}
             assert all(each["words"].equal(wanted[kind].trees[name]["words"]) for name, each in again.trees.items())
         for kind, changes in (
             ("sum_shares", {"keys": {}}),
-            ("sum_reveal", {"survivors": ["a", "b", "c"]}),  # asks for the other share of d
+            ("sum_agree", {"survivors": ["a", "b", "c"]}),  # to ask for the other share of d
+            ("sum_reveal", {"signatures": {}}),
             ("train", {"lost": False, "score": ["test"]}),
             ("train", {"secure_sum": None}),
             ("sum_shares", {"sum": "another"}),
@@ -245,6 +298,23 @@ def test_a_site_answers_each_step_once(tmp_path: Path) -> None:
             assert "\n" not in reply.head["reason"]
     (stored,) = (tmp_path / "a").glob("*/secure-sum.json")
     assert json.loads(stored.read_text()).keys() == {"context", "steps"}  # the secrets have gone
+
+
+def test_scores_of_an_upload_with_tensors_of_the_server_are_refused(tmp_path: Path) -> None:
+    """From the losses of such models a server could compute the upload of one client."""
+    there = sites(tmp_path)
+    line = Listening(there)
+    federation.federate(config_for("mr_mtl", rounds=1), line, progress=False, secure_sum=True)
+    packet = decode(line.asked["score"])
+    ((name, parts),) = packet.head["models"].items()
+    assert all(isinstance(part, list) for part in parts.values())  # each tensor is the client's own
+    tensor = next(iter(parts))
+    mixed = {**parts, tensor: 0}
+    start = decode(line.asked["join"]).trees["start"]
+    head = {**packet.head, "models": {name: mixed}, "seq": 10**6}
+    reply = decode(there["a"].answer(encode(Packet(head, {f"{protocol.SENT}0": {tensor: start[tensor]}}))))
+    assert reply.head["kind"] == "refused"
+    assert "whole or not at all" in reply.head["reason"]
 
 
 # --- whole federations ----------------------------------------------------------------------------------------------
@@ -291,20 +361,21 @@ def test_no_unmasked_update_reaches_the_server(tmp_path: Path) -> None:
 LIMITS = TimeoutPolicy(timeout=5.0)
 
 
-@pytest.mark.parametrize("kind", ["sum_keys", "sum_shares", "train", "sum_reveal"])
+@pytest.mark.parametrize("kind", ["sum_keys", "sum_shares", "train", "sum_agree", "sum_reveal"])
 def test_a_site_that_is_lost_at_any_step_leaves_the_survivors_mean(kind: str, tmp_path: Path) -> None:
     config = replace(WHOLE, rounds=1)
     line = Listening(sites(tmp_path / "sum"), {"c": kind})
     found = federation.federate(config, line, progress=False, secure_sum=True, timeouts=LIMITS)
     summed = {row["client"] for row in found.rows if row["metric"] == "secure_sum"}
-    assert summed == set(NAMES) - ({"c"} if kind != "sum_reveal" else set())
-    (tmp_path / "lost.csv").write_text("round,client\n" + "1,c\n" * (kind != "sum_reveal"))
+    missing = kind not in ("sum_agree", "sum_reveal")  # its update is there
+    assert summed == set(NAMES) - ({"c"} if missing else set())
+    (tmp_path / "lost.csv").write_text("round,client\n" + "1,c\n" * missing)
     lost = replace(config, dropout_trace=str(tmp_path / "lost.csv"))
     plain = federation.federate(lost, InMemoryTransport(sites(tmp_path / "plain")), progress=False)
     assert all(model(plain)[key].allclose(each, rtol=0, atol=1e-7) for key, each in model(found).items())
 
 
-@pytest.mark.parametrize("kind", ["sum_keys", "sum_shares", "train", "sum_reveal"])
+@pytest.mark.parametrize("kind", ["sum_keys", "sum_shares", "train", "sum_agree", "sum_reveal"])
 def test_too_few_sites_end_in_one_error_and_reveal_nothing(kind: str, tmp_path: Path) -> None:
     line = Listening(sites(tmp_path), dict.fromkeys("bc", kind))
     with pytest.raises(UsageError, match="at least 3") as told:
@@ -320,6 +391,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Packet], Packet]]] = {
     "an update of another size": ("train", lambda p: Packet(p.head, {"masked": {"words": torch.arange(3)}})),
     "an update without a mask": ("train", lambda p: Packet(p.head, {"message/model": {}})),
     "shares for nobody": ("sum_shares", lambda p: Packet({**p.head, "parts": {}})),
+    "a signature of another list": ("sum_agree", lambda p: Packet({**p.head, "parts": {"signature": "00"}})),
     "shares of another secret": ("sum_reveal", lambda p: Packet({**p.head, "parts": WRONG})),
     "parts of another kind": ("sum_reveal", lambda p: Packet({**p.head, "parts": {"seeds": 3, "masks": {}}})),
 }  # fmt: skip
@@ -335,7 +407,7 @@ def test_a_hostile_site_makes_no_sum(hostile: str, tmp_path: Path) -> None:
                 of = decode(requests[name]).head["kind"]
                 yield name, encode(change(decode(reply))) if (name, of) == ("b", kind) else reply
 
-    with pytest.raises(PacketError, match="site '") as told:
+    with pytest.raises((PacketError, RefusedError), match=r"site '.*'b'|site 'b'") as told:  # the one at fault is named
         federation.federate(WHOLE, Other(sites(tmp_path)), tmp_path / "run", progress=False, secure_sum=True)
     assert "\n" not in str(told.value)
     assert store.Run(tmp_path / "run").rounds == []

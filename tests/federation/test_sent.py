@@ -171,7 +171,10 @@ def test_a_site_that_asks_its_owner_is_waited_for(tmp_path: Path, monkeypatch: p
         federation.federate(config, transport, timeouts=TimeoutPolicy(start=0.3), progress=False)
     assert {decode(each).head["kind"] for each in transport.replies} == {"hello", "waiting"}
     ((name, what),) = owner.waiting().items()
-    assert what == f"train fedper for {config.rounds} rounds, sharing fc1, fc2, with {', '.join(NAMES)}"
+    assert (
+        what
+        == f"train fedper for {config.rounds} rounds, sharing fc1, fc2, with {', '.join(NAMES)}, each update by itself"
+    )
 
     def allow() -> None:
         time.sleep(0.3)

@@ -100,6 +100,9 @@ GOOD = rows.dumps(rows.row("loss", 1.0))
         ('{"schema": 1}\n[1, 2]\n', CorruptError, "line 2"),
         ('{"schema": 1}\n{"metric": "loss"}\n', CorruptError, "line 2"),
         (b'{"schema": 1}\n\xff\xfe\n', CorruptError, "line 2"),
+        (f'{{"schema": 1}}\n{rows.dumps(rows.row("accuracy", 1.1))}\n', CorruptError, "no accuracy has the value 1.1"),
+        (f'{{"schema": 1}}\n{rows.dumps(rows.row("mse", -1.0))}\n', CorruptError, "no mse has the value -1"),
+        (f'{{"schema": 1}}\n{rows.dumps(rows.row("r2", 2.0))}\n', CorruptError, "no r2 has the value 2"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, content, error, what):

@@ -1,7 +1,8 @@
 """A secure sum: the server receives the weighted sum of the clients' updates, and no single one.
 
 The protocol is that of Bonawitz et al. ("Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017)
-with signed keys. Each exchange has four steps: keys, shares of secrets, masked updates, and shares that remove masks.
+against an active server. Each exchange has five steps: signed keys, shares of secrets, masked updates, signatures of
+who is in the sum, and shares that remove masks.
 
 The modules :mod:`.fixed_point`, :mod:`.shamir`, :mod:`.keys` and :mod:`.members` have no transport. :mod:`.at_site` and
 :mod:`.at_server` connect them to the messages of a federation. They need the package ``cryptography`` from the extra

@@ -66,7 +66,9 @@ class SummingClients(RemoteClients):
             total += _words(name, packet, len(total))
             found[name] = packet
         self._check(found, len(asked), "updates")
-        revealed = self._step("sum_reveal", place, {name: {"survivors": sorted(found)} for name in found})
+        agreed = self._step("sum_agree", place, {name: {"survivors": sorted(found)} for name in found})
+        signatures = {name: each["signature"] for name, each in agreed.items()}
+        revealed = self._step("sum_reveal", place, {name: {"signatures": signatures} for name in agreed})
         remove_masks(total, context, place["group"], keys, shares, found, revealed)
         weight = sum(self.algorithm.task_info.weight(asked[name].client) for name in found)
         mean = Message({"model": decode_mean(total, tensors, weight)})

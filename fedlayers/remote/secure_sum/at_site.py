@@ -20,7 +20,7 @@ from fl_core.tree import Tree
 
 FILE = "secure-sum.json"
 """The file of the present sum, with this site's secrets until it has revealed its shares."""
-STEPS = ("sum_keys", "sum_shares", "train", "sum_reveal")
+STEPS = ("sum_keys", "sum_shares", "train", "sum_agree", "sum_reveal")
 
 
 class SiteSums:
@@ -59,7 +59,8 @@ class SiteSums:
         acts: dict[str, Callable[[], dict[str, Any]]] = {
             "sum_keys": member.advertise,
             "sum_shares": lambda: member.share(asked["keys"]),
-            "sum_reveal": lambda: member.reveal(asked["survivors"]),
+            "sum_agree": lambda: member.agree(asked["survivors"]),
+            "sum_reveal": lambda: member.reveal(asked["signatures"]),
         }
         done = self._begin(member, kind, digest)
         if not done:

@@ -60,8 +60,11 @@ class Identity:
         """Return the signature of a text."""
         return self.key.sign(text, ec.ECDSA(hashes.SHA384()))
 
-    def check(self, site: str, text: bytes, signature: bytes) -> None:
+    def check(self, site: str, text: bytes, signature: bytes, what: str) -> None:
         """Refuse a text that a site has not signed.
+
+        Args:
+            what: the text's name in an error.
 
         Raises:
             UsageError: there is no public key of that site. PacketError: the signature is not the site's.
@@ -75,7 +78,7 @@ class Identity:
             self.peers[site].verify(signature, text, ec.ECDSA(hashes.SHA384()))
         except InvalidSignature:
             raise PacketError(
-                f"keys of site {site!r} must be signed by it for this sum; got another signature."
+                f"the {what} of site {site!r} must be signed by it for this sum; got another signature."
             ) from None
 
 

@@ -15,7 +15,7 @@ from fedlayers.remote.codec import PacketError
 from fedlayers.remote.secure_sum import shamir
 from fedlayers.remote.secure_sum.fixed_point import Words
 from fedlayers.remote.secure_sum.keys import Identity, add_mask, decrypt, encrypt, new_key, public, shared_secret
-from fl_core.errors import UsageError, check_distinct, listing
+from fl_core.errors import UsageError, about, check_distinct, listing
 
 LEAST = 3
 """The smallest number of members of a sum."""
@@ -23,12 +23,12 @@ Keys = Mapping[str, Mapping[str, str]]
 
 
 def threshold(count: int) -> int:
-    """Return how many of the members must stay until the end: more than half.
+    """Return how many of the members must stay until the end: more than half, and three.
 
-    A member reveals one kind of secret of each peer. Both kinds would need twice this number of members, more than
-    there are.
+    More than half sign who is in the sum, each member once. So a server cannot get signatures of two different lists.
+    In a sum of two each member could compute the other's update.
     """
-    return count // 2 + 1
+    return max(LEAST, count // 2 + 1)
 
 
 def check_group(group: Sequence[str]) -> None:
@@ -107,9 +107,12 @@ class Member:
         if len(set(every)) < len(every):
             raise PacketError("keys of a secure sum must differ; got one twice.")
         for name, each in keys.items():
-            self.identity.check(name, self._text_to_sign(name, each), raw(each["signature"]))
+            self.identity.check(name, self._text_to_sign(name, each), raw(each["signature"]), "keys")
         if any(keys[self.name][kind] != own for kind, own in self.state["public"].items()):
             raise PacketError("keys of a secure sum must have this site's own; got others under its name.")
+        for name, each in keys.items():
+            with about(f"the keys of site {name!r}", PacketError):
+                pair_seed(self._secret("mask"), each, self.context)
         self.state["keys"] = {name: dict(each) for name, each in keys.items()}
         least, count = threshold(len(self.group)), len(self.group)
         parts = [shamir.make_shares(self._secret(name), least, count) for name in ("mask", "seed")]
@@ -148,8 +151,10 @@ class Member:
                 add_mask(words, pair_seed(self._secret("mask"), self.state["keys"][name], self.context),
                          sign_of(self.name, name))  # fmt: skip
 
-    def reveal(self, survivors: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return one share of each member: of its seed if its update arrived, otherwise of its key for masks.
+    def agree(self, survivors: Sequence[str]) -> dict[str, str]:
+        """Sign who is in the sum: keys, members and survivors, as this member was told.
+
+        It is the consistency check of the protocol. Without it a server could tell each member something else.
 
         Raises:
             UsageError: too few survivors. PacketError: one is no member, or named twice, or this one is missing.
@@ -160,12 +165,37 @@ class Member:
                 f"survivors of a secure sum must be its members, this site too; got {listing(survivors)}."
             )
         check_enough(survivors, len(self.group), "survivors")
+        self.state["survivors"] = sorted(survivors)
+        return {"signature": self.identity.sign(self._agreed()).hex()}
+
+    def reveal(self, signatures: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """Return one share of each member: of its seed if its update arrived, otherwise of its key for masks.
+
+        Args:
+            signatures: of survivors, by name, each under what this member has signed too.
+
+        Raises:
+            UsageError: too few signatures. PacketError: one is forged, of another list, or of no survivor.
+        """
+        members, survivors = self.state["shares"], self.state["survivors"]
+        strange = sorted(signatures.keys() - set(survivors))
+        if strange:
+            raise PacketError(f"signatures must be of survivors of the sum; got one of {strange[0][:64]!r}.")
+        check_enough(signatures, len(self.group), "sites that agree")
+        for name, signature in signatures.items():
+            self.identity.check(name, self._agreed(), raw(signature), "list of survivors")
         half = 2 * shamir.SHARE_BYTES
         seeds = {name: members[name][half:] for name in survivors}
         return {"seeds": seeds, "masks": {name: members[name][:half] for name in members if name not in survivors}}
 
     def _secret(self, name: str) -> bytes:
         return bytes.fromhex(self.state[name])
+
+    def _agreed(self) -> bytes:
+        """Return the text that members sign. The keys bind it to this sum, which could begin again under its name."""
+        keys = {name: [each["mask"], each["share"]] for name, each in self.state["keys"].items()}
+        told = {"keys": keys, "members": sorted(self.state["shares"]), "survivors": self.state["survivors"]}
+        return b"fedlayers secure sum agreed|" + self.context + json.dumps(told, sort_keys=True).encode()
 
     def _text_to_sign(self, name: str, keys: Mapping[str, str]) -> bytes:
         return b"|".join([b"fedlayers secure sum", self.context.hex().encode(), name.encode(),
@@ -194,20 +224,24 @@ def remove_masks(
     points = {name: at for at, name in enumerate(sorted(group), 1)}
     chosen = sorted(revealed)[: threshold(len(group))]
 
+    def wrong(name: str) -> PacketError:
+        return PacketError(
+            f"the shares of site {name!r} that {listing(map(repr, chosen))} revealed must be of one secret; got "
+            "others. One of these sites is at fault. Resume the run without it."
+        )
+
     def secret(kind: str, name: str) -> bytes:
         try:
             return shamir.combine({points[each]: raw(revealed[each][kind][name]) for each in chosen})
         except (KeyError, ValueError):
-            raise PacketError(
-                f"the shares of site {name!r} must be of one secret; got others. Resume the run."
-            ) from None
+            raise wrong(name) from None
 
     for name in survivors:
         add_mask(words, secret("seeds", name), -1)
     for name in sorted(set(members) - set(survivors)):
         key = secret("masks", name)
         if public(key).hex() != keys[name]["mask"]:
-            raise PacketError(f"the shares of site {name!r} must be of one secret; got others. Resume the run.")
+            raise wrong(name)
         for other in survivors:
             add_mask(words, pair_seed(key, keys[other], context), -sign_of(other, name))
 
