@@ -20,6 +20,7 @@ from fedlayers.cli.runs import Log, print_result
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, Reports
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from fl_core.storage.files import Folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,7 +243,9 @@ class Site(Reports, Command):
         check_reachable(connection.superlink, connection.ca)
         os.umask(0o077)  # nobody else on this machine reads the site's states
         identity = Identity.read(found.name, connection.key, registered_sites(connection.key.parent, least=0))
-        serve(found.site(identity), connection, found.folder / "flower")
+        found.folder.mkdir(parents=True, exist_ok=True)
+        with Folder(found.folder).locked():  # two processes would lose lines of the account and of the audit
+            serve(found.site(identity), connection, found.folder / "flower")
 
     def interrupted(self) -> str:
         return "the site has stopped; the same command continues"

@@ -11,7 +11,7 @@ from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Account, Privacy
 from fedlayers.remote.sent_log import Approval, SentLog
 from fedlayers.remote.site_data import SiteData
-from fl_core.algorithms.base import find
+from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.algorithms.options import configurations
 from fl_core.errors import UsageError
 from fl_core.limits import data_bytes
@@ -72,6 +72,8 @@ class Host:
         """
         self.policy.check_algorithm(name, options)
         algorithms = find(name), find(name).base_algorithm(options)
+        if ALGORITHMS.members().get(algorithms[1].name) is algorithms[1]:  # otherwise it is code, which is checked
+            self.policy.check_algorithm(algorithms[1].name)
         configurations(algorithms[0], options)
         if self.privacy.active and any(each.keeps_server_pair for each in algorithms):
             raise UsageError(

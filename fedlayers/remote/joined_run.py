@@ -12,7 +12,7 @@ from fedlayers.remote import metrics, packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, check_trees, decode, encode_parts, fields, most_bytes
 from fedlayers.remote.compression import check_compressed, compress_message
 from fedlayers.remote.host import Host
-from fedlayers.remote.measured_rows import Tables, add_noise_to_rows, check_nulls, check_values_alone, own_rows
+from fedlayers.remote.measured_rows import Tables, check_nulls, check_values_alone, own_rows, put_noised_values
 from fedlayers.remote.policy import check_joined
 from fedlayers.remote.privacy import hide_message
 from fedlayers.remote.state_store import StateStore, Turns
@@ -22,15 +22,15 @@ from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, St
 from fl_core.config import DEALING, READING, RunConfig, check
 from fl_core.data.placeholder import placeholder_client, placeholder_data
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
-from fl_core.limits import lacks_memory
+from fl_core.limits import lacks_memory, parsed_json
 from fl_core.models import lora
 from fl_core.models.counting import check_while_building
 from fl_core.plan import LayerPlan
-from fl_core.storage.files import Folder
+from fl_core.storage.files import Folder, json_bytes
 from fl_core.task import Task, assemble
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 HERE = ("data_root", "download", "init", "dropout_trace", "workers", "device", "stack", "plan", *READING, *DEALING)
 """Configuration keys that a site does not take from the server."""
 EXTRA_TREES = 64
-_LANE = re.compile(r"main|beside-[0-9]{1,6}")
+PLAN = "plan.json"
+"""The file in a run's folder with the plan that a run without one chose."""
+_LANE = re.compile(r"main|beside-[0-9]{1,2}")
 
 
 class JoinedRun:
@@ -140,6 +142,8 @@ class JoinedRun:
             self.site.policy.check_phases(algorithm.finetuning(asked.done, self.number))
         if self.sums is not None and not isinstance(asked, TrainRequest):
             self._check_unmixed(algorithm, asked.template)
+        if trains:
+            self._check_version(values)
         sums = self.sums if isinstance(asked, TrainRequest) and not asked.lost else None
         member = None if sums is None else sums.enter(values, in_sum, key)
         self._enter(lane, values, algorithm, asked)
@@ -156,8 +160,19 @@ class JoinedRun:
         if isinstance(asked, FinetuneRequest):
             lane.put_tuned(values["from"], asked.done, dict(self.home.kept[TUNED][self.site.name]))
             self._tuned = (values["lane"], values["from"], asked.done)
-        self.turns.end(seq)
+        self.turns.end(seq, values["lane"], values["to"] if trains else "")
         return answer
+
+    def _check_version(self, values: Mapping[str, Any]) -> None:
+        """Refuse to train a version of another name than its round's and exchange's, or one again.
+
+        Raises:
+            PacketError: names both.
+        """
+        wanted = f"{values['round']['index'] + 1:06d}-{values['round']['exchange']}"
+        if values["to"] != wanted:
+            raise PacketError(f"the version of this exchange must be {wanted[:80]!r}; got {values['to'][:80]!r}.")
+        self.turns.check_next(values["lane"], values["to"])
 
     def _check_unmixed(self, algorithm: Algorithm, template: ModelTemplate) -> None:
         """Refuse a model of the server's tensors and of tensors that this client uploads in a secure sum.
@@ -187,8 +202,8 @@ class JoinedRun:
     def measure(self, packet: Packet, key: str, session: str, seq: int) -> Packet:
         """Train the first round, measure the model, and reply with numbers. The model is not kept.
 
-        With noise, everything except the values comes from random data of the same shape. The reply is stored. A
-        repeated request gets it again, without new noise.
+        With noise, everything except the values comes from random data of the same shape. So does an error, and
+        whether there is one. The reply is stored. A repeated request gets it again, without new noise.
         """
         asked = fields(packet.head, packet_forms.MEASURE)
         if packet.trees:
@@ -201,14 +216,14 @@ class JoinedRun:
             if folder.has(stored):
                 return decode(folder.read(stored))
         self.turns.check(session, seq)
-        header, rows = self._measure(self.task, asked)
         if not self.site.privacy.active:
+            header, rows = self._measure(self.task, asked)
             self.write_answer("measure")
             self.turns.end(seq)
             return Packet({"kind": "measured", "header": header, **rows})
         other = replace(self.task, data=placeholder_client(self.task.data, self.site.name, self.task.config.seed))
         header, shown = self._measure(other, asked)
-        add_noise_to_rows(rows, shown, self.site.privacy, self.site.account)
+        put_noised_values(shown, lambda: self._measure(self.task, asked)[1], self.site.privacy, self.site.account)
         self.write_answer("measure")
         answer = Packet({"kind": "measured", "header": header, **shown})
         folder.write(stored, *encode_parts(answer))
@@ -228,6 +243,8 @@ class JoinedRun:
 
     def _algorithm(self, values: Mapping[str, Any]) -> Algorithm:
         check_joined(self.task.config, self.asked.head["plan"], values)
+        if self.asked.head["plan"] is None and values["plan"] is not None:
+            self._keep_plan(values["plan"])
         named = json.dumps([values["algorithm"], values["options"], values["plan"]], sort_keys=True)
         if named not in self._algorithms:
             self.site.check_algorithm(values["algorithm"], values["options"])
@@ -240,6 +257,18 @@ class JoinedRun:
                 raise UsageError(f"the plan of {made.name} must be given; got none. Add --plan.")
             self._algorithms[named] = made
         return self._algorithms[named]
+
+    def _keep_plan(self, plan: Mapping[str, Any]) -> None:
+        """Store the first plan of a run that has joined without one, and refuse any other.
+
+        Raises:
+            UsageError: it is another one.
+        """
+        folder = Folder(self.root)
+        if not folder.has(PLAN):
+            folder.write(PLAN, json_bytes(plan))
+        elif parsed_json(folder.read(PLAN)) != plan:
+            raise UsageError("the plan must be the one that the run has chosen; got another. Begin another run.")
 
     def _enter(self, lane: StateStore, values: Mapping[str, Any], algorithm: Algorithm, asked: ClientRequest) -> None:
         """Load the version of the client's state that a request names, with its algorithm and its tuned model."""
@@ -289,10 +318,37 @@ class JoinedRun:
         return Packet(protocol.reply_packet(reply, outline).head, masked)
 
 
+def check_same_run(folder: Folder, packet: Packet, device: str) -> None:
+    """Refuse to join a run of this folder with something else than before, such as another algorithm.
+
+    Otherwise the states that it has kept would train under rules for which they were not made.
+
+    Raises:
+        UsageError: names what differs.
+    """
+    if not folder.has("join"):
+        return
+    heads = []
+    for head in (decode(folder.read("join")).head, packet.head):
+        fields(told := {key: each for key, each in head.items() if key not in packet_forms.STAMP}, packet_forms.JOIN,
+               packet_forms.OPTIONAL)  # fmt: skip
+        heads.append({**told, "config": _config(head["config"], head["dataset"], device)})
+    before, now = heads
+    if before["plan"] is None and folder.has(PLAN) and now["plan"] == parsed_json(folder.read(PLAN)):
+        now["plan"] = None  # the run has chosen it
+    if differ := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        raise UsageError(
+            f"a run must join again with what it has joined with; got another {listing(differ)}. Begin another run."
+        )
+
+
 def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     unasked = sorted(found.keys() & set(HERE))
     if unasked:
         raise PacketError(f"{unasked[0]!r} must be left to this site; got a value of the server.")
+    for key, wrong in (("class_weights", "balanced"), ("leave_out_client", found.get("leave_out_client"))):
+        if wrong is not None and found.get(key) == wrong:  # weights would tell which classes this site lacks
+            raise PacketError(f"{key} must not be {str(wrong)[:80]!r} over sites; got it. Leave it out.")
     config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
     check(config)
     return config

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedlayers.remote.log import LOG
 from fedlayers.remote.privacy import Account, Privacy, add_noise_to_numbers
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.limits import LimitError
 from fl_core.rows import records
 
 if TYPE_CHECKING:
@@ -64,29 +67,40 @@ def own_rows(table: pd.DataFrame, client: str) -> list[dict[str, Any]]:
     return records(table[(table["client"] == client) & alone])
 
 
-def add_noise_to_rows(measured: Tables, shown: Tables, privacy: Privacy, account: Account) -> None:
-    """Write measured values with noise into rows that were measured on random data of the same shape.
+def put_noised_values(shown: Tables, measure: Callable[[], Tables], privacy: Privacy, account: Account) -> None:
+    """Measure the site's own data, and put the values with noise into rows of random data of the same shape.
 
-    All values together are one release. Standard errors do not leave.
+    All values together are one release. It is recorded before the data are looked at. A value that the data lack or
+    that is not finite counts as 0, and all of them do if the data cannot be measured: an error or a missing row would
+    reveal something without noise. Standard errors do not leave.
 
-    Raises:
-        UsageError: the site's data give other rows, or lack a value. That would reveal something without noise.
+    Args:
+        shown: rows of random data, which leave with other values.
+        measure: returns the rows of the site's own data.
     """
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for name in shown:
-        pairs += zip_longest(shown[name], measured[name], fillvalue={})
-    if any(_place(row) != _place(own) or (row["value"] is not None and own["value"] is None) for row, own in pairs):
-        raise UsageError(
-            "the site's rows must be those that random data of the same shape give; got others. "
-            "Ask for fewer metrics or layers: the site adds noise to values only."
-        )
-    known = [(row, own["value"]) for row, own in pairs if row["value"] is not None]
-    fresh = add_noise_to_numbers([value for _, value in known], privacy)
+    known = {place: row for place, row in _by_place(shown).items() if row["value"] is not None}
     epsilon, delta = account.release(bool(known)), privacy.delta
-    for (row, _), value in zip(known, fresh, strict=True):
+    try:
+        measured = _by_place(measure()) if known else {}
+    except LimitError:
+        raise
+    except Exception as error:  # of any kind: which one it is may depend on the data
+        LOG.warning(f"the site's data could not be measured, so that noise alone leaves: {error}")
+        measured = {}
+    found = [measured.get(place, {}).get("value") for place in known]
+    fresh = add_noise_to_numbers([0.0 if x is None or not math.isfinite(x) else float(x) for x in found], privacy)
+    for row, value in zip(known.values(), fresh, strict=True):
         how = f"noise, epsilon {epsilon:.3g} at delta {delta:g}"
         row |= {"value": value, "stderr": None, "estimator": ", ".join(filter(None, (row["estimator"], how)))}
 
 
-def _place(row: Mapping[str, Any]) -> list[Any]:
-    return [row.get(column) for column in ("metric", "model", "variant", "layer")]
+def _by_place(tables: Tables) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return rows by table, by what they are of, and by their number among rows of the same."""
+    placed: dict[tuple[Any, ...], dict[str, Any]] = {}
+    count = Counter[tuple[Any, ...]]()
+    for name, rows in tables.items():
+        for row in rows:
+            of = (name, *(row.get(column) for column in ("metric", "model", "variant", "layer")))
+            placed[*of, count[of]] = row
+            count[of] += 1
+    return placed

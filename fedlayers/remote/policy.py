@@ -77,7 +77,7 @@ def check_needs_sum(name: str) -> None:
 def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> None:
     """Refuse work for another algorithm, other options, another plan or more rounds than a run has joined with.
 
-    Only a measurement ahead of the run differs. It has its own lane and is PLayer-FL's first exchange.
+    Only a measurement ahead of a run without a plan differs. It has its own lane and is PLayer-FL's first exchange.
 
     Args:
         config, plan: of the run. Without a plan the run chooses one after its first measurement.
@@ -88,12 +88,13 @@ def check_joined(config: RunConfig, plan: Mapping[str, Any] | None, asked: Mappi
     """
     own, wanted = (find(config.algorithm).name, config.options), (asked["algorithm"], asked["options"])
     exchange = asked.get("round", {}).get("exchange")
-    if wanted != own and (asked["lane"] == "main" or (*wanted, exchange) != MEASURING):
+    measures = (*wanted, exchange) == MEASURING and plan is None and asked["plan"] is None
+    if (wanted != own) if asked["lane"] == "main" else not measures:
         names = [f"{name[:80]!r} with options {str(options)[:200]}" for name, options in (own, wanted)]
         raise UsageError(
             f"the algorithm must be what the run has joined with, {names[0]}; got {names[1]}. Begin another run."
         )
-    if wanted == own and plan is not None and asked["plan"] != plan:
+    if plan is not None and asked["plan"] != plan:
         raise UsageError("the plan must be the same as at the start of the run; got another. Begin another run.")
     done = asked["done"] if "done" in asked else asked["round"]["index"] + 1
     if done > config.rounds:

@@ -172,6 +172,8 @@ def hide_message(message: Message, received: Message, initial: Tree, privacy: Pr
             return tensor
         return (starts[kind, name].double() + noised[kind, name]).to(tensor.dtype)
 
+    if _has_none(message.meta):  # such as an importance that overflowed, which tells something of the data
+        raise NonFiniteError("numbers of a message must be finite; got one without a value. The site has sent nothing.")
     numbers: list[float] = []
 
     def listed(value: float) -> float:
@@ -212,6 +214,12 @@ def _steps(values: Tensor, step: float) -> Tensor:
 
 def _draws(like: Tensor) -> Tensor:
     return torch.from_numpy(discrete_gaussian(like.numel())).reshape(like.shape)
+
+
+def _has_none(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_none, value.values()))
+    return any(map(_has_none, value)) if isinstance(value, (list, tuple)) else value is None
 
 
 def _each_number(value: Any, change: Callable[[float], float]) -> Any:

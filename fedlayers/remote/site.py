@@ -10,7 +10,7 @@ from typing import Any
 from fedlayers.remote import metrics, packet_forms, protocol, state_store
 from fedlayers.remote.codec import Packet, PacketError, decode, encode, encode_parts, fields
 from fedlayers.remote.host import Host
-from fedlayers.remote.joined_run import JoinedRun
+from fedlayers.remote.joined_run import JoinedRun, check_same_run
 from fedlayers.remote.log import LOG
 from fedlayers.remote.policy import MEGABYTE
 from fedlayers.remote.sent_log import TO_APPROVE, NotAllowedError, name_of, refusal
@@ -133,6 +133,7 @@ class Site(Host):
             raise PacketError(f"run must match {_RUN.pattern}; got {asked['run'][:80]!r}.")
         path, session = self.folder / asked["run"], stamp["session"]
         self.check_disk()
+        check_same_run(Folder(path), packet, self.device)
         Turns(Folder(path), session).check_join(session)
         joined = self._make_run(asked["run"], packet, session)
         path.mkdir(parents=True, exist_ok=True)

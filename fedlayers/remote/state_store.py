@@ -11,15 +11,18 @@ from fedlayers.remote.codec import Packet, PacketError, decode, encode_parts
 from fl_core.algorithms.base import State
 from fl_core.errors import damaged
 from fl_core.storage.files import Folder, sign
-from fl_core.storage.schema import COUNT
+from fl_core.storage.schema import COUNT, MapOf
 from fl_core.tree import Tree
 
 STATE = "state/"
 LOCAL = "local"
 TURNS, SESSIONS = "turns.json", 1000
 """The file with the order of a run's requests, and the number of its sessions at most: one for each resume."""
+EXCHANGES = 10
+"""The number of exchanges of a round at most."""
 VOLATILE = ("session", "seq", "saved")
 """Fields in which two requests for the same work may differ."""
+TURNS_FORM = {"session": str, "seq": COUNT, "ended": [str], "trained?": MapOf([str])}
 _VERSION = re.compile(r"[0-9]{6,12}-[\w.-]{1,60}", re.ASCII)
 
 
@@ -119,9 +122,11 @@ class Turns:
     def __init__(self, folder: Folder, session: str) -> None:
         self.folder, self.session, self.seq = folder, _short(session), 0
         self._ended: list[str] = []
+        self._trained: dict[str, list[str]] = {}  # by lane, the versions of the last round in this session
         if folder.has(TURNS):
-            found = folder.read_signed(TURNS, {"session": str, "seq": COUNT, "ended": [str]})
+            found = folder.read_signed(TURNS, TURNS_FORM)
             self.session, self.seq, self._ended = found["session"], found["seq"], found["ended"]
+            self._trained = found.get("trained", {})
 
     def check_join(self, session: str) -> None:
         """Refuse to join again for a session that has ended, and one session too many.
@@ -138,7 +143,7 @@ class Turns:
         """Let a session that has joined take its turns. The one before has ended."""
         if _short(session) != self.session:
             self._ended.append(self.session)
-            self.session, self.seq = _short(session), 0
+            self.session, self.seq, self._trained = _short(session), 0, {}
         self._write()
 
     def check(self, session: str, seq: int) -> None:
@@ -152,13 +157,32 @@ class Turns:
         if seq < self.seq:
             raise PacketError(f"a request's number must be at least {self.seq}; got {seq}.")
 
-    def end(self, seq: int) -> None:
-        """Note the number of an answered request."""
+    def check_next(self, lane: str, version: str) -> None:
+        """Refuse to train a version of an earlier round of this session, or one twice.
+
+        Raises:
+            PacketError: names the version, and the last one.
+        """
+        before = self._trained.get(lane, [])
+        again = bool(before) and (version[:6] < before[-1][:6] or version in before)
+        if again or (before and version[:6] == before[-1][:6] and len(before) >= EXCHANGES):
+            raise PacketError(
+                f"a session must train each exchange of a round once; got {version!r} after {before[-1]!r}. "
+                "Resume the run."
+            )
+
+    def end(self, seq: int, lane: str = "", version: str = "") -> None:
+        """Note the number of an answered request, and the version that it trained."""
         self.seq = seq
+        if version:
+            before = self._trained.get(lane, [])
+            same = [each for each in before if each[:6] == version[:6]]
+            self._trained[lane] = [*same, version]
         self._write()
 
     def _write(self) -> None:
-        self.folder.write(TURNS, sign({"session": self.session, "seq": self.seq, "ended": self._ended}))
+        stored = {"session": self.session, "seq": self.seq, "ended": self._ended, "trained": self._trained}
+        self.folder.write(TURNS, sign(stored))
 
 
 def _short(session: str) -> str:

@@ -28,6 +28,7 @@ from fl_core import models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
+from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.storage.files import Folder, sign
 from fl_core.stored_models import load_models
@@ -387,8 +388,10 @@ def test_a_site_that_hides_its_state_is_told_of_by_name(tmp_path: Path) -> None:
 def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
     folder, requests = asked
     site = Site(PresplitData(TOY, "a"), Path(shutil.copytree(folder / "a", tmp_path / "a")))
-    train = decode(requests["train"])
+    train, join = decode(requests["train"]), decode(requests["join"])
     train.head["seq"] = 10**6
+    join.head["session"] = train.head["session"] = "f" * 32
+    assert decode(site.answer(encode(join))).head["kind"] == "joined"
 
     def changed(**values: Any) -> Packet:
         return Packet({**train.head, **values}, train.trees)
@@ -405,10 +408,36 @@ def test_a_site_does_not_do_what_it_is_asked_out_of_turn(asked: tuple[Path, dict
         reason = told(site, changed(algorithm=other))
         assert "joined" in reason
         assert repr(other) in reason
-    fresh = decode(site.answer(encode(changed(seq=10**6, meta={"n": 1}))))
-    assert fresh.head["kind"] == "done"
+    assert "'000001-train'" in told(site, changed(to="000001-again"))
+    assert decode(site.answer(encode(changed(meta={"n": 1})))).head["kind"] == "done"
+    assert "once" in told(site, changed(meta={"n": 2}))
     for again in (site, Site(PresplitData(TOY, "a"), tmp_path / "a")):  # also after a restart
         assert "number" in told(again, changed(seq=1, meta={"n": 2}))
+
+
+def test_a_run_joins_again_only_with_what_it_has_joined_with(tmp_path: Path) -> None:
+    """Otherwise a server could have the head that FedPer keeps uploaded by FedAvg, or under another plan."""
+    line = Listening(tmp_path / "s")
+    config = replace(SHORT, algorithm="playerfl", plan="auto", participation=1.0, rounds=2)
+    federation.federate(config, line, instruments=instruments(), progress=False)
+    site, join = Site(PresplitData(TOY, "a"), tmp_path / "s" / "a"), decode(line.asked["join"])
+    join.head["session"] = "f" * 32
+    for key, value in (
+        ("config", {**join.head["config"], "algorithm": "fedavg"}),
+        ("config", {**join.head["config"], "rounds": 3}),
+        ("sites", join.head["sites"][:2]),
+        ("secure_sum", True),
+    ):
+        reason = told(site, Packet({**join.head, key: value}, join.trees))
+        assert f"got another {key}." in reason
+    stored = json.loads((tmp_path / "s" / "a" / join.head["run"] / "plan.json").read_text())
+    assert decode(site.answer(encode(join))).head["kind"] == "joined"
+    train = decode(line.asked["train"])
+    train.head |= {"session": "f" * 32, "seq": 10**6}
+    plan = LayerPlan.from_json(stored)
+    for other in (plan.with_shared(tuple(layer.name for layer in plan.layers)), plan.with_shared(())):
+        if other.shared != plan.shared:
+            assert "chosen" in told(site, Packet({**train.head, "plan": other.to_json()}, train.trees))
 
 
 @pytest.mark.parametrize("kind", ["join", "train", "score"])
@@ -453,8 +482,9 @@ def test_many_runs_do_not_fill_the_disk_of_a_site(tmp_path: Path) -> None:
     assert "[policy] disk" in told(site, packet)
     assert sum(file.stat().st_size for file in folder.rglob("join")) < 6 * size
     train = decode(line.asked["train"])
-    for change in ({"lane": "beside-1"}, {"lane": "beside-2"}):  # a state for each lane
-        found = told(site, Packet({**train.head, "run": "0" * 32, **change}, train.trees))
+    stats = {"algorithm": "playerfl", "round": {**train.head["round"], "exchange": "stats"}, "to": "000001-stats"}
+    for lane in ("beside-1", "beside-2"):  # a state for each lane
+        found = told(site, Packet({**train.head, "run": "0" * 32, **stats, "lane": lane}, train.trees))
         assert "[policy] disk" in found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 import platform
 import random
@@ -66,7 +68,13 @@ def answered(site: Site, packet: Packet) -> dict[str, Any]:
 
 def joined(requests: dict[str, Packet], config: dict[str, Any], site: Site) -> dict[str, Any]:
     join = requests["join"]
-    return answered(site, Packet({**join.head, "config": {**join.head["config"], **config}}, join.trees))
+    head = {**join.head, "config": {**join.head["config"], **config}}
+    return answered(site, Packet({**head, "run": run_of(head)}, join.trees))
+
+
+def run_of(head: dict[str, Any]) -> str:
+    """A run's name for a request to join. A run cannot join again with something else."""
+    return hashlib.md5(json.dumps([head["config"], head["plan"]], sort_keys=True).encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -95,9 +103,28 @@ def of_algorithm(
 ) -> dict[str, Any]:
     """The answer to a request to train for an algorithm, after the run has joined with it."""
     asked = {**requests, "join": Packet({**requests["join"].head, "plan": plan}, requests["join"].trees)}
-    assert joined(asked, {"algorithm": name, "options": options}, site)["kind"] == "joined"
-    train = requests["train"]
-    return answered(site, Packet({**train.head, "algorithm": name, "options": options, "plan": plan}, train.trees))
+    own = {"algorithm": name, "options": options}
+    assert joined(asked, own, site)["kind"] == "joined"
+    train, head = requests["train"], asked["join"].head
+    run = run_of({**head, "config": {**head["config"], **own}})
+    return answered(site, Packet({**train.head, **own, "plan": plan, "run": run}, train.trees))
+
+
+@pytest.mark.parametrize("config", [{"class_weights": "balanced"}, {"leave_out_client": "a"}])
+def test_what_tells_of_the_classes_or_clients_of_other_sites_is_refused(
+    config: dict[str, Any], requests: dict[str, Packet], tmp_path: Path
+) -> None:
+    found = joined(requests, config, Site(PresplitData(TOY, "a"), tmp_path))
+    assert found["kind"] == "refused"
+    assert found["reason"].startswith(f"{next(iter(config))} must not be")
+
+
+def test_the_base_of_a_wrapper_must_be_allowed_too(requests: dict[str, Packet], tmp_path: Path) -> None:
+    site = Site(PresplitData(TOY, "a"), tmp_path, Policy(algorithms=("vanilla", "fedper")))
+    for base, kind in (("fedper", "joined"), ("ditto", "refused")):
+        found = joined(requests, {"algorithm": "vanilla", "options": {"base": base}}, site)
+        assert found["kind"] == kind, found
+    assert "'ditto'" in found["reason"]
 
 
 def test_epochs_of_an_algorithms_own_are_limited(requests: dict[str, Packet], tmp_path: Path) -> None:
@@ -128,7 +155,7 @@ def test_work_is_for_the_plan_and_the_rounds_that_joined(requests: dict[str, Pac
     plan = LayerPlan.from_json(train.head["plan"])
     for other in (None, plan.with_shared(tuple(layer.name for layer in plan.layers)).to_json()):
         assert "plan" in answered(site, Packet({**train.head, "plan": other}, train.trees)).get("reason", "")
-    late = {**train.head, "round": {**train.head["round"], "index": 1}, "to": "000002-x"}
+    late = {**train.head, "round": {**train.head["round"], "index": 1}, "to": "000002-train"}
     assert "rounds" in answered(site, Packet(late, train.trees)).get("reason", "")
     site = Site(PresplitData(TOY, "a"), tmp_path / "tuning")
     assert answered(site, requests["join"])["kind"] == "joined"
@@ -142,12 +169,20 @@ def test_a_measurement_ahead_is_playerfls_first_exchange_alone(requests: dict[st
     assert answered(site, requests["join"])["kind"] == "joined"
     train = requests["train"]
     stats = {**train.head["round"], "exchange": "stats"}
-    ahead = {**train.head, "algorithm": "playerfl", "options": {}, "round": stats}
+    ahead = {**train.head, "algorithm": "playerfl", "options": {}, "round": stats, "to": "000001-stats"}
     assert answered(site, Packet({**ahead, "lane": "main"}, train.trees))["kind"] == "refused"
     assert answered(site, Packet({**ahead, "lane": "beside-1"}, train.trees))["kind"] == "done"
-    for wrong in ({"round": train.head["round"]}, {"options": {"keep": 0.1}}, {"algorithm": "fedper"}):
-        found = answered(site, Packet({**ahead, "lane": "beside-2", **wrong}, train.trees))
+    for wrong in ({"round": train.head["round"]}, {"options": {"keep": 0.1}}, {"algorithm": "fedper"}, train.head):
+        found = answered(site, Packet({**ahead, **wrong, "lane": "beside-2"}, train.trees))
         assert found["kind"] == "refused", wrong
+    plan = LayerPlan.all_but_last(assemble(SHORT, data=TOY).layers).to_json()
+    found = answered(site, Packet({**ahead, "plan": plan, "lane": "beside-2"}, train.trees))
+    assert found["kind"] == "refused"
+    head = {**requests["join"].head, "run": "1" * 32, "plan": plan}  # with a plan there is nothing to measure
+    head["config"] = {**head["config"], "algorithm": "fedper"}
+    assert answered(site, Packet(head, requests["join"].trees))["kind"] == "joined"
+    found = answered(site, Packet({**ahead, "run": "1" * 32, "lane": "beside-1"}, train.trees))
+    assert found["kind"] == "refused"
 
 
 def test_work_that_takes_too_long_is_interrupted_and_the_site_goes_on(
@@ -354,7 +389,7 @@ def honest(name: str, join: Packet) -> tuple[Packet, Packet]:
     head = {**join.head, "config": config, "plan": plan, "layers": layers, "model": tree.digest(initial)}
     rnd = Round(0, algorithm.exchanges(0)[0], tuple(range(len(TOY.clients))))
     server = algorithm.server_state(tree.clone(initial))
-    at = {"run": join.head["run"], "lane": "main", "from": "", "to": "000001-x", "saved": ""}
+    at = {"run": join.head["run"], "lane": "main", "from": "", "to": f"000001-{rnd.exchange}", "saved": ""}
     request = TrainRequest(0, rnd, algorithm.server_message(server, 0, rnd), ())
     stamp = {"session": join.head["session"], "seq": 10**6}
     train = protocol.request_packet(request, protocol.run_position(algorithm, **at))
@@ -368,10 +403,11 @@ def with_options(name: str, packets: tuple[Packet, Packet], each: int) -> Iterat
     for key in {field.name for kind in (find(name), find(name).base_algorithm({})) for field in fields(kind.Config)}:
         for value in draw.sample(VALUES, each):
             options = {key: value}
-            config = {**join.head["config"], "options": options}
+            head = {**join.head, "config": {**join.head["config"], "options": options}}
+            run = run_of(head)
             yield (
-                Packet({**join.head, "config": config}, join.trees),
-                Packet({**train.head, "options": options}, train.trees),
+                Packet({**head, "run": run}, join.trees),
+                Packet({**train.head, "options": options, "run": run}, train.trees),
             )
 
 

@@ -20,6 +20,7 @@ from diagnostics.metrics.base import METRICS, Measurement
 from fedlayers.remote import federation
 from fedlayers.remote.codec import Packet, decode, encode
 from fedlayers.remote.in_memory import InMemoryTransport
+from fedlayers.remote.measured_rows import put_noised_values
 from fedlayers.remote.noise import SPREAD
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.privacy import Account, Privacy, add_noise_to_numbers, hide_message, spent
@@ -291,15 +292,35 @@ def test_nothing_but_values_depends_on_the_data_of_a_site_with_noise(
     assert all(each["stderr"] is None for head in one for each in head["rows"] if each["value"])
 
 
-def test_a_value_that_the_data_lack_is_refused_without_saying_why(tmp_path: Path) -> None:
+def test_a_value_that_the_data_lack_counts_as_0_without_saying_so(tmp_path: Path) -> None:
     first = TOY.clients[0]
     train = Split(first.train.x, torch.zeros_like(first.train.y))
     one_class = replace(TOY, clients=(replace(first, train=train), *TOY.clients[1:]))
     statuses = diagnose(SHORT, link(tmp_path / "a", one_class), ["knn_probe"]).frame["status"]
     assert statuses.str.contains("samples of one class").any()
-    with pytest.raises(RefusedError, match="random") as told:
-        diagnose(SHORT, link(tmp_path / "b", one_class, privacy=Privacy(**NOISY)), ["knn_probe"])
-    assert "class" not in str(told.value)
+    found = diagnose(SHORT, link(tmp_path / "b", one_class, privacy=Privacy(**NOISY)), ["knn_probe"]).frame
+    other = diagnose(SHORT, link(tmp_path / "c", TOY, privacy=Privacy(**NOISY)), ["knn_probe"]).frame
+    assert not found["status"].str.contains("class").any()
+    assert found["value"].notna().tolist() == other["value"].notna().tolist()
+
+
+@pytest.mark.parametrize("wrong", ["an error", "no rows", "infinity"])
+def test_whether_the_data_can_be_measured_is_not_told_and_is_spent(wrong: str, tmp_path: Path) -> None:
+    """A server could choose a model that overflows on samples beyond a bound, and ask until it knows a value."""
+    account = Account(Privacy(0.5, 0.5, 6.0), tmp_path)
+    shown = {"rows": [{"metric": "m", "value": 1.0, "stderr": 1.0, "estimator": ""}, {"metric": "n", "value": None}]}
+
+    def measure() -> dict[str, list[dict[str, Any]]]:
+        assert account.spent()  # recorded before
+        if wrong == "an error":
+            raise NonFiniteError("at step 1")
+        return {"rows": [] if wrong == "no rows" else [{"metric": "m", "value": math.inf}]}
+
+    put_noised_values(shown, measure, account.privacy, account)
+    assert math.isfinite(shown["rows"][0]["value"])
+    assert shown["rows"][1]["value"] is None
+    with pytest.raises(NonFiniteError, match="without a value"):  # an importance that overflowed
+        hide_message(Message({}, {"importance": [0.5, None]}), Message(), {}, account.privacy)
 
 
 def test_eigenvalues_in_the_names_of_rows_are_refused_before_anything_is_measured(
