@@ -293,8 +293,8 @@ def train(
         device: where models are trained, as PyTorch names it.
 
     Raises:
-        UsageError: an unknown run, no seed at all, data that are not there, or a stored run of another configuration;
-            RunError: a run failed.
+        UsageError: an unknown run or device, no seed at all, data that are not there, or a stored run of another
+            configuration; RunError: a run failed.
     """
     for name in only:
         check_known(f"run of {item.name}", name, item.runs)
@@ -305,6 +305,7 @@ def train(
     if not folder.parent.is_dir():
         raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
     if device != "cpu":
+        runner.check_device(device)
         item = replace(item, runs={name: replace(config, device=device) for name, config in item.runs.items()})
     took: dict[str, float] = {}
     planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]

@@ -90,7 +90,7 @@ def run(
     task = assemble(config, data=data, loaded=loaded, model=model, plan=plan, start=initial)
     instruments = instruments or Instruments()
     plan_selection_of(task, instruments).check(task.algorithm(task.plan))
-    _check_device(task.config.device)
+    check_device(task.config.device)
     if task.config.dropout_trace is not None:
         task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
@@ -189,7 +189,7 @@ def resume(
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
-        _check_device(task.config.device)
+        check_device(task.config.device)
         loggers = loggers_of(log)
         living = None if clients is None else clients(stored, task)
         how = Execution(progress, until, save_seconds, loggers, living, trained_by)
@@ -213,7 +213,8 @@ def resume(
         return _execute(task, instruments, writer, how, done)
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """Raise a UsageError unless PyTorch can use this device here."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -194,7 +194,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             curve = selves.loc[layer].mean(axis=1)
             left.plot(curve.index.astype(float), curve, color=COLOURS[k % len(COLOURS)], marker=MARKERS[k], label=layer)
         left.set(xlabel="round", ylabel="weight on oneself", ylim=(-0.02, 1.02))
-        left.legend(fontsize=6.5, ncols=2)
+        left.legend(fontsize=6.5, ncols=2, loc="center right", bbox_to_anchor=(1, 0.7))
         for seed in last.columns:
             right.plot(range(len(layers)), last[seed], linestyle="none", marker="o", color=FAINT, markersize=4)
         right.plot(

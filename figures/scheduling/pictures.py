@@ -130,7 +130,10 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         figure,
         table,
         caption,
-        set_apart(_of_rounds(values, dataset, column.at[-1], thaws[-1]), incomparable(header, frame, dataset)),
+        set_apart(
+            _of_rounds(values, dataset, column.at[-1], thaws[-1]),
+            incomparable(header, frame, dataset, ["fedavg", "fedbabu", *SCHEDULES]),
+        ),
     )
 
 
@@ -202,7 +205,8 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
     table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
-    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), incomparable(header, frame, dataset)))
+    why = incomparable(header, frame, dataset, SORTED)
+    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))
 
 
 def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:

@@ -15,7 +15,7 @@ from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import Difference
 from figures.items import at_paper as at_paper
-from figures.page import seeds_behind, seeds_in_words
+from figures.page import seeds_behind, seeds_in_words, span
 from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
 from figures.verdicts import LEAD, Check, JointVerdict, judged, little_learned
 from fl_core import rows, runner
@@ -32,6 +32,8 @@ SCHEDULES = ("vanilla", "anti")
 TUNED = ("local_adaptation", "fedbabu", *SCHEDULES)
 """Scored after fine-tuning; ``local_adaptation``, FedAvg fine-tuned alike, is not in the paper."""
 METHODS = ("fedavg", "local_adaptation", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu", *SCHEDULES)
+IN_TABLE2 = tuple(method for method in METHODS if method != "local_adaptation")
+"""The methods of the paper's Table 2."""
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
 """Methods that schedules are laid over in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
 WRAPPED = "cifar10"
@@ -39,8 +41,8 @@ OVER_HEADS = [f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{ea
 """Names of the runs behind Sec. 5.4."""
 EARLY = {"cifar100": 1, "tiny_imagenet": 0}
 """Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
-MANY_SEEDS = {"mnist": 5, "cifar10": 5, "tiny_imagenet": 5}
-"""Seeds of the quick runs on data that the paper has."""
+MANY_SEEDS = {"mnist": 5, "cifar10": 5}
+"""Seeds of the quick runs on the paper's own images."""
 CHANCE = 1 / 100, 1 / 200
 """Accuracy of guessing on Tiny-ImageNet: here it has half of the paper's classes."""
 NAMES = {name: names.DATASETS[name] for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")}
@@ -199,8 +201,7 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
     """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
     runs = {name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None) for name in datasets}
     told = [
-        NAMES[name] + (": no run yet." if run is None else _sizes(header, frame, name, run))
-        for name, run in runs.items()
+        f"{NAMES[name]}: no run yet." if run is None else _sizes(header, frame, name, run) for name, run in runs.items()
     ]
     run = next((run for run in runs.values() if run is not None), None)
     if run is None:
@@ -223,8 +224,9 @@ def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: st
     config, column, paper = header["runs"][run]["config"], columns(header)[dataset], PAPER[dataset]
     sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
     each = f"{sizes.min()} to {sizes.max()} training samples a client and " if len(sizes) else ""
-    instead = "" if config["dataset"] == dataset else f", in its place {names.dataset(config['dataset'])}"
-    text = f"{instead}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}."
+    used = names.dataset(config["dataset"])
+    title = used if has_images(config["dataset"], dataset) else f"{NAMES[dataset]}, in its place {used}"
+    text = f"{title}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}."
     printed = f" The paper has {paper.at[-1]} rounds and unfreezes at {listed(paper.unfreeze)}."
     return text if at_paper(header) else f"{text}{printed}"
 
@@ -247,31 +249,41 @@ def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> JointVe
     return judged({names.titles(name.partition(".")[2] or name): gap for name, gap in differences.items()}, check)
 
 
+def has_images(trained_on: str, dataset: str) -> bool:
+    """Return whether runs were trained on the dataset that the paper names, whatever its resolution."""
+    return trained_on.startswith(dataset)
+
+
 def own_images(header: Mapping[str, Any]) -> list[str]:
     """Return the datasets whose runs have the paper's own images."""
     return [dataset for dataset, column in columns(header).items() if column.dataset == dataset]
 
 
-def incomparable(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> str:
+def incomparable(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, methods: Sequence[str] = IN_TABLE2, at: int = -1
+) -> str:
     """Evidence that a dataset's runs are not comparable with the paper's, with both levels.
 
     Other data are evidence. With the paper's data at another resolution it is a method that has learned little.
+
+    Args:
+        methods: the methods that are compared.
+        at: which of the table's numbers of rounds counts.
     """
-    trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
+    trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[at]
     if trained_on == dataset:
         return ""
     known = items.published("scheduling")
-    ours = [method for method in METHODS if method != "local_adaptation"]
-    known = known[(known["place"] == "Table 2") & (known["dataset"] == dataset) & known["method"].isin(ours)]
-    final = known[known["setting"] == f"{PAPER[dataset].at[-1]} rounds"].set_index("method")["value"]
+    known = known[(known["place"] == "Table 2") & (known["dataset"] == dataset) & known["method"].isin(methods)]
+    final = known[known["setting"] == f"{PAPER[dataset].at[at]} rounds"].set_index("method")["value"]
     here = 100 * scores(frame).mean(axis=1)
-    if trained_on.startswith(dataset):
+    if has_images(trained_on, dataset):
         return little_learned({
             names.title(method): (here.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)
-            for method in ours
+            for method in methods
         }, CHANCE)  # fmt: skip
-    own = [here[f"{dataset}.{method}", last] for method in ours if (f"{dataset}.{method}", last) in here.index]
-    levels = f", {min(own):.0f}-{max(own):.0f} % where the paper has {final.min():.0f}-{final.max():.0f}" if own else ""
+    own = [here[f"{dataset}.{method}", last] for method in methods if (f"{dataset}.{method}", last) in here.index]
+    levels = f", {span(map(round, own))} % where the paper has {span(map(round, final))}" if own else ""
     return f"images of {names.dataset(trained_on)}{levels}"
 
 

@@ -32,6 +32,7 @@ from figures.scheduling.runs import (
     at_paper,
     columns,
     finished,
+    has_images,
     incomparable,
     judge,
     listed,
@@ -98,7 +99,7 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
                 f"{NAMES[dataset]}, end of training: {names.title(method)} lies above the paper's six other methods",
                 found.text,
                 found.held,
-                incomparable(header, frame, dataset) or found.incomparable,
+                incomparable(header, frame, dataset, [*papers, method]) or found.incomparable,
             )
     near = own_images(header)
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
@@ -157,8 +158,7 @@ def _title(part: pd.DataFrame) -> str:
 
 
 def _same_data(part: pd.DataFrame) -> bool:
-    """Return whether runs were trained on the dataset that the paper names, whatever its resolution."""
-    return str(part["trained_on"].iloc[0]).startswith(str(part["dataset"].iloc[0]))
+    return has_images(str(part["trained_on"].iloc[0]), str(part["dataset"].iloc[0]))
 
 
 def _panel(ax: Axes, part: pd.DataFrame) -> None:
@@ -248,7 +248,7 @@ def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     "0.3 to 1 point)",
                     found.text,
                     found.held,
-                    incomparable(header, frame, dataset) or found.incomparable,
+                    incomparable(header, frame, dataset, [method], k) or found.incomparable,
                 )
             )
     with style():

@@ -151,7 +151,7 @@ def itself_most() -> list[str]:
 
 @covers("pfedla.first_dense")
 def first_dense() -> list[str]:
-    frame = rows("algorithms.pfedla_overlap", "pfedla")
+    frame = rows("pfedla.longer", "pfedla")
     own = frame[(frame["metric"] == "self_weight") & frame["layer"].isin(["fc1", "conv2.conv"])]
     table = own.pivot_table(index=["layer", "round"], columns="seed", values="value")
     return [interval(last_three(table, "fc1", "conv2.conv"), factor=1, digits=2)]
@@ -161,9 +161,9 @@ def first_dense() -> list[str]:
 
 
 @cache
-def scheduled(dataset: str) -> pd.DataFrame:
+def scheduled(dataset: str, study: str = "scheduling.runs") -> pd.DataFrame:
     """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
-    frame = rows("scheduling.runs", f"{dataset}.*")
+    frame = rows(study, f"{dataset}.*")
     own = frame[(frame["metric"] == "accuracy") & (frame["variant"] == "pooled") & (frame["client"] == "")]
     parts = [part[part["model"] == max(part["model"])] for _, part in own.groupby("run")]  # global < personal
     return pd.concat(parts).pivot_table(index=["run", "round"], columns="seed", values="value")
@@ -183,7 +183,7 @@ def anti_over_fedbabu() -> list[str]:
 
 @covers("scheduling.anti_over_heads")
 def anti_over_heads() -> list[str]:
-    table = scheduled("cifar10")
+    table = scheduled("cifar10", "scheduling.heads")
     below = ("fedavg", "fedper", "fedrep", "fedrod")
     return [interval(last_three(table, f"cifar10.anti_{each}", f"cifar10.{each}")) for each in below]
 

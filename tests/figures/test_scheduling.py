@@ -14,14 +14,26 @@ from PIL import Image
 
 from figures import items, recipe
 from figures.scheduling import runs as scheduling
-from figures.scheduling.runs import MEAN, PAPER, POOLED, QUICK, SCHEDULES, SMALL, STUDY, TUNED, Column
+from figures.scheduling.runs import (
+    HEADS_COLUMN,
+    MEAN,
+    OVER,
+    PAPER,
+    POOLED,
+    QUICK,
+    SCHEDULES,
+    SMALL,
+    STUDY,
+    TUNED,
+    Column,
+)
 from fl_core import rows, runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 LITTLE = {name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
 
 
-@pytest.mark.parametrize("table", [PAPER, QUICK], ids=["paper", "quick"])
+@pytest.mark.parametrize("table", [PAPER, QUICK, {"cifar10": HEADS_COLUMN}], ids=["paper", "quick", "heads"])
 def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
     for name, column in table.items():
         assert all(done % column.every == 0 for done in column.at)
@@ -34,7 +46,8 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
 @pytest.fixture(scope="module")
 def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Recipe, Path]:
     base = replace(SMALL, clients=3, participation=0.7, batch_size=16)
-    item = replace(STUDY, runs=scheduling.recipes(LITTLE, base, 1), paper={}, seeds=1, more_seeds={})
+    made = scheduling.recipes(LITTLE, base, 1) | scheduling.over_heads(LITTLE["cifar10"], base)
+    item = replace(STUDY, runs=made, paper={}, seeds=1, more_seeds={})
     folder = tmp_path_factory.mktemp("scheduling") / scheduling.NAME
     only = ["mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"]
     recipe.train(item, folder, only=only, progress=False)
@@ -97,6 +110,7 @@ def made_up(
     before: float = 0.1,
     behind: float = 0.05,
     noise: float = 1e-3,
+    item: recipe.Recipe = STUDY,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Rows as if every run had come to the level of its method, ``changes`` aside.
 
@@ -104,16 +118,16 @@ def made_up(
     """
     off = np.random.default_rng(0).normal(0, noise, seeds)  # every run's, so that differences are exact
     made: list[rows.Row] = []
-    for run in STUDY.runs:
+    for run in item.runs:
         dataset, _, method = run.partition(".")
-        column = QUICK[dataset]
+        column = HEADS_COLUMN if item is OVER else QUICK[dataset]
         schedule, _, below = method.partition("_")
         wrap = schedule in SCHEDULES and below in LEVELS
         level = (changes or {}).get(run, LEVELS[below if wrap else method.removesuffix("_early")])
         tuned = method.removesuffix("_early") in TUNED
         for seed in range(seeds):
             own = level + off[seed]
-            named: dict[str, Any] = {"seed": seed, "algorithm": STUDY.runs[run].algorithm, "run": run, "split": "test"}
+            named: dict[str, Any] = {"seed": seed, "algorithm": item.runs[run].algorithm, "run": run, "split": "test"}
             for done in sorted({*column.unfreeze[1:], *column.at}):
                 plain = before + behind * (method == "fedbabu") + off[seed] if tuned else own
                 models = {"global" if tuned or method == "fedavg" else "personal": plain}
@@ -123,9 +137,9 @@ def made_up(
                         made.append(rows.row("accuracy", value, round=done, model=model, variant=variant, **named))
             for k in range(4):
                 made.append(rows.row("accuracy", own + 0.01 * k, client=f"c{k}", n_train=20 + k, **named))
-    runs = {run: {"config": STUDY.runs[run].to_json()} for run in STUDY.runs}
+    runs = {run: {"config": config.to_json()} for run, config in item.runs.items()}
     header = {
-        "item": scheduling.NAME, "runs": runs, "seeds": 3, "missing": [], "failed": {}, "command": "typed",
+        "item": item.name, "runs": runs, "seeds": 3, "missing": [], "failed": {}, "command": "typed",
         "seconds": 1.0,
     }  # fmt: skip
     return header, rows.frame(made)
@@ -149,6 +163,21 @@ def test_table_2_finds_what_was_put_in() -> None:
     assert worse[4] is False
     assert worse[7] is False  # below fine-tuned FedAvg
     assert set(held("table2", seeds=2)) == {None}
+
+
+def test_schedules_over_methods_that_train_their_head_are_judged_by_their_last_rounds() -> None:
+    assert held("sec54", item=OVER) == [True, True, None]  # level
+    lower = {f"cifar10.anti_{below}": LEVELS[below] - 0.1 for below in scheduling.BELOW}
+    assert held("sec54", item=OVER, changes=lower) == [True, True, True]
+    assert held("sec54", item=OVER, changes=lower | {"cifar10.anti_fedrep": 0.7}) == [False, True, False]
+
+
+def test_tiny_imagenet_is_comparable_once_every_method_has_learned_half_of_what_is_printed() -> None:
+    header, frame = made_up()
+    assert scheduling.incomparable(header, frame, "tiny_imagenet") == ""
+    assert "images of" in scheduling.incomparable(header, frame, "cifar100")
+    header, frame = made_up(changes={"tiny_imagenet.anti": 0.15})
+    assert scheduling.incomparable(header, frame, "tiny_imagenet") == "Anti 15 % where the paper has 37 %"
 
 
 def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
@@ -176,12 +205,12 @@ def test_panels_of_tiny_imagenet_carry_no_values_of_cifar_100() -> None:
     assert not any(f"{value:.2f}" in section for value in values)
 
 
-@pytest.mark.parametrize(("name", "dataset"), [("fig3", "cifar100"), ("fig4", "tiny_imagenet")])
-def test_curves_are_compared_before_and_after_all_has_thawed(name: str, dataset: str) -> None:
+@pytest.mark.parametrize(("name", "told"), [("fig3", "CIFAR-100, in its place "), ("fig4", "")])
+def test_curves_are_compared_before_and_after_all_has_thawed(name: str, told: str) -> None:
     assert held(name) == [True, False]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
     assert held(name, before=0.5) == [False, False]
     assert held(name, before=0.5, behind=-0.05) == [False, True]
     header, frame = made_up(before=0.1)
     drawing = items.find(f"scheduling.{name}").draw(header, frame)  # type: ignore[misc]
-    assert f"{scheduling.NAMES[dataset]}, in its place Tiny-ImageNet at 32 pixels" in drawing.caption
+    assert f". {told}Tiny-ImageNet at 32 pixels: 2" in drawing.caption
     assert "local_adaptation" not in set(drawing.table["method"])
