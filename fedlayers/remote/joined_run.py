@@ -26,6 +26,7 @@ from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.legacy_names import current_keys
 from fl_core.limits import lacks_memory, parsed_json
 from fl_core.models import lora
 from fl_core.models.counting import check_while_building
@@ -321,22 +322,22 @@ class JoinedRun:
 def check_same_run(folder: Folder, packet: Packet, device: str) -> None:
     """Refuse to join a run of this folder with something else than before, such as another algorithm.
 
-    Otherwise the states that it has kept would train under rules for which they were not made.
+    Otherwise the states that it has kept would train under rules for which they were not made. What an older version
+    did not write down may be anything.
 
     Raises:
         UsageError: names what differs.
     """
     if not folder.has("join"):
         return
-    heads = []
-    for head in (decode(folder.read("join")).head, packet.head):
-        fields(told := {key: each for key, each in head.items() if key not in packet_forms.STAMP}, packet_forms.JOIN,
-               packet_forms.OPTIONAL)  # fmt: skip
-        heads.append({**told, "config": _config(head["config"], head["dataset"], device)})
-    before, now = heads
-    if before["plan"] is None and folder.has(PLAN) and now["plan"] == parsed_json(folder.read(PLAN)):
+    before, now = decode(folder.read("join")).head, dict(packet.head)
+    stored, config = current_keys(before["config"]), _config(now["config"], now["dataset"], device).to_json()
+    before["config"] = {key: value for key, value in stored.items() if key in config}
+    now["config"] = {key: json.loads(json.dumps(config[key])) for key in before["config"]}
+    if before.get("plan") is None and folder.has(PLAN) and now["plan"] == parsed_json(folder.read(PLAN)):
         now["plan"] = None  # the run has chosen it
-    if differ := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+    asked = (*before.keys() & packet_forms.JOIN.keys(), *packet_forms.OPTIONAL)
+    if differ := sorted({key for key in asked if before.get(key) != now.get(key)}):
         raise UsageError(
             f"a run must join again with what it has joined with; got another {listing(differ)}. Begin another run."
         )

@@ -101,7 +101,14 @@ def test_in_the_first_seconds(tmp_path, seconds):
 
 def workers_of(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children if b"spawn_main" in command_of(pid)]
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since
+        return b""
 
 
 def while_workers_start(seconds):
