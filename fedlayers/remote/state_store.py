@@ -164,8 +164,8 @@ class Turns:
             PacketError: names the version, and the last one.
         """
         before = self._trained.get(lane, [])
-        again = bool(before) and (version[:6] < before[-1][:6] or version in before)
-        if again or (before and version[:6] == before[-1][:6] and len(before) >= EXCHANGES):
+        number, last = _round_of(version), _round_of(before[-1]) if before else 0
+        if number < last or version in before or (number == last and len(before) >= EXCHANGES):
             raise PacketError(
                 f"a session must train each exchange of a round once; got {version!r} after {before[-1]!r}. "
                 "Resume the run."
@@ -176,13 +176,17 @@ class Turns:
         self.seq = seq
         if version:
             before = self._trained.get(lane, [])
-            same = [each for each in before if each[:6] == version[:6]]
+            same = [each for each in before if _round_of(each) == _round_of(version)]
             self._trained[lane] = [*same, version]
         self._write()
 
     def _write(self) -> None:
         stored = {"session": self.session, "seq": self.seq, "ended": self._ended, "trained": self._trained}
         self.folder.write(TURNS, sign(stored))
+
+
+def _round_of(version: str) -> int:
+    return int(version.partition("-")[0])
 
 
 def _short(session: str) -> str:
