@@ -14,7 +14,7 @@ from fedlayers.instruments import default_instruments
 from fedlayers.remote import packet_forms, protocol
 from fedlayers.remote.codec import Packet, PacketError, fields
 from fedlayers.remote.compression import check_compressed
-from fedlayers.remote.joined_run import HERE
+from fedlayers.remote.joined_run import HERE, check_over_sites
 from fedlayers.remote.link import SiteLink
 from fedlayers.remote.policy import check_needs_sum
 from fedlayers.remote.remote_clients import RemoteClients
@@ -295,14 +295,7 @@ def task_of(config: RunConfig, data: FederatedData, plan: LayerPlan | None) -> T
     Raises:
         UsageError: the configuration needs what only sites have, or asks for stacked clients.
     """
-    if config.class_weights == "balanced":
-        raise UsageError(
-            "class_weights must be numbers over sites; got 'balanced'. Give a weight for each class, W,W,..."
-        )
-    if config.leave_out_client is not None:
-        raise UsageError(
-            f"leave_out_client must be none over sites; got {config.leave_out_client!r}. Stop that site instead."
-        )
+    check_over_sites(config)
     if config.stack == "on":
         raise UsageError("stack must be off over sites; got 'on'. Leave it out, because each site trains one client.")
     return assemble(replace(config, stack="off", workers=0), data=data, plan=plan)

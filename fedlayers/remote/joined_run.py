@@ -347,9 +347,23 @@ def _config(found: Mapping[str, Any], dataset: str, device: str) -> RunConfig:
     unasked = sorted(found.keys() & set(HERE))
     if unasked:
         raise PacketError(f"{unasked[0]!r} must be left to this site; got a value of the server.")
-    for key, wrong in (("class_weights", "balanced"), ("leave_out_client", found.get("leave_out_client"))):
-        if wrong is not None and found.get(key) == wrong:  # weights would tell which classes this site lacks
-            raise PacketError(f"{key} must not be {str(wrong)[:80]!r} over sites; got it. Leave it out.")
     config = RunConfig.from_json({**found, "dataset": dataset, "device": device, "stack": "off"})
     check(config)
+    check_over_sites(config)
     return config
+
+
+def check_over_sites(config: RunConfig) -> None:
+    """Refuse settings that need all sites' samples in one place. An error about them would reveal a site's classes.
+
+    Raises:
+        UsageError: names the setting.
+    """
+    if config.class_weights == "balanced":
+        raise UsageError(
+            "class_weights must be numbers over sites; got 'balanced'. Give a weight for each class, W,W,..."
+        )
+    if config.leave_out_client is not None:
+        raise UsageError(
+            f"leave_out_client must be none over sites; got {config.leave_out_client!r}. Stop that site instead."
+        )

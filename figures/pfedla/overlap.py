@@ -331,5 +331,6 @@ ITEM = items.register(Recipe(
 STUDY = items.register(Recipe(
     LONGER, "pFedLA's weights after more rounds",
     {"pfedla": replace(RUNS["pfedla"], rounds=ROUNDS, eval_every=ROUNDS // 20, checkpoint_every=ROUNDS)}, seeds=6,
-    budget="about five hours of one core; a run takes 45 minutes", measure=_measure, paper_rounds=PAPER_ROUNDS,
+    budget="about two and a half hours of one core; a run takes 25 minutes", measure=_measure,
+    paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip

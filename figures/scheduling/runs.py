@@ -37,8 +37,6 @@ IN_TABLE2 = tuple(method for method in METHODS if method != "local_adaptation")
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
 """Methods that schedules are laid over in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
 WRAPPED = "cifar10"
-OVER_HEADS = [f"{WRAPPED}.{name}" for below in BELOW for name in (below, *(f"{each}_{below}" for each in SCHEDULES))]
-"""Names of the runs behind Sec. 5.4."""
 EARLY = {"cifar100": 1, "tiny_imagenet": 0}
 """Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
 MANY_SEEDS = {"mnist": 5, "cifar10": 5}

@@ -24,7 +24,7 @@ from figures.scheduling.runs import (
     METHODS,
     NAME,
     NAMES,
-    OVER_HEADS,
+    OVER,
     PAPER,
     QUICK,
     SCHEDULES,
@@ -331,7 +331,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Left: accuracy after the last round of methods that train their head, alone and under a schedule. Right: the "
         "difference that the schedule makes. Both have 95 % intervals. LG-FedAvg is left out: it shares its last layer "
-        f"only, and a schedule unfreezes nothing there. The paper gives no numbers.{missing(header, OVER_HEADS)} "
+        f"only, and a schedule unfreezes nothing there. The paper gives no numbers.{missing(header, list(OVER.runs))} "
         f"{setting(header, frame, WRAPPED)}"
     )
     return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))
