@@ -24,6 +24,10 @@ from fl_core.config import RunConfig
 NAME = "scheduling.runs"
 HEADS = "scheduling.heads"
 """The study of Sec. 5.4."""
+THAWING = "scheduling.thawing"
+"""The study of Sec. 5.3."""
+EARLY = "_early"
+"""The end of a run's name whose layers are unfrozen twice as early."""
 ACCURACY = "accuracy"
 POOLED, MEAN = "pooled", "mean"
 """Accuracy over all clients' test samples together, which the paper's base code prints; and the mean over clients."""
@@ -37,8 +41,6 @@ IN_TABLE2 = tuple(method for method in METHODS if method != "local_adaptation")
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
 """Methods that schedules are laid over in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
 WRAPPED = "cifar10"
-EARLY = {"cifar100": 1, "tiny_imagenet": 0}
-"""Datasets of Sec. 5.3, and at which of their numbers of rounds the two schedules are compared."""
 MANY_SEEDS = {"mnist": 5, "cifar10": 5}
 """Seeds of the quick runs on the paper's own images."""
 CHANCE = 1 / 100, 1 / 200
@@ -81,6 +83,15 @@ QUICK = {
 The last has the paper's rounds."""
 HEADS_COLUMN = Column("cifar10", 4000, PAPER[WRAPPED].at, PAPER[WRAPPED].unfreeze, 25)
 """Sec. 5.4 has the paper's rounds, for the differences still changed after a fifth of them."""
+THAWED = Column("tiny_imagenet32", 10_000, (250, 275, 300), PAPER["tiny_imagenet"].unfreeze, 25)
+"""Sec. 5.3 has the paper's rounds. Twice the images of Table 2 give its clients more to learn from."""
+THAWED_PAPER = replace(PAPER["tiny_imagenet"], at=THAWED.at)
+COLUMNS = {
+    NAME: (QUICK, PAPER),
+    HEADS: ({WRAPPED: HEADS_COLUMN}, {WRAPPED: PAPER[WRAPPED]}),
+    THAWING: ({"tiny_imagenet": THAWED}, {"tiny_imagenet": THAWED_PAPER}),
+}
+"""The datasets of each study, at the scale of its quick runs and at the paper's."""
 
 FULL = RunConfig(
     partition="capped_dirichlet", alpha=0.1, clients=100, participation=0.1,
@@ -95,23 +106,29 @@ FINETUNE = {"paper": 10, "quick": 5}
 
 
 def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> dict[str, RunConfig]:
-    """Every run by name: DATASET.METHOD, and DATASET.METHOD_early (Sec. 5.3)."""
-    runs: dict[str, RunConfig] = {}
-    for name, column in columns.items():
-        shared = _sized(base, column)
-        tuned: dict[str, Any] = {"finetune_epochs": finetune}
-        thawing: dict[str, Any] = {"unfreeze": column.unfreeze}
-        for method in METHODS:
-            options = {**(tuned | {"finetune_at": column.at[:-1]} if method in TUNED else {})}
-            options |= thawing if method in SCHEDULES else {}
-            runs[f"{name}.{method}"] = replace(shared, algorithm=method, options=options)
-        if name in EARLY:
-            sooner = {"unfreeze": tuple(since // 2 for since in column.unfreeze)}
-            for method in SCHEDULES:
-                runs[f"{name}.{method}_early"] = replace(
-                    shared, algorithm=method, rounds=column.at[EARLY[name]], options={**tuned, **sooner}
-                )
-    return runs
+    """Every run of Table 2 by name: DATASET.METHOD."""
+    return {
+        f"{name}.{method}": _run(base, column, method, finetune)
+        for name, column in columns.items()
+        for method in METHODS
+    }
+
+
+def over_thawing(name: str, column: Column, base: RunConfig, finetune: int) -> dict[str, RunConfig]:
+    """The runs of Sec. 5.3: DATASET.SCHEDULE, and with layers unfrozen twice as early DATASET.SCHEDULE_early."""
+    sooner = replace(column, unfreeze=tuple(since // 2 for since in column.unfreeze))
+    return {
+        f"{name}.{method}{suffix}": _run(base, own, method, finetune)
+        for method in SCHEDULES
+        for suffix, own in (("", column), (EARLY, sooner))
+    }
+
+
+def _run(base: RunConfig, column: Column, method: str, finetune: int) -> RunConfig:
+    """A method on a column's data. Fine-tuned models are scored at the column's numbers of rounds."""
+    options: dict[str, Any] = {"finetune_epochs": finetune, "finetune_at": column.at[:-1]} if method in TUNED else {}
+    options |= {"unfreeze": column.unfreeze} if method in SCHEDULES else {}
+    return replace(_sized(base, column), algorithm=method, options=options)
 
 
 def _sized(base: RunConfig, column: Column) -> RunConfig:
@@ -189,10 +206,8 @@ def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) 
 
 
 def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
-    """The datasets at the scale of the stored rows."""
-    if at_paper(header):
-        return PAPER
-    return {WRAPPED: HEADS_COLUMN} if header["item"] == HEADS else QUICK
+    """The datasets of a study at the scale of its stored rows."""
+    return COLUMNS[header["item"]][at_paper(header)]
 
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
@@ -219,7 +234,8 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
 
 def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str) -> str:
     """Text on one dataset's images, rounds and thawing."""
-    config, column, paper = header["runs"][run]["config"], columns(header)[dataset], PAPER[dataset]
+    config, column = header["runs"][run]["config"], columns(header)[dataset]
+    paper = COLUMNS[header["item"]][True][dataset]
     sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
     each = f"{sizes.min()} to {sizes.max()} training samples a client and " if len(sizes) else ""
     used = names.dataset(config["dataset"])
@@ -258,7 +274,7 @@ def own_images(header: Mapping[str, Any]) -> list[str]:
 
 
 def incomparable(
-    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, methods: Sequence[str] = IN_TABLE2, at: int = -1
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, methods: Sequence[str] = IN_TABLE2
 ) -> str:
     """Evidence that a dataset's runs are not comparable with the paper's, with both levels.
 
@@ -266,14 +282,14 @@ def incomparable(
 
     Args:
         methods: the methods that are compared.
-        at: which of the table's numbers of rounds counts.
     """
-    trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[at]
+    trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
     if trained_on == dataset:
         return ""
     known = items.published("scheduling")
     known = known[(known["place"] == "Table 2") & (known["dataset"] == dataset) & known["method"].isin(methods)]
-    final = known[known["setting"] == f"{PAPER[dataset].at[at]} rounds"].set_index("method")["value"]
+    printed = COLUMNS[header["item"]][True][dataset].at[-1]
+    final = known[known["setting"] == f"{printed} rounds"].set_index("method")["value"]
     here = 100 * scores(frame).mean(axis=1)
     if has_images(trained_on, dataset):
         return little_learned({
@@ -296,4 +312,10 @@ OVER = items.register(Recipe(
     HEADS, "Layer scheduling over methods that train their head", over_heads(HEADS_COLUMN, SMALL), seeds=10,
     budget="about three hours of one core; a run takes one to two minutes", measure=_measure,
     paper=over_heads(PAPER[WRAPPED], FULL), paper_seeds=3,
+))  # fmt: skip
+THAW = items.register(Recipe(
+    THAWING, "Layer scheduling with layers unfrozen earlier and later",
+    over_thawing("tiny_imagenet", THAWED, SMALL, FINETUNE["quick"]), seeds=12,
+    budget="about five hours of one core; a run takes five to ten minutes", measure=_measure,
+    paper=over_thawing("tiny_imagenet", THAWED_PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
 ))  # fmt: skip

@@ -1,9 +1,9 @@
-"""Layer scheduling's Table 2, and studies of the time of thawing (Sec. 5.3) and of the wrapped method (5.4)."""
+"""Layer scheduling's Table 2, and a study of the wrapped method (Sec. 5.4)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,6 @@ from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
-    EARLY,
     HEADS,
     MEAN,
     METHODS,
@@ -35,7 +34,6 @@ from figures.scheduling.runs import (
     has_images,
     incomparable,
     judge,
-    listed,
     missing,
     own_images,
     plain,
@@ -45,15 +43,13 @@ from figures.scheduling.runs import (
 from figures.verdicts import LEVEL, MARGIN, NO_HIGHER, TRAIL
 from fl_core.statistics import mean_interval
 
-OF_EARLY = [f"{dataset}.{name}{early}" for dataset in EARLY for name in SCHEDULES for early in ("", "_early")]
-"""Names of the runs behind Sec. 5.3."""
 PRINTED: dict[str, Any] = {"marker": "D", "markersize": 4.5, "color": FAINT, "markerfacecolor": "none"}
 """The look of what is published."""
 
 
-def interval(values: pd.DataFrame, run: str, done: int) -> tuple[int, float, float, float]:
-    """Number of seeds, mean in percent, and the ends of its 95 % interval; NaN without runs."""
-    own = values.loc[run, done].dropna() if (run, done) in values.index else pd.Series(dtype=float)
+def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, float]:
+    """Number of seeds of a line, mean in percent, and the ends of its 95 % interval; NaN without runs."""
+    own = values.loc[line].dropna() if line in values.index else pd.Series(dtype=float)
     if own.empty:
         return 0, math.nan, math.nan, math.nan
     mean, low, high = mean_interval(own)
@@ -68,21 +64,21 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     pooled, means = scores(frame), scores(frame, MEAN)
     known = items.published("scheduling")
     known = known[known["place"] == "Table 2"].set_index(["dataset", "setting", "method"])["value"]
-    lines = []
+    table = []
     for dataset, column in columns(header).items():
         for done, papers in zip(column.at, PAPER[dataset].at, strict=True):
             for method in METHODS:
                 run = f"{dataset}.{method}"
-                seeds, mean, low, high = interval(pooled, run, done)
-                lines.append(
+                seeds, mean, low, high = interval(pooled, (run, done))
+                table.append(
                     {
                         "dataset": dataset, "trained_on": column.dataset, "rounds": done, "paper_rounds": papers,
                         "method": method, "seeds": seeds, "accuracy": mean, "low": low, "high": high,
-                        "mean_of_clients": interval(means, run, done)[1],
+                        "mean_of_clients": interval(means, (run, done))[1],
                         "published": known.get((dataset, f"{papers} rounds", method), math.nan),
                     }
                 )  # fmt: skip
-    return pd.DataFrame(lines)
+    return pd.DataFrame(table)
 
 
 def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Finding]:
@@ -199,100 +195,20 @@ def _page(part: pd.DataFrame) -> str:
     return markdown(cells)
 
 
-# --- when layers thaw (Sec. 5.3) -------------------------------------------------------------------------------
-
-
-def early(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per dataset, schedule and time of thawing: accuracy, bytes sent and work done until then."""
-    values = scores(frame)
-    known = items.published("scheduling")
-    known = known[known["place"] == "Sec. 5.3"].set_index(["dataset", "setting", "method"])["value"]
-    lines = []
-    for dataset, k in EARLY.items():
-        own, paper = columns(header)[dataset], PAPER[dataset]
-        for method in SCHEDULES:
-            for suffix, halves in (("", 1), ("_early", 2)):
-                run = f"{dataset}.{method}{suffix}"
-                seeds, mean, low, high = interval(values, run, own.at[k])
-                papers = listed([since // halves for since in paper.unfreeze])
-                printed = f"{paper.at[k]} rounds, unfrozen at {papers}"
-                lines.append(
-                    {
-                        "dataset": dataset, "trained_on": own.dataset, "method": method, "rounds": own.at[k],
-                        "unfreeze": listed([since // halves for since in own.unfreeze]), "paper_unfreeze": papers,
-                        "seeds": seeds, "accuracy": mean, "low": low, "high": high,
-                        "published": known.get((dataset, printed, method), math.nan),
-                    }
-                )  # fmt: skip
-    return pd.DataFrame(lines)
-
-
-def _own(part: pd.DataFrame) -> pd.DataFrame:
-    """A dataset's rows, without published values that are of other data."""
-    return part if _same_data(part) else part.assign(published=math.nan)
-
-
-def _draw_early(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table, values, learnt = early(header, frame), scores(frame), finished(frame)
-    findings, gaps = [], {}
-    for dataset, k in EARLY.items():
-        done = columns(header)[dataset].at[k]
-        own = values.xs(done, level="round") if done in values.index.get_level_values("round") else pd.DataFrame()
-        for method in SCHEDULES:
-            sooner, later = f"{dataset}.{method}_early", f"{dataset}.{method}"
-            gaps[dataset, method] = difference(own, sooner, later)
-            found = judge({"early − late": settled(learnt, sooner, later)}, TRAIL)
-            findings.append(
-                Finding(
-                    f"{NAMES[dataset]}: unfreezing twice as early costs {names.title(method)} accuracy (the paper: "
-                    "0.3 to 1 point)",
-                    found.text,
-                    found.held,
-                    incomparable(header, frame, dataset, [method], k) or found.incomparable,
-                )
-            )
-    with style():
-        figure = plt.figure(figsize=(8.4, 3.2), layout="constrained")
-        *axes, last = figure.subplots(1, 3)
-        axes[1].sharex(axes[0])
-        titles = {}
-        for ax, (dataset, part) in zip(axes, table.groupby("dataset", sort=False), strict=True):
-            _dots(ax, _own(part), [f"{names.title(row.method)}, {row.unfreeze}" for row in part.itertuples()])
-            titles[dataset] = _title(part)
-            ax.set_title(titles[dataset], fontsize=8)
-        draw_differences(last, list(gaps.values()), "early − late, points")
-        shown = pd.concat([_own(part) for _, part in table.groupby("dataset", sort=False)])
-        printed = shown.groupby(["dataset", "method"], sort=False)["published"].agg(
-            lambda two: two.iloc[1] - two.iloc[0]
-        )
-        last.plot(printed, range(len(printed)), linestyle="none", label="published", zorder=1, **PRINTED)
-        last.set_yticks(range(len(gaps)), [f"{names.title(m)},\n{titles[d]}" for d, m in gaps], fontsize=6)
-        last.set_title("paired by seed", fontsize=9)
-        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    ends = " and ".join(str(columns(header)[dataset].at[k]) for dataset, k in EARLY.items())
-    replaced = "" if at_paper(header) else " Published values are shown where the data have the paper's name."
-    caption = (
-        f"Accuracy after {ends} rounds and fine-tuning, with 95 % intervals. Each label gives the rounds at which "
-        "layers are unfrozen. The last panel shows what unfreezing twice as early changes."
-        f"{replaced}{missing(header, OF_EARLY)} {setting(header, frame, *EARLY)}"
-    )
-    return Drawing(figure, table, caption, tuple(findings), _lines(table, ("dataset", "method", "unfreeze")))
-
-
 # --- over what a schedule is laid (Sec. 5.4) -------------------------------------------------------------------
 
 
 def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A row per method and schedule around it (or none): accuracy after the last round."""
     values, column = scores(frame), columns(header)[WRAPPED]
-    lines = []
+    table = []
     for below in BELOW:
         for schedule in ("none", *SCHEDULES):
             run = f"{WRAPPED}.{below}" if schedule == "none" else f"{WRAPPED}.{schedule}_{below}"
-            seeds, mean, low, high = interval(values, run, column.at[-1])
+            seeds, mean, low, high = interval(values, (run, column.at[-1]))
             line = {"method": below, "schedule": schedule, "rounds": column.at[-1], "seeds": seeds}
-            lines.append({**line, "accuracy": mean, "low": low, "high": high})
-    return pd.DataFrame(lines)
+            table.append({**line, "accuracy": mean, "low": low, "high": high})
+    return pd.DataFrame(table)
 
 
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -322,7 +238,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         wraps = {"none": "{}", **{name: f"{names.title(name)} over {{}}" for name in SCHEDULES}}
-        _dots(left, table, [wraps[row.schedule].format(names.title(row.method)) for row in table.itertuples()])
+        dots(left, table, [wraps[row.schedule].format(names.title(row.method)) for row in table.itertuples()])
         each = {run.partition(".")[2]: gap for name in SCHEDULES for run, gap in gaps[name].items()}
         draw_differences(right, list(each.values()), "with the schedule − without it, points")
         right.set_yticks(range(len(each)), list(map(names.titles, each)), fontsize=7.5)
@@ -334,10 +250,10 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"only, and a schedule unfreezes nothing there. The paper gives no numbers.{missing(header, list(OVER.runs))} "
         f"{setting(header, frame, WRAPPED)}"
     )
-    return Drawing(figure, table, caption, findings, _lines(table, ("method", "schedule")))
+    return Drawing(figure, table, caption, findings, lines(table, ("method", "schedule")))
 
 
-def _dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
+def dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
     """Draw a dot with its interval per row, from the top, and the published values."""
     y = range(len(table))
     ax.hlines(y, table["low"], table["high"], color=COLOURS[0], linewidth=1.4)
@@ -356,7 +272,7 @@ def _dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
     ax.set(ylim=(len(table) - 0.5, -0.5), xlabel="accuracy, %")
 
 
-def _lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
+def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     cells = {key: [names.dataset(names.titles(str(value))) for value in table[key]] for key in keys}
     spans = zip(table["accuracy"], table["low"], table["high"], strict=True)
     cells["accuracy %"] = [percent(mean / 100, low / 100, high / 100) for mean, low, high in spans]
@@ -369,10 +285,6 @@ def _lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
 TABLE2 = items.register(View(
     "scheduling.table2", "Accuracy of layer scheduling and others, Tiny-ImageNet in the place of CIFAR-100", NAME,
     _draw_table2, runs=plain(*QUICK),
-))  # fmt: skip
-SEC53 = items.register(View(
-    "scheduling.sec53", "When layers are unfrozen: earlier against later", NAME, _draw_early,
-    runs=OF_EARLY,
 ))  # fmt: skip
 SEC54 = items.register(View(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", HEADS, _draw_wrapped,
