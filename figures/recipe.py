@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.legacy_names import current
+from fl_core.records import store
 
 FAILED = "finished"
 """The metric of the row, without a value, that stands for a run whose training diverged."""
@@ -62,8 +64,25 @@ def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
     return engine, engine.to_frame()
 
 
+def paused(task: runner.Task, rounds: Sequence[int]) -> Iterator[tuple[Engine, pd.DataFrame]]:
+    """Train a task; yield the run and all its rows so far after each of these rounds.
+
+    Args:
+        rounds: in order; the last is the run's end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        for k, done in enumerate(rounds):
+            how: dict[str, Any] = {"instruments": measure.instruments(), "until": done, "progress": False}
+            if k == 0:
+                engine = runner.run(task.config, out, loaded=task.data, **how)
+            else:
+                engine = runner.resume(out, data_root=task.config.data_root, **how)
+            yield engine, store.Run(out).rows()[1]
+
+
 def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """Each client's model after the last round as it is evaluated: the personal one, else the global one.
+    """Each client's model as it is evaluated after the run's last round so far: the personal one, else the global one.
 
     Args:
         model: any of the run's structure; it is copied.

@@ -12,18 +12,20 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.drawing import style
+from fedlayers.studies.comparison import main_model
 from figures import items
-from figures.differences import difference
+from figures.differences import EVALUATIONS, NOTHING, Difference, settled
 from figures.fedpft.insides import BASE, TITLES, behind
 from figures.fedpft.mismatch import classifier_input, mismatch, probe_accuracy
 from figures.fedpft.pictures import GUESSING, METHODS
 from figures.items import Drawing, Finding, View, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
-from figures.recipe import Recipe, by_method, final_models, labels, trained
+from figures.recipe import Recipe, by_method, final_models, labels, paused, tested
 from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, NO_LOWER, judged, little_learned
 from fl_core import rows, runner
+from fl_core.engine import Engine
 from fl_core.errors import UsageError, listing
 from fl_core.models.prompted_model import PROMPTS, Prompted
 from fl_core.statistics import mean_interval
@@ -32,15 +34,21 @@ NAME = "fedpft.fitted"
 ALPHA = 0.5
 """Of the paper's three parameters of Dirichlet, 0.1, 0.5 and 1."""
 _BASE = replace(BASE, alpha=ALPHA)
-RUNS = {
+SHORT = {
     **by_method(_BASE, ("fedavg", "fedper", "fedbn", "fedcac"), {}),
     "no_contrast": replace(_BASE, algorithm="fedpft", options={"contrast": False}),
     "fedpft": replace(_BASE, algorithm="fedpft"),
 }
-OF_PAPER: dict[str, Any] = {
-    "clients": 40, "samples_per_client": 500, "batch_size": 100, "rounds": 1000, "eval_every": 50,
-    "checkpoint_every": 50,
-}  # fmt: skip
+"""The methods with few rounds, as the studies of FedPFT's parts and settings have them."""
+ROUNDS, TIMES = 240, 20
+"""Rounds here, and evaluations over them."""
+OF_CLIENTS: dict[str, Any] = {"samples_per_client": 500, "batch_size": 100}
+"""The paper's clients."""
+RUNS = {
+    run: replace(config, rounds=ROUNDS, eval_every=ROUNDS // TIMES, checkpoint_every=ROUNDS, **OF_CLIENTS)
+    for run, config in SHORT.items()
+}
+OF_PAPER: dict[str, Any] = {**OF_CLIENTS, "clients": 40, "rounds": 1000, "eval_every": 50, "checkpoint_every": 50}
 PAPER = {run: replace(config, **OF_PAPER) for run, config in RUNS.items()}
 ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"
 QUANTITIES = {
@@ -57,31 +65,54 @@ KINDS = {BARE: "no prompts", "": "classification prompts", CONTRAST: "contrastiv
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each client's Origin, Probe and Match accuracy after the last round; of FedPFT Probe behind other prompts too."""
-    engine, _ = trained(task)
-    models = final_models(engine, task.model)
+    """Each client's Origin accuracy at every evaluation. At the last three also Probe and Match, of the same models.
+
+    Of FedPFT there is Probe behind the other prompts too.
+    """
+    every, rounds = int(task.config.eval_every or 1), int(task.config.rounds or 1)
+    last = list(range(every, rounds + 1, every))[-EVALUATIONS:]
+    fitted, scored = [], [pd.DataFrame()]
+    for engine, frame in paused(task, last):
+        fitted.append(_fitted(engine, task).assign(round=engine.done, **labels(task)))
+        scored.append(frame)
+    earlier = origins(scored[-1], labels(task))
+    return pd.concat([earlier[~earlier["round"].isin(last)], *fitted], ignore_index=True)
+
+
+def origins(frame: pd.DataFrame, named: Mapping[str, Any]) -> pd.DataFrame:
+    """Rows of Origin accuracy from a run's rows: of the personal models, else of the global one."""
+    own = main_model(tested(frame), "algorithm")
+    own = own[(own["round"] > 0) & (own["client"] != "")]
+    what = zip(own["value"], own["client"], own["round"], own["n_samples"], strict=True)
+    return rows.frame([
+        rows.row(ORIGIN, value, client=client, round=int(done), split="test", n_samples=n, **named)
+        for value, client, done, n in what
+    ])  # fmt: skip
+
+
+def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
+    """The three accuracies of each client's model as it is now."""
+    models, seed = final_models(engine, task.model), task.config.seed
     train, test = (
         {client.name: (client.split(name).x, client.split(name).y) for client in task.data.clients}
         for name in ("train", "test")
     )
-    seed = task.config.seed
-    named = {"round": task.config.rounds, **labels(task)}
-    table = mismatch(models, train, test, seed=seed).assign(**named)
+    table = mismatch(models, train, test, seed=seed)
     lines = []
     for client, model in models.items():
         if not isinstance(model, Prompted) or model.contrast_prompts is None:
             continue
         for kind, (used, layer) in {BARE: (model, "transform"), CONTRAST: (behind(model, CONTRAST), "head")}.items():
-            fitted, tested = (classifier_input(used, layer, data[client], seed=seed) for data in (train, test))
-            found = probe_accuracy(fitted, tested, task.data.n_classes, seed=seed)
-            what = {"variant": kind, "client": client, "layer": layer, "split": "test", **named}
-            lines.append(rows.row(PROBE, found.accuracy, n_samples=len(tested[1]), n_train=len(fitted[1]), **what))
+            fitted, tested_on = (classifier_input(used, layer, data[client], seed=seed) for data in (train, test))
+            found = probe_accuracy(fitted, tested_on, task.data.n_classes, seed=seed)
+            what: dict[str, Any] = {"variant": kind, "client": client, "layer": layer, "split": "test", "seed": seed}
+            lines.append(rows.row(PROBE, found.accuracy, n_samples=len(tested_on[1]), n_train=len(fitted[1]), **what))
     return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
 
 
 STUDY = items.register(Recipe(
-    NAME, "Accuracy, and how well classifiers fit the features, by method on CIFAR-10 (FedPFT)", RUNS, seeds=3,
-    budget="one to two hours of one core; a run takes 4 to 14 minutes", measure=_measure, paper=PAPER, paper_seeds=3,
+    NAME, "Accuracy, and how well classifiers fit the features, by method on CIFAR-10 (FedPFT)", RUNS, seeds=5,
+    budget="some 30 hours of one core; a run takes 20 minutes to 2 hours", measure=_measure, paper=PAPER, paper_seeds=3,
 ))  # fmt: skip
 
 
@@ -160,11 +191,29 @@ TABLES = {
 }
 
 
-def measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Means over clients, (line, quantity) x seeds."""
+def curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Means over clients, (line, quantity, round) x seeds."""
     own = frame[frame["metric"].isin(list(QUANTITIES))]
-    lines = [_line(run, kind) for run, kind in zip(own["run"], own["variant"], strict=True)]
-    return own.groupby([pd.Series(lines, own.index, name="line"), "metric", "seed"])["value"].mean().unstack("seed")
+    lines = pd.Series([_line(run, kind) for run, kind in zip(own["run"], own["variant"], strict=True)], own.index)
+    keys = [lines.rename("line"), own["metric"], own["round"].astype(int), own["seed"]]
+    return own.groupby(keys)["value"].mean().unstack("seed")
+
+
+def measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """Means over clients and the last three evaluations, (line, quantity) x seeds."""
+    by_line = curves(frame).groupby(level=["line", "metric"], sort=False).tail(EVALUATIONS)
+    return by_line.groupby(level=["line", "metric"], sort=False).mean()
+
+
+def gap(values: pd.DataFrame, one: Side, other: Side) -> Difference:
+    """One line's quantity minus another's by their last three evaluations.
+
+    Args:
+        values: from :func:`curves`.
+    """
+    if not {one, other} <= set(values.index.droplevel("round")):
+        return Difference(NOTHING, NOTHING, 0)
+    return settled(pd.concat([values.loc[one], values.loc[other]], keys=["one", "other"]), "one", "other")
 
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
@@ -193,7 +242,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         }
         for (line, quantity), score in values.iterrows()
     ])  # fmt: skip
-    findings = set_apart(_findings(values, table), far(frame, table))
+    findings = set_apart(_findings(curves(frame), table), far(frame, table))
     return Drawing(figure, shown, caption, findings, _page(values, published, table))
 
 
@@ -261,7 +310,7 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
 def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
     """A finding on whether no line lies more than :data:`MARGIN` below the first."""
     whole, *some = ((line, ORIGIN) for line in table.lines)
-    gaps = {table.named(each[0]): difference(values, each, whole) for each in some}
+    gaps = {table.named(each[0]): gap(values, each, whole) for each in some}
     found = judged(gaps, NO_LOWER)
     return Finding(
         f"fewer clients a round cost no more than {100 * MARGIN:g} point",
@@ -272,14 +321,15 @@ def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
 
 def above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
     """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
-    found = judged({name.strip(" ,"): difference(values, *pair) for name, pair in pairs.items()})
-    return Finding(expected, f"points more: {found.text}", found.held)
+    found = judged({name.strip(" ,"): gap(values, *pair) for name, pair in pairs.items()})
+    return Finding(expected, f"points more: {found.text}", found.held, found.incomparable)
 
 
 def level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
     """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
-    found = judged({"": difference(values, one, other)}, LEVEL)
-    return Finding(f"{expected}, within {100 * MARGIN:g} point", f"points more: {found.text}", found.held)
+    found = judged({"": gap(values, one, other)}, LEVEL)
+    expected = f"{expected}, within {100 * MARGIN:g} point"
+    return Finding(expected, f"points more: {found.text}", found.held, found.incomparable)
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
@@ -294,7 +344,7 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
         cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
     said = ["± is half the 95 % interval over seeds."]
     if ORIGIN in table.quantities:
-        said.append("Origin is the model after the last round. The paper has its best round.")
+        said.append("Origin is the model as it is. The paper has its best round.")
     if {PROBE, MATCH} & set(table.quantities):
         said.append(
             "Probe is a new linear classifier on the features. Match is a linear map before the model's own "
