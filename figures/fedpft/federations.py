@@ -23,17 +23,17 @@ SHARES = {"all": 1.0, "90": 0.9, "70": 0.7, "50": 0.5}
 
 
 RUNS = {
-    **{f"few.{method}": replace(config, **FEW) for method, config in fitted.SHORT.items()},
+    **{f"few.{method}": replace(config, **FEW) for method, config in fitted.RUNS.items()},
     **{f"part.{name}": replace(insides.RUNS[FEDPFT], participation=share) for name, share in SHARES.items()},
 }
 TABLES = {
     "fedpft.table6": Table(
         "Table 6",
-        {f"few.{method}": METHODS.get(method, method) for method in fitted.SHORT},
+        {f"few.{method}": METHODS.get(method, method) for method in fitted.RUNS},
         (ORIGIN,),
-        ((f"few.{OURS}", [f"few.{method}" for method in fitted.SHORT if method != OURS]),),
-        names={f"few.{method}": fitted.called(method) for method in fitted.SHORT},
-        settings={f"few.{method}": "2 classes a client" for method in fitted.SHORT},
+        ((f"few.{OURS}", [f"few.{method}" for method in fitted.RUNS if method != OURS]),),
+        names={f"few.{method}": fitted.called(method) for method in fitted.RUNS},
+        settings={f"few.{method}": "2 classes a client" for method in fitted.RUNS},
     ),
     "fedpft.table9": Table(
         "Table 9",

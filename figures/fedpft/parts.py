@@ -13,11 +13,12 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items
+from figures.differences import difference
 from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, HALF, OF_PAPER, ORIGIN, OURS, Table
 from figures.items import Drawing, Finding, View, set_apart
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import Recipe, labels, tested, trained
+from figures.recipe import Recipe, labels, scored_at_end, tested, trained
 from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import SETTINGS
@@ -26,11 +27,11 @@ from fl_core.errors import UsageError
 from fl_core.statistics import mean_interval
 
 NAME = "fedpft.parts"
-NAMED = {"III": HALF, "V": OURS}
-"""Settings of the ablation that have a name elsewhere."""
+SHARED = {"III": HALF, "V": OURS}
+"""Settings of the ablation that are runs of :mod:`figures.fedpft.fitted`, whose rows are drawn with these."""
 COUNTS = (1, 5, 10, 20, 40)
 """Numbers of prompts; the paper's are lost from its text, but for the defaults, 10 for classification and 20."""
-_WHOLE = fitted.SHORT[OURS]
+_WHOLE = scored_at_end(fitted.RUNS[OURS])
 _EPOCHS = int(_WHOLE.epochs or 0)
 
 
@@ -67,17 +68,12 @@ SWEEPS = {
 }  # fmt: skip
 
 
-def _line(name: str) -> str:
-    """The run of a setting of the ablation."""
-    return NAMED.get(name, f"setting_{name}")
-
-
 def _with(options: Mapping[str, Any]) -> RunConfig:
     return replace(_WHOLE, options=dict(options))
 
 
 RUNS = {
-    **{_line(name): _with(options) for name, options in SETTINGS.items()},
+    **{f"setting_{name}": _with(options) for name, options in SETTINGS.items() if name not in SHARED},
     **{
         sweep.run(value): _with({sweep.option: value})
         for sweep in (SWEEPS["fedpft.fig9"], SWEEPS["fedpft.fig7"], SWEEPS["fedpft.fig8"])
@@ -107,6 +103,13 @@ STUDY = items.register(Recipe(
 ))  # fmt: skip
 
 
+def joined(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of this study, and from the other study those of FedPFT with and without contrast."""
+    source: Any = items.find(fitted.NAME).study.at("paper" if items.at_paper(header) else items.QUICK)
+    other = source.read(source.path())[1]
+    return pd.concat([frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True)
+
+
 # --- Table 3 ---------------------------------------------------------------------------------------------------
 
 PARTS = {
@@ -119,6 +122,10 @@ PARTS = {
     "VII": "prompts, contrast",
     "VIII": "all but alternating",
 }
+
+
+def _line(name: str) -> str:
+    return SHARED.get(name, f"setting_{name}")
 
 
 TABLE = Table(
@@ -136,14 +143,14 @@ TABLE = Table(
 
 
 def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    return fitted.draw(header, frame, TABLE)
+    return fitted.draw(header, joined(header, frame), TABLE)
 
 
 # --- Figs. 7 to 9 ----------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
-    values = fitted.measured(frame)
+    values = fitted.measured(joined(header, frame))
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
     present = [value for value in sweep.values if names[value] in values.index]
     if set(present) <= {sweep.usual}:
@@ -174,14 +181,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
     page = markdown({
         sweep.axis: [f"{value}" for value in present], "Accuracy %": [percent(*found[value]) for value in present],
     })  # fmt: skip
-    return Drawing(figure, shown, caption, set_apart([_finding(fitted.curves(frame), sweep)], fitted.far(frame)), page)
+    return Drawing(
+        figure, shown, caption, set_apart([_finding(values, sweep)], fitted.far(joined(header, frame))), page
+    )
 
 
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     """Return the paper's claims on a sweep. Prompts matter little on CIFAR-10; epochs have a best number between."""
     usual = (OURS, ORIGIN)
     gaps = {
-        value: fitted.gap(values, usual, (sweep.run(value), ORIGIN)) for value in sweep.values if value != sweep.usual
+        value: difference(values, usual, (sweep.run(value), ORIGIN)) for value in sweep.values if value != sweep.usual
     }
     if sweep.option == "feature_epochs":
         ends = {value: gaps[value] for value in (sweep.values[0], sweep.values[-1])}
@@ -207,9 +216,9 @@ _TITLES = {
 }
 items.register(View(
     "fedpft.table3", f"Ablation of FedPFT's parts, CIFAR-10 for CIFAR-100 (FedPFT, Table 3, α = {ALPHA:g})",
-    NAME, _ablation, runs=[_line(name) for name in SETTINGS],
+    NAME, _ablation, runs=[f"setting_{name}" for name in SETTINGS if name not in SHARED],
 ))  # fmt: skip
 for _name, _sweep in SWEEPS.items():
     _title = f"{_TITLES[_name]}, CIFAR-10 (FedPFT, {_sweep.place}, α = {ALPHA:g})"
-    _drawn = [_sweep.run(value) for value in _sweep.values]
+    _drawn = [_sweep.run(value) for value in _sweep.values if value != _sweep.usual]
     items.register(View(_name, _title, NAME, partial(_draw, sweep=_sweep), runs=_drawn))

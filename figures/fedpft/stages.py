@@ -27,7 +27,7 @@ FEW = "12 of the paper's 1000 rounds, 10 of its 40 clients with 200 of its 500 i
 NAME = "fedpft.fig5"
 TWO = "two_stage"
 _EVERY: dict[str, Any] = {"eval_every": 1}
-_FEDPFT = replace(fitted.SHORT[OURS], **_EVERY)
+_FEDPFT = replace(fitted.RUNS[OURS], **_EVERY)
 STAGE = int(_FEDPFT.rounds or 0)
 """Rounds of each of the two stages, as many as FedPFT has in all; the paper has it so too."""
 

@@ -11,19 +11,17 @@ import pandas as pd
 import pytest
 
 from figures import recipe
-from figures.fedpft import federations, fitted
-from fl_core import rows
+from figures.fedpft import federations, fitted, longer
+from fl_core import rows, runner
 from fl_core.errors import UsageError
 from tests.figures.conftest import drawn, header_of
 from tests.figures.test_fedpft import CLASSES, images
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-TABLES = {**fitted.TABLES, **federations.TABLES}
-HEADERS = {
-    name: header_of(study)
-    for study, tables in ((fitted.STUDY, fitted.TABLES), (federations.STUDY, federations.TABLES))
-    for name in tables
-}
+LONGER = {longer.NAME: longer.TABLE}
+STUDIES = ((fitted.STUDY, fitted.TABLES), (federations.STUDY, federations.TABLES), (longer.STUDY, LONGER))
+TABLES = {**fitted.TABLES, **federations.TABLES, **LONGER}
+HEADERS = {name: header_of(study) for study, tables in STUDIES for name in tables}
 
 
 def frame_of(table: fitted.Table, lift: float = 0.0, seeds: int = 3) -> pd.DataFrame:
@@ -35,7 +33,7 @@ def frame_of(table: fitted.Table, lift: float = 0.0, seeds: int = 3) -> pd.DataF
         for seed in range(seeds):
             mean = value + lift * (line in (fitted.OURS, "few.fedpft", "part.all") and metric == lifted) + 0.001 * seed
             made += [
-                rows.row(metric, mean + more, run=method, variant=variant, seed=seed, client=client)
+                rows.row(metric, mean + more, run=method, variant=variant, seed=seed, client=client, round=12)
                 for client, more in (("a", 0.02), ("b", -0.02))
             ]
     return rows.frame(made)
@@ -74,7 +72,7 @@ def test_captions_name_the_federation_that_is_drawn() -> None:
 def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {
         "dataset": images(tmp_path / "noise.npz", 600, 12, CLASSES), "clients": 2, "samples_per_client": 40,
-        "rounds": 1, "epochs": 2, "batch_size": 20, "eval_every": 1, "checkpoint_every": 1,
+        "rounds": 4, "epochs": 2, "batch_size": 20, "eval_every": 1, "checkpoint_every": 4,
     }  # fmt: skip
     wanted = ("fedavg", "fedpft")
     runs = {name: replace(config, **tiny) for name, config in fitted.RUNS.items()}
@@ -86,5 +84,33 @@ def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:
     probes = frame[frame["metric"] == fitted.PROBE].groupby("run")["variant"].unique().map(set).to_dict()
     assert probes == {"fedavg": {""}, "fedpft": set(fitted.KINDS)}
     assert frame.groupby(["run", "variant", "metric"])["client"].nunique().eq(2).all()
+    times = frame.groupby("metric")["round"].unique().map(sorted).to_dict()
+    assert times == {fitted.ORIGIN: [1, 2, 3, 4], fitted.PROBE: [2, 3, 4], fitted.MATCH: [2, 3, 4]}
+    task = runner.assemble(replace(runs["fedavg"], seed=0))
+    _, unpaused = recipe.trained(task)
+    whole = fitted.origins(unpaused, recipe.labels(task)).set_index(["client", "round"])["value"]
+    stopped = frame[(frame["run"] == "fedavg") & (frame["metric"] == fitted.ORIGIN)].set_index(["client", "round"])
+    pd.testing.assert_series_equal(stopped["value"].sort_index(), whole.sort_index(), check_index_type=False)
     values = fitted.measured(frame)
     assert (f"fedpft>{fitted.BARE}", fitted.PROBE) in values.index
+
+
+def test_a_table_is_judged_by_the_last_three_evaluations_and_not_while_a_difference_shrinks() -> None:
+    def accuracy(run: str, value: float, k: int, seed: int = 0) -> rows.Row:
+        return rows.row(fitted.ORIGIN, value, run=run, seed=seed, client="a", round=k)
+
+    def told(gaps: list[float]) -> Any:
+        made = [
+            accuracy(run, 0.6 + (run == fitted.OURS) * gap + 1e-3 * seed * k, k, seed)
+            for k, gap in enumerate(gaps, start=1)
+            for seed in range(3)
+            for run in longer.RUNS
+        ]
+        return drawn(longer.NAME, HEADERS[longer.NAME], rows.frame(made))
+
+    steady = told([-0.1, 0.1, 0.1, 0.1])
+    assert steady.findings[0].verdict == "held"
+    mean = fitted.measured(rows.frame([accuracy("fedavg", value, k) for k, value in enumerate((9, 1, 2, 3))]))
+    assert mean.loc[("fedavg", fitted.ORIGIN), 0] == 2
+    shrinking = told([0.3, 0.3, 0.2, 0.1])
+    assert "still shrinks" in shrinking.findings[0].incomparable

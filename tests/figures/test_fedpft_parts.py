@@ -29,7 +29,7 @@ def frame_of(values: dict[str, float], seeds: int = 3) -> pd.DataFrame:
         for k, (run, value) in enumerate(values.items())
         for seed in range(seeds)
     ]
-    return rows.frame(made)
+    return rows.frame(made).assign(round=12)
 
 
 @pytest.fixture

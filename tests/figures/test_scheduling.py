@@ -15,6 +15,7 @@ from PIL import Image
 from figures import items, recipe
 from figures.scheduling import runs as scheduling
 from figures.scheduling.runs import (
+    EARLY,
     HEADS_COLUMN,
     MEAN,
     OVER,
@@ -24,6 +25,9 @@ from figures.scheduling.runs import (
     SCHEDULES,
     SMALL,
     STUDY,
+    THAW,
+    THAWED,
+    THAWED_PAPER,
     TUNED,
     Column,
 )
@@ -47,6 +51,7 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
 def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Recipe, Path]:
     base = replace(SMALL, clients=3, participation=0.7, batch_size=16)
     made = scheduling.recipes(LITTLE, base, 1) | scheduling.over_heads(LITTLE["cifar10"], base)
+    made |= scheduling.over_thawing("cifar100", LITTLE["cifar100"], base, 1)
     item = replace(STUDY, runs=made, paper={}, seeds=1, more_seeds={})
     folder = tmp_path_factory.mktemp("scheduling") / scheduling.NAME
     only = ["mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"]
@@ -90,7 +95,7 @@ def test_a_tiny_study_is_drawn_and_says_what_is_missing(
 ) -> None:
     item, folder = little
     monkeypatch.setitem(items.REGISTRY, item.name, item)
-    monkeypatch.setattr(scheduling, "QUICK", LITTLE)
+    monkeypatch.setitem(scheduling.COLUMNS, scheduling.NAME, (LITTLE, PAPER))
     drawing = items.redraw(items.find("scheduling.table2"), folder, folder.parent)
     assert "34 runs" in drawing.caption
     assert "mnist.anti 0" in drawing.text
@@ -120,11 +125,11 @@ def made_up(
     made: list[rows.Row] = []
     for run in item.runs:
         dataset, _, method = run.partition(".")
-        column = HEADS_COLUMN if item is OVER else QUICK[dataset]
+        column = scheduling.COLUMNS[item.name][False][dataset]
         schedule, _, below = method.partition("_")
         wrap = schedule in SCHEDULES and below in LEVELS
-        level = (changes or {}).get(run, LEVELS[below if wrap else method.removesuffix("_early")])
-        tuned = method.removesuffix("_early") in TUNED
+        level = (changes or {}).get(run, LEVELS[below if wrap else method.removesuffix(EARLY)])
+        tuned = method.removesuffix(EARLY) in TUNED
         for seed in range(seeds):
             own = level + off[seed]
             named: dict[str, Any] = {"seed": seed, "algorithm": item.runs[run].algorithm, "run": run, "split": "test"}
@@ -170,6 +175,20 @@ def test_schedules_over_methods_that_train_their_head_are_judged_by_their_last_r
     lower = {f"cifar10.anti_{below}": LEVELS[below] - 0.1 for below in scheduling.BELOW}
     assert held("sec54", item=OVER, changes=lower) == [True, True, True]
     assert held("sec54", item=OVER, changes=lower | {"cifar10.anti_fedrep": 0.7}) == [False, True, False]
+
+
+def test_unfreezing_early_is_judged_by_both_schedules_at_the_last_three_evaluations() -> None:
+    assert {THAW.runs[f"tiny_imagenet.{name}{EARLY}"].options["unfreeze"] for name in SCHEDULES} == {(0, 50, 100)}
+    assert THAWED.at == THAWED_PAPER.at == (250, 275, 300)
+    lower = {f"tiny_imagenet.{name}{EARLY}": 0.59 for name in SCHEDULES}
+    assert held("sec53", item=THAW, changes=lower) == [True]
+    assert held("sec53", item=THAW, changes=lower | {f"tiny_imagenet.anti{EARLY}": 0.61}) == [False]
+    assert held("sec53", item=THAW, changes=lower, seeds=2) == [None]
+    header, frame = made_up(item=THAW, changes=lower | {"tiny_imagenet.vanilla": 0.2})
+    drawing = items.find("scheduling.sec53").draw(header, frame)  # type: ignore[misc]
+    plt.close(drawing.figure)
+    assert drawing.findings[0].incomparable == "Vanilla 20 % where the paper has 42 %"
+    assert drawing.table["published"].tolist() == [41.86, 41.23, 41.94, 41.63]
 
 
 def test_tiny_imagenet_is_comparable_once_every_method_has_learned_half_of_what_is_printed() -> None:
