@@ -91,7 +91,7 @@ class StoppingRule:
         if done == 0 and math.isnan(value):
             raise UsageError(
                 f"patience must have the validation samples of every client to judge by; {client!r} has none with a "
-                f"{label_of(self.metric)}. Use --patience 0, or give that client more samples."
+                f"{label_of(self.metric)}. Use --patience 0 in a new folder, or give that client more samples."
             )
         if self._taken[0] != done:
             self._taken = done, {}

@@ -120,13 +120,12 @@ class Choice:
                 "final score; the same command with --thorough trains the others on."
             )
         shown = pd.DataFrame(columns).replace("nan", "-")
-        notes = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.standing.failed.items()]
         cost = self.cost.compare_line(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
         mixture = [] if self.mixture is None else [describe_mixture(self.mixture, self.run.parents[1])]
         table = shown.to_string(index=False)
-        found = [self.lead(), table, *notes, legend, *rates, self.promises, *mixture, cost, *beside]
+        found = [self.lead(), table, *self.standing.notes, legend, *rates, self.promises, *mixture, cost, *beside]
         return "\n\n".join(found)
 
     @property
@@ -190,6 +189,7 @@ class Choice:
             "at_stake": None if pd.isna(stake) else stake,
             "judged": records(self.standing.judged),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
+            "left_out": [{"client": client, "why": why} for client, why in self.standing.left_out.items()],
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": None if self.rates is None else self.rates.to_json(),

@@ -26,6 +26,7 @@ from fedlayers.studies.race import (
     Standing,
     Tell,
     check_end,
+    check_scored,
     entries_of,
     race_end,
     run_entries,
@@ -310,6 +311,8 @@ def _plan_race(
     task = made(replace(config, seed=seeds[0]))
     for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing
         warn(note)
+    if over is None:
+        check_scored(task)
     racing = arms_of(arms, task.layers, config.algorithm)
     until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)

@@ -133,7 +133,7 @@ def run_judged(
     later = [] if ended is None else [ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)]
     about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
     table = pd.concat([begun.rounds, *later], ignore_index=True).merge(about_runs, on=["arm", "seed"])
-    return Standing(table, judged, failed, {} if ended is None else ended.best), early
+    return Standing(table, judged, failed, {} if ended is None else ended.best, begun.left_out), early
 
 
 def _further(run: store.Run, at: int) -> bool:

@@ -19,6 +19,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.rows import records
 from fl_core.scores import main_score
 from fl_core.task import Task
 
@@ -48,7 +49,7 @@ class PersonalisedModels:
 
     def to_json(self) -> dict[str, Any]:
         """Return the best depth and all scores as a dictionary for JSON."""
-        return {"best": self.best.name, "own_epochs": OWN_EPOCHS, "table": self.table.to_dict("records")}
+        return {"best": self.best.name, "own_epochs": OWN_EPOCHS, "table": records(self.table)}
 
 
 def depths(layers: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+import torch
 
 from fedlayers.backends.base import Backend, Result
 from fedlayers.studies import above_chance
@@ -21,8 +22,9 @@ from fl_core.config import RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
-from fl_core.scores import TABLE, main_score
+from fl_core.scores import MAIN, TABLE, label_of, main_score
 from fl_core.task import Task
+from fl_core.training.evaluate import scores
 
 SHARE = 1.0
 """Default share of the rounds that are raced: all, since rankings change until late. Less is cheaper and loses more."""
@@ -74,12 +76,21 @@ class Standing(NamedTuple):
         failed: why an arm with a seed has no result, by (arm, seed).
         best: under a stopping rule the best round of each run, by (arm, seed). An arm is then judged by the evaluated
             rounds up to there, and ``score`` is standardised over the arms of a seed.
+        left_out: clients whose samples give no main score, and why; it is the mean over the others, for all arms alike.
     """
 
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[tuple[str, int], str]
     best: Mapping[tuple[str, int], int] = {}
+    left_out: Mapping[str, str] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on arms that failed, and on clients that are left out."""
+        lines = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.failed.items()]
+        word = label_of(main_score(self.judged.columns))
+        return lines + [f"{word} leaves out {client}: {why}." for client, why in self.left_out.items()]
 
 
 def with_evaluations(config: RunConfig) -> RunConfig:
@@ -151,6 +162,29 @@ def check_end(arm: Arm, task: Task, until: int) -> None:
         )
 
 
+def check_scored(task: Task) -> None:
+    """Refuse a race whose main score has no value for any client's validation samples.
+
+    Whether it has one depends on the samples alone, so equal predictions show it.
+
+    Raises:
+        UsageError: names the score, and why it has no value.
+    """
+    metric = MAIN[task.data.task]
+    width = len(task.data.classes) or 1
+    splits = [client.validation.y for client in task.data.clients if len(client.validation)]
+    values = [scores(torch.zeros(len(y), width), y, task.criterion)[metric] for y in splits]
+    if values and all(map(math.isnan, values)):
+        raise _no_score(metric)
+
+
+def _no_score(metric: str) -> UsageError:
+    return UsageError(
+        f"{label_of(metric)} must have a value for a client's validation samples; got none: {TABLE[metric].missing}. "
+        "Give clients more samples."
+    )
+
+
 def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tell: Tell) -> dict[tuple[str, int], str]:
     """Train all runs further, up to a round (None: to the end). Return why some failed.
 
@@ -195,10 +229,11 @@ def standings(
             (:func:`~fedlayers.studies.above_chance.guessing_accuracy`).
 
     Raises:
-        UsageError: no evaluated round up to there.
+        UsageError: no evaluated round up to there, or no client with a main score.
     """
     lines, main = [], main_score(())
     best: dict[tuple[str, int], int] = {}
+    left_out: dict[str, str] = {}
     for entry in entries:
         if entry.key not in failed:
             if (at := best_of_run(entry.path)) is not None:
@@ -206,11 +241,14 @@ def standings(
             of_seed = None if guesses is None else guesses[entry.config.seed]
             frame = store.Run(entry.path).rows()[1]
             main = main_score(frame["metric"].unique())
+            left_out |= without_score(frame, main)
             for line in validation_scores(frame, until, of_seed):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
     if rounds.empty:
         raise UsageError("an arm must have an evaluated round; got none. Lower --eval-every.")
+    if left_out and rounds[main].isna().all():  # over sites, whose samples are not here
+        raise _no_score(main)
     rounds[main] = rounds[main].where(rounds[main].abs() < VAST)
     if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
         rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
@@ -231,7 +269,7 @@ def standings(
     if best:  # at rounds of their own, so that arms are compared by what they reach
         by_seed = table.groupby("seed")
         table["score"] = by_seed[main].transform(standardise) - by_seed["loss"].transform(standardise)
-    return Standing(rounds, table, failed, best)
+    return Standing(rounds, table, failed, best, left_out)
 
 
 def best_of_run(path: Path) -> int | None:
@@ -259,9 +297,10 @@ def validation_scores(
     Returns:
         For each round ``round``, the main score of the task and ``loss``, or the metrics asked for: means
         over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
-        guessing.
+        guessing. Clients of :func:`without_score` are left out; without any other the score is NaN.
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
+    left_out = {metric: list(without_score(frame, metric)) for metric in metrics}
     wanted = (frame["split"] == "validation") & frame["metric"].isin([*metrics, above_chance.METRIC])
     columns = ["model", "round", "client", "metric", "value", "n_train"]  # groups cost by their columns
     scored = frame.loc[wanted, columns]
@@ -271,15 +310,27 @@ def validation_scores(
     scored = scored[scored["model"] == ("personal" if (at_last == "personal").any() else "global")]
     lines = []
     for index, part in scored.groupby("round"):
-        means = {
-            metric: statistics.combine(of_metric["value"], of_metric["n_train"])
-            for metric, of_metric in part.groupby("metric")
-            if metric in metrics
-        }
+        means = dict.fromkeys(metrics, math.nan)
+        for metric in metrics:
+            own = part[(part["metric"] == metric) & ~part["client"].isin(left_out[metric])]
+            if len(own):
+                means[metric] = statistics.combine(own["value"], own["n_train"])
         if guesses is not None:
             means["skill"] = above_chance.score_above_chance(part[part["metric"] == above_chance.METRIC], guesses)
         lines.append({"round": int(str(index)), **means})
     return lines
+
+
+def without_score(frame: pd.DataFrame, metric: str) -> dict[str, str]:
+    """Return the clients whose validation samples cannot give a score, and why, such as R2 of one sample.
+
+    Such a score is NaN from the start. It depends on the samples alone, and so is missing for every model.
+    """
+    of_score = (frame["split"] == "validation") & (frame["metric"] == metric) & (frame["client"] != "")
+    scored = frame.loc[of_score, ["client", "value", "status"]]
+    unknown = scored.groupby("client", sort=False)["value"].transform(lambda values: values.isna().all())
+    lacking = scored[unknown & (scored["status"] == TABLE[metric].missing)]
+    return dict(zip(lacking["client"], lacking["status"], strict=True))
 
 
 def standardise(values: pd.Series) -> pd.Series:

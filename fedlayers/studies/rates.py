@@ -84,7 +84,7 @@ class RateSearch:
     def entries(self) -> list[Entry]:
         """Return the runs of one good cut, one for each rate."""
         config = with_evaluations(with_plan_algorithm(self.config))
-        probe = arms_of(("nothing", PROBE), self.layers, config.algorithm)[1:]
+        probe = arms_of((PROBE, "all"), self.layers, config.algorithm)[:1]
         return [entry for lr in self.rates for entry in at_rate(probe, config, (config.seed,), self.out, lr)]
 
     def run(self, until: int | None, place: Backend, tell: Tell) -> Rates:

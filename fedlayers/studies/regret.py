@@ -119,7 +119,8 @@ class Regret:
         at_random = {split: scores.loc[range(1, count), split].mean() for split in SPLITS}
         others = sign * self.held_out.drop(columns=seed).mean(axis=1)
         over_others = math.nan if others.isna().all() else scores.loc[int(others.idxmax()), "held_out"]
-        tried = int((sign * scores["validation"]).idxmax())
+        validation = scores["validation"]
+        tried = None if validation.isna().all() else int((sign * validation).idxmax())
         cuts = np.array([*decisions["cut"], 0, count - 1, count, None, tried], dtype=float)
         found = pd.DataFrame({"rule": [*decisions["rule"], *REFERENCES], "seed": seed, "cut": cuts, "best": best})
         for split in SPLITS:
@@ -129,7 +130,9 @@ class Regret:
         found["regret"] = sign * (at_best - own) + 0.0
         found["crossfitted"] = sign * (over_others - own) + 0.0
         found["random"] = np.where(own.notna(), sign * (at_best - at_random["held_out"]) + 0.0, math.nan)
-        return found.assign(status=[*decisions["status"], *["ok"] * len(REFERENCES)])
+        status = [*decisions["status"], *["ok"] * len(REFERENCES)]
+        status[-1] = "ok" if tried is not None else f"no {self.score} on validation samples"  # of TRIED, the last
+        return found.assign(status=status)
 
     def _summary(self, rule: str, part: pd.DataFrame) -> dict[str, Any]:
         scored = part[part["held_out"].notna()]

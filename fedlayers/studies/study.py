@@ -146,7 +146,9 @@ def study(
     say(f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")
 
     report = measure.diagnose_task(task, command=command, null=NULLS, progress=progress)
-    described = select.select(report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY)
+    described = None  # a rule cannot choose within a single layer, but a race can
+    if rule is not None or len(LayerPlan(task.layers, ()).trainable) > 1:
+        described = select.select(report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY)
     with open_backend(backend, config.workers) as place:
         backend = place if backend else backend
         choice = None
@@ -203,9 +205,11 @@ def _rows_of(choice: Choice) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _lead(choice: Choice | None, described: LayerPlan, result: Comparison, seeds: int) -> summary.Headline:
+def _lead(choice: Choice | None, described: LayerPlan | None, result: Comparison, seeds: int) -> summary.Headline:
     if choice is not None:
         return summary.lead(choice.answers, summary.gains(result, CHOSEN), seeds)
+    if described is None:
+        raise ValueError("a study must have a race or a rule")
     do = Arm("rule", RULED, described).words
     if RULED in set(result.table["algorithm"]):
         table = summary.gains(result, RULED)

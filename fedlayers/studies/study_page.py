@@ -46,7 +46,7 @@ def write_page(
     out: Path,
     task: Task,
     report: Report,
-    described: LayerPlan,
+    described: LayerPlan | None,
     choice: Choice | None,
     decisions: Mapping[int, str],
     result: Comparison,
@@ -57,7 +57,7 @@ def write_page(
     """Write the report page, and its pictures as PNG next to it.
 
     Args:
-        described: the plan that a rule makes of the diagnosis; the decision itself if there is no race.
+        described: the plan that a rule makes of the diagnosis, if it can; the decision itself if there is no race.
         decisions: the last layer that each seed's own PLayer-FL run shares.
         lead: the outcome.
         predicted: the test predictions of the first seed's chosen run, or why there are none.
@@ -83,7 +83,7 @@ def write_page(
         _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
     facts = (
         *([f"command: `{command}`"] if command else []),
-        f"decided by: {described.why.rule if choice is None else 'race'}",
+        f"decided by: {described.why.rule if choice is None and described is not None else 'race'}",
         f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch_size}, {config.loss}, "
         f"{config.training.description}",
         f"seeds: {', '.join(map(str, seeds))}",
@@ -201,7 +201,7 @@ def _add_description(
     out: Path,
     config: RunConfig,
     report: Report,
-    described: LayerPlan,
+    described: LayerPlan | None,
     decisions: Mapping[int, str],
     is_decision: bool,
 ) -> None:
@@ -221,6 +221,8 @@ def _add_description(
     missing = report.frame[report.frame["status"] != "ok"]
     if len(missing):
         page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
+    if described is None:
+        return
     page.text(f"### {'The decision' if is_decision else 'The plan of a rule'}")
     if described.why.detail.get("null"):
         first, *lines = in_words(described.why.detail["null"], described.why.variant, full=True).splitlines()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
+import fedlayers as fl
 from fedlayers.cli.main import main
 from fedlayers.studies.above_chance import best_of
 from fl_core.errors import UsageError
-from fl_core.scores import MAIN, MULTILABEL, SURVIVAL, label_of
+from fl_core.records.store import Run
+from fl_core.scores import MAIN, MULTILABEL, REGRESSION, SURVIVAL, TABLE, label_of
 from tests.fl_core.test_survival_and_labels import TASKS, frame
 
 each_task = pytest.mark.parametrize("task", [SURVIVAL, MULTILABEL])
@@ -66,3 +69,40 @@ def test_metrics_of_single_samples_refuse_survival() -> None:
 
     with pytest.raises(UsageError, match=r"hessian_trace; got survival\. Pass --metrics grad"):
         DiagnosisRequest.from_arguments(DEFAULT).check_task(SURVIVAL)
+
+
+def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return samples of a task, of which the last client's validation gives no main score: it is one sample."""
+    draw, made = np.random.default_rng(seed), {}
+    for name, count in (("north", 60), ("south", 60), ("west", 6)):
+        x = draw.normal(size=(count, 4)).astype(np.float32)
+        made[name] = x, x[:, 0] if task == REGRESSION else (x[:, :2] > 0).astype(np.float32)
+    return made
+
+
+@pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
+def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task: str, tmp_path: Path) -> None:
+    config = fl.RunConfig(task=task, rounds=3, eval_every=1, patience=0)
+    more = {"arms": ("nothing", "all"), "tune_rates": 0, "with_finetuning": True}
+    choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)
+    main = MAIN[task]
+    assert choice.standing.left_out == {"west": TABLE[main].missing}
+    assert f"{label_of(main)} leaves out west" in choice.text()
+    frame = Run(choice.run).rows()[1]
+    own = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["model"] == "personal")]
+    others = own[own["client"].isin(["north", "south"]) & (own["round"] > 0)]
+    expected = others["value"].mean()  # both have equally many samples
+    judged = choice.standing.judged.set_index("arm")[main]
+    assert judged[choice.winner.name] == pytest.approx(expected)
+    stored = json.loads((tmp_path / "out" / "choice.json").read_text())
+    assert stored["left_out"] == [{"client": "west", "why": TABLE[main].missing}]
+    assert choice.personalised is not None
+    assert choice.personalised.table[main].notna().all()
+
+
+@pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
+def test_a_race_without_any_main_score_is_refused_before_training(task: str, tmp_path: Path) -> None:
+    data = {name: few(task, seed)["west"] for seed, name in enumerate(("north", "south"))}
+    with pytest.raises(UsageError, match=f"{label_of(MAIN[task])} must have a value"):
+        fl.choose(fl.RunConfig(task=task, rounds=2, patience=0), tmp_path / "out", data=data, model="mlp", tune_rates=0)
+    assert not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from torch import nn
 
 from fedlayers.studies.choose import choose
 from fedlayers.studies.race import race_end, validation_scores
@@ -108,3 +109,16 @@ def test_there_are_two_to_five_rates(count: int, tmp_path: Path) -> None:
 def test_rates_are_not_tuned_where_each_seed_is_scored(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="each_seed"):
         choose(CONFIG, tmp_path, tune_rates=3, each_seed=True)
+
+
+def test_a_model_of_one_layer_races_too(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    data = {name: (draw.normal(size=(30, 4)).astype(np.float32), np.arange(30) % 2) for name in ("north", "south")}
+    choice = choose(RunConfig(rounds=1, eval_every=1), tmp_path / "race", data=data, model=nn.Linear(4, 2))
+    assert choice.rates is not None
+    assert [arm.extreme for arm in choice.arms] == ["nothing", "all"]
+    made = study(
+        RunConfig(rounds=1), ["fedavg"], (0,), tmp_path / "study", data=data, model=nn.Linear(4, 2), progress=False
+    )
+    assert made.choice is not None
+    assert "The plan of a rule" not in made.page.read_text(encoding="utf-8")

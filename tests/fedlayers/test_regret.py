@@ -130,6 +130,15 @@ def test_a_score_that_is_missing_is_named():
         made(held_out={0: [0.1, 0.2, math.nan, 0.1]})
 
 
+def test_without_a_validation_score_no_cut_is_the_best_on_it():
+    result = made(validation=[[math.nan] * 4] * 3)
+    tried = choice(result, TRIED, 0)
+    assert math.isnan(tried["cut"])
+    assert tried["status"] == "no macro_f1 on validation samples"
+    assert choice(result, REFERENCES[0], 0)["status"] == "ok"
+    assert result.table.set_index("rule").loc[TRIED, "seeds"] == 0
+
+
 def test_every_cut_is_needed():
     with pytest.raises(UsageError, match=r"cuts .*0 to 3"):
         made(held_out={0: [0.1, 0.2, 0.3]})
