@@ -181,6 +181,13 @@ def anti_over_fedbabu() -> list[str]:
     return [interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu")) for data in ("mnist", "cifar10")]
 
 
+@covers("scheduling.early_thawing")
+def early_thawing() -> list[str]:
+    table = scheduled("tiny_imagenet", "scheduling.thawing")
+    runs = (f"tiny_imagenet.{each}" for each in ("vanilla", "anti"))
+    return [interval(last_three(table, f"{run}_early", run)) for run in runs]
+
+
 @covers("scheduling.anti_over_heads")
 def anti_over_heads() -> list[str]:
     table = scheduled("cifar10", "scheduling.heads")
