@@ -245,7 +245,7 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
     x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
     for row, file in enumerate(files):
         try:
-            with Image.open(file) as image:
+            with Image.open(file, formats=image_folders.FORMATS) as image:
                 x[row] = np.asarray(image.convert(mode))
         except _UNREADABLE as error:
             raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
@@ -277,7 +277,7 @@ def _read_arrays(path: Path, file: np.lib.npyio.NpzFile, keys: Sequence[str]) ->
 def _image_header(file: Path) -> tuple[tuple[int, int], str]:
     """Return size and mode of an image file, ((width, height), mode), without decoding pixels."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=image_folders.FORMATS) as image:
             size, mode = image.size, image.mode
     except _UNREADABLE as error:
         raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error

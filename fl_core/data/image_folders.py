@@ -7,6 +7,8 @@ from pathlib import Path
 from fl_core.errors import UsageError
 
 IMAGES = (".png", ".jpg", ".jpeg")
+FORMATS = ("PNG", "JPEG")
+"""The formats that these suffixes stand for, by Pillow's names. No other reader of Pillow may open a file."""
 Listing = dict[str, dict[str, list[Path]]]
 
 

@@ -599,6 +599,20 @@ def test_bad_folders_are_refused_by_file(tmp_path):
         data.load(tmp_path)
 
 
+@pytest.mark.parametrize("form", ["EPS", "GIF", "TIFF"])
+def test_an_image_of_another_format_is_not_read(tmp_path, monkeypatch, form):
+    """Pillow would start Ghostscript for an EPS file, whatever its name."""
+    started = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append(1))
+    draw(tmp_path / "a", 3)
+    draw(tmp_path / "b", 3)
+    Image.new("RGB", (6, 4)).save(tmp_path / "a" / "00.png", format=form)
+    for read in (files.read, files.peek_shape, lambda path: files.pixels([path / "a" / "00.png"])):
+        with pytest.raises(UsageError, match=r"a/00\.png must be a readable image"):
+            read(tmp_path)
+    assert not started
+
+
 @pytest.mark.parametrize(
     "kind", ["images", "gray", "split", "table", "csv", "bare csv", "folder", "gray folder", "mixed folder"]
 )
