@@ -99,9 +99,9 @@ def _labels(values: Iterable[Any], classes: Sequence[str]) -> np.ndarray:
     """Return labels as text, as the classes are named: 1.0 is the class 1."""
     words = [str(value).strip() for value in values]
     if not classes:
-        return np.array(words)
+        return arrays.text_array(words)
     whole = [word not in classes and arrays.is_number(word) and float(word).is_integer() for word in words]
-    return np.array([str(int(float(word))) if each else word for word, each in zip(words, whole, strict=True)])
+    return arrays.text_array([str(int(float(word))) if each else word for word, each in zip(words, whole, strict=True)])
 
 
 def _own_rows(clients: Iterable[Any], name: str, where: str) -> slice | np.ndarray:
@@ -110,13 +110,13 @@ def _own_rows(clients: Iterable[Any], name: str, where: str) -> slice | np.ndarr
     Raises:
         UsageError: the table has several clients, and none of this name.
     """
-    named = np.array([str(client) for client in clients])
+    named = [str(client) for client in clients]
     known = sorted({*named})
     if len(known) < 2:
         return slice(None)
     if name not in known:
         raise UsageError(f"{where} must be in the table; got clients {listing(known)}. Name one with --client.")
-    return np.asarray(named == name)
+    return np.array([each == name for each in named])
 
 
 def _client(task: Task, new: Any, name: str) -> ClientData:

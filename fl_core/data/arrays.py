@@ -105,6 +105,17 @@ def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
     return (shape[2], shape[0], shape[1]) if last and not first else shape
 
 
+def text_array(cells: Sequence[str] | Sequence[Sequence[str]]) -> Array:
+    """Return cells as an array of objects. In an array of text each cell would be as wide as the longest."""
+    return np.array(cells, dtype=object)
+
+
+def is_text(values: Array) -> bool:
+    """Return whether an array holds text alone, of one width or as objects."""
+    kind = values.dtype.kind
+    return kind == "U" or (kind == "O" and all(isinstance(value, str) for value in values.flat))
+
+
 def is_number(cell: str) -> bool:
     """Return whether a cell reads as a number."""
     try:
@@ -125,13 +136,13 @@ def owners(
     Raises:
         UsageError: neither text nor whole numbers, an empty name, or a number outside ``names``.
     """
-    if values.dtype.kind == "U":
+    if is_text(values):
         check_flat(values, where)
         if names is not None:
             raise UsageError(f"{where}: a list of names must be left out, since the values are text.")
-        blank = np.flatnonzero(np.char.strip(values.astype(np.str_)) == "")
-        if blank.size:
-            raise UsageError(f"{where}, {place(int(blank[0]))}: the client's name must not be empty.")
+        blank = next((row for row, value in enumerate(values) if not value.strip()), None)
+        if blank is not None:
+            raise UsageError(f"{where}, {place(blank)}: the client's name must not be empty.")
         distinct, owner = np.unique(values, return_inverse=True)
         return owner.astype(np.int64), tuple(str(value) for value in distinct)
     codes = whole_numbers(values, where, place)

@@ -71,7 +71,7 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
         numeric = [is_number(word) for word in words]
         if any(numeric) and not all(numeric):
             return False
-        cells = np.array(words, dtype=np.float64 if all(numeric) else str)
+        cells = np.array(words, dtype=np.float64 if all(numeric) else object)
     if cells.dtype.kind == "f" and not (np.isfinite(cells) & (cells == np.round(cells))).all():
         return False
     values, code = np.unique(cells, return_inverse=True)

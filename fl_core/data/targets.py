@@ -15,6 +15,7 @@ from fl_core.data.arrays import (
     check_codes,
     check_flat,
     is_number,
+    is_text,
     numbers,
     refuse_where,
     row_of_array,
@@ -68,7 +69,7 @@ def labels(
         UsageError: a label is not a whole number or has no name, or there are fewer than two classes or a class without
             samples.
     """
-    if y.dtype.kind == "U":
+    if is_text(y):
         check_flat(y, where)
         if names is None:
             return written_labels(y.tolist(), where, place)
@@ -125,7 +126,7 @@ def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.flo
         UsageError: names the first value that is not a finite float32.
     """
     check_flat(y, where)
-    if y.dtype.kind == "U":
+    if is_text(y):
         y = numbers(y.tolist(), where, place)
     if y.dtype.kind not in "buif":
         raise UsageError(f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}.")

@@ -74,14 +74,14 @@ def clients(
     """Return the client of each row of a table, and the clients' names; without that column none."""
     if name not in columns:
         return None, ()
-    return arrays.owners(np.array(columns[name], dtype=str), f"{path}, column {name!r}", place=place)
+    return arrays.owners(arrays.text_array(columns[name]), f"{path}, column {name!r}", place=place)
 
 
 def answers(
     path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
 ) -> tuple[arrays.Array, tuple[str, ...]]:
     """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
-    cells = np.array([columns[name] for name in reading.labels], dtype=str)
+    cells = arrays.text_array([columns[name] for name in reading.labels])
     where, whole = f"{path}, column {reading.label_column!r}", reading.classes is None
     y = cells[0] if len(cells) == 1 else cells.T
     return targets.answers(y, where, reading.task, reading.names, place, whole)

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -20,8 +21,9 @@ from diagnostics.decide.select import select
 from fedlayers.cli.config_files import expand_config
 from fedlayers.remote.site_config import SiteFile
 from fedlayers.studies.tuned import Tuned
-from fl_core import limits, models, rows, runner
+from fl_core import join, limits, models, rows, runner
 from fl_core.config import RunConfig
+from fl_core.data import files as own_files, roles
 from fl_core.data.parquet import columns as columns_in
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
@@ -278,6 +280,48 @@ def test_a_packed_table_of_texts(tmp_path):
     found = columns_in(path, list(columns), ["client"])
     assert set(map(len, found["client"])) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
+
+
+def peak(act):
+    """The bytes of memory that a call takes at most."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+LONG = ["z" * 30_000, *("ab" * 1500)]
+
+
+@pytest.mark.parametrize("column", ["client", "label"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_with_one_long_cell(tmp_path, suffix, column):
+    """An array of text would give each row the length of the longest cell, 0.4 GB in all."""
+    path = tmp_path / f"data{suffix}"
+    table = pd.DataFrame({name: ["c", *("ab" * 1500)] for name in ("client", "label", "text")}).assign(**{column: LONG})
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    elif suffix == ".jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        pytest.importorskip("pyarrow")
+        table.to_parquet(path)
+    assert peak(lambda: own_files.read(path)) < LITTLE
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: roles.is_identifier("patient_id", LONG),
+        lambda: join._own_rows(LONG, "a", "samples"),
+        lambda: join._labels(LONG, ("a", "b")),
+    ],
+    ids=["an identifier", "clients that join", "labels that join"],
+)
+def test_a_column_with_one_long_cell(act):
+    assert peak(act) < LITTLE
 
 
 def test_a_packed_dataset_with_a_nested_header(tmp_path):
