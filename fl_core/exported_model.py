@@ -102,9 +102,7 @@ class ExportedModel:
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
         most = max(limits.UNPACKED, limits.RATIO * tree.n_bytes(weights))
         with counting.within_bytes(f"the model of {self.path}", most):
-            built = built_from(self.path, self.about, model, allow_code)
-        tree.load(built, weights)
-        return built.eval()
+            return built_from(self.path, self.about, model, allow_code, weights).eval()
 
 
 @dataclass(frozen=True)
@@ -209,9 +207,8 @@ def write(
     allow_code: str | Collection[str] = (),
 ) -> ExportedModel:
     """Write a model's weights and its description, after a check that the description gives the same model."""
-    rebuilt = built_from(out, about, model, allow_code)
     adapted, trained = trained, lora.merged(trained)
-    tree.load(rebuilt, tree.state_dict(trained))
+    rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
     example = models.example(task.data.shape)
     with tree.one_thread():
         if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained, example)):

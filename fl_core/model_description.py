@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +18,13 @@ from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError
 from fl_core.models import lora
 from fl_core.models.batch_norms import drop_statistics
+from fl_core.models.building import TRIAL
 from fl_core.models.options import check_stored, without_weights
 from fl_core.records import store
 from fl_core.restore import allowed_code
 from fl_core.task import Task
 from fl_core.training import evaluate
+from fl_core.tree import Tree
 
 
 def describe_model(
@@ -65,16 +68,20 @@ def describe_model(
 
 
 def built_from(
-    path: Path, about: Mapping[str, Any], model: nn.Module | None, allow_code: str | Collection[str]
+    path: Path, about: Mapping[str, Any], model: nn.Module | None, allow_code: str | Collection[str], weights: Tree
 ) -> nn.Module:
-    """Return the model that a description names, with fresh weights.
+    """Return the model that a description names, with these weights.
+
+    Their names and shapes are compared before the model is tried, so that no small file takes much memory. For samples
+    of more than :data:`TRIAL` numbers it is not tried.
 
     Args:
         path: of the file of weights, for messages.
         model, allow_code: as of :meth:`fl_core.exported_model.ExportedModel.model`.
 
     Raises:
-        UsageError: code or a model is missing.
+        UsageError: code or a model is missing, the weights do not fit, or the samples are too large for an algorithm
+            that tries the model to extend it.
     """
     allowed = allowed_code(allow_code)
     said, inputs = about["model"], Inputs.from_json(about["inputs"])
@@ -84,22 +91,31 @@ def built_from(
         path, {key: name for key, name in restore.code_of(named).items() if model is None or key != "model"}, allowed
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
+    small, extends = math.prod(shape) <= TRIAL, said["extended_by"] is not None
+    if extends and not small:
+        raise UsageError(
+            f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "
+            f"got shape {shape}. Train it on smaller samples."
+        )
     if model is not None:
-        made = models.copy_user_model(model, shape, n_classes, seed=seed, options=said["options"])
+        made = models.copy_user_model(model, shape, n_classes, seed=seed, options=said["options"], trial=extends)
     elif not said["callable"]:
         raise UsageError(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
         )
     else:
         check_stored(str(path), said["callable"], said["options"], allowed)
-        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"])
+        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"], trial=extends)
     if said["bn"] == "drop":
         drop_statistics(made)
-    if said["extended_by"] is not None:
+    if extends:
         algorithm = find(extended["algorithm"])
         below = algorithm.base_algorithm(extended["options"])
         options = configurations(algorithm, extended["options"])[-1]
         made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
         if said["bn"] == "drop":
             drop_statistics(made)
+    tree.load(made, weights)
+    if small:
+        models.check_fit(said["callable"] or type(made).__name__, made, shape, n_classes)
     return made

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fl_core import limits
 from fl_core.bounds import check_values
@@ -22,6 +23,8 @@ from fl_core.tokens import START, TokenShape
 
 LARGEST = 2**26
 """Numbers of one sample, at most."""
+TRIAL = 2**22
+"""Numbers of one sample, at most, to try a model that a file describes. A colour image of 1182 x 1182 has so many."""
 
 
 def build(
@@ -31,6 +34,7 @@ def build(
     *,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    trial: bool = True,
 ) -> nn.Module:
     """Build a model by its name, on the CPU and in training mode.
 
@@ -50,6 +54,7 @@ def build(
         shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
+        trial: whether to check the output for noise. A model with lazy layers is always checked: it gets its shapes.
 
     Raises:
         UsageError: the name or an option is unknown, the shape does not fit, or the output is not [n, n_classes].
@@ -83,22 +88,31 @@ def build(
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     model.train()
-    if own is not None or label not in MODELS.inside or isinstance(shape, TokenShape):
+    trial &= own is not None or label not in MODELS.inside or isinstance(shape, TokenShape)
+    if trial or _has_lazy_layers(model):
         check_fit(label, model, shape, n_classes)
     return model
 
 
-def copy_user_model(model: nn.Module | Builder, shape: tuple[int, ...], n_classes: int, **built: Any) -> nn.Module:
+def copy_user_model(
+    model: nn.Module | Builder, shape: tuple[int, ...], n_classes: int, *, trial: bool = True, **built: Any
+) -> nn.Module:
     """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
 
     Args:
+        trial: as of :func:`build`.
         built: ``seed`` and ``options`` of :func:`build`, for a callable.
     """
     if not isinstance(model, nn.Module):
-        return build(model, shape, n_classes, **built)
-    model = copy.deepcopy(model)
-    check_fit(type(model).__name__, model, shape, n_classes)
+        return build(model, shape, n_classes, trial=trial, **built)
+    model = copy.deepcopy(model).train()
+    if trial or _has_lazy_layers(model):
+        check_fit(type(model).__name__, model, shape, n_classes)
     return model
+
+
+def _has_lazy_layers(model: nn.Module) -> bool:
+    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from diagnostics.decide.select import select
 from diagnostics.measure import diagnose_run, instruments
@@ -21,8 +22,8 @@ from fedlayers.studies.tuned import FORMAT
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
-from fl_core.exported_model import export, predict
-from fl_core.models import counting
+from fl_core.exported_model import export, predict, read
+from fl_core.models import build, counting
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
@@ -383,6 +384,58 @@ def test_a_description_of_a_model_with_vast_sizes(model, tmp_path, place):
     forge(path.with_name(f"{path.name}.json"), lambda found: put(found, place, VAST[place]))
     with pytest.raises(UsageError, match="must"):
         predict(path, np.zeros((2, 10)))
+
+
+VAST_IMAGE = [3, 2048, 2048]
+
+
+@pytest.fixture
+def passes():
+    """The modules through which anything has passed."""
+    found = []
+    with register_module_forward_pre_hook(lambda module, inputs: found.append(module)):
+        yield found
+
+
+def of_images(model, folder, weights, **changes):
+    """A copy of an exported model that describes a network for images."""
+    path = Path(shutil.copytree(model.parent, folder / "copy")) / model.name
+    path.write_bytes(save(weights))
+    described = {"model.callable": "torchvision:squeezenet1_1", "model.outputs": 2, "model.extended_by": None}
+    described |= {"inputs": {"shape": [3, 64, 64], "images": True}, "classes": ["a", "b"], **changes}
+
+    def change(found):
+        for place, value in {**described, "file.sha256": files.sha(path.read_bytes())}.items():
+            put(found, place, value)
+
+    forge(path.with_name(f"{path.name}.json"), change)
+    return read(path)
+
+
+@pytest.mark.parametrize("shape", [[3, 64, 64], VAST_IMAGE])
+def test_weights_of_another_model_for_images(model, tmp_path, passes, shape):
+    """Nothing passes through a model before its tensors are compared with the file's."""
+    found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **{"inputs.shape": shape})
+    with pytest.raises(UsageError, match="tensor names must be the same"):
+        found.model()
+    assert not passes
+
+
+@pytest.mark.parametrize("shape", [[3, 64, 64], VAST_IMAGE])
+def test_a_description_of_a_model_with_a_vast_image(model, tmp_path, passes, shape):
+    """Its weights fit. The model is tried with a usual image, and a vast one has to come from the user."""
+    weights = build("torchvision:squeezenet1_1", (3, 64, 64), 2, trial=False).state_dict()
+    of_images(model, tmp_path, weights, **{"inputs.shape": shape}).model()
+    assert bool(passes) == (shape != VAST_IMAGE)
+
+
+def test_an_algorithm_that_tries_a_model_with_a_vast_image(model, tmp_path, passes):
+    """Algorithms find a model's parts by what passes through it."""
+    extended = {"model.extended_by": {"algorithm": "fedrod", "options": {}}}
+    found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **extended, **{"inputs.shape": VAST_IMAGE})
+    with pytest.raises(UsageError, match=r"must have samples of at most .* fedrod"):
+        found.model()
+    assert not passes
 
 
 @pytest.mark.parametrize("act", [resume, models])
