@@ -14,6 +14,8 @@ from fl_core.errors import UsageError, check_known
 
 MOST = 100
 """The maximum number of different words in a column."""
+MOST_LISTED = 10_000
+"""The maximum number of words that a list gives a column, in a file of a model, a run or a site."""
 FEW = 10
 """The number of different words that any column may have, even a short one."""
 
@@ -77,6 +79,8 @@ def check_categories(categories: Any) -> Mapping[str, Sequence[str]]:
             raise UsageError(
                 f'categories must be lists of words by column, such as {{ sex = ["f", "m"] }}; got {categories!r}'
             )
+        if len(words) > MOST_LISTED:
+            raise UsageError(f"categories must be at most {MOST_LISTED:,} words of a column; got {len(words):,}")
         if len(set(words)) < len(words):
             raise UsageError(f"categories must be different words; got {words!r}")
     return categories

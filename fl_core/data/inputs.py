@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, files, image_folders, roles, tables, text
+from fl_core.data import arrays, categories, files, image_folders, roles, tables, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
@@ -109,13 +109,19 @@ class Inputs:
         """Return the inputs from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown.
+            UsageError: a key is unknown, or the shape is not that of the prepared columns.
         """
         for key in values:
             check_known("key of a model's inputs", key, [field.name for field in fields(cls)])
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         if found.get("preprocessing") is not None:
-            found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
+            made = found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
+            columns = categories.width(made.width, made.categories)
+            if made.width and found["shape"] != (columns,):
+                raise UsageError(
+                    f"shape of a table must be [{columns}], its prepared columns; got {list(found['shape'])}. "
+                    "Store it again."
+                )
         if found.get("images") and len(found["shape"]) != 3:
             raise UsageError(
                 f"shape of images must be (channels, height, width); got {found['shape']}. Store it again."

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.data.arrays import Array
-from fl_core.data.categories import Categories, one_hot
+from fl_core.data.categories import MOST_LISTED, Categories, one_hot
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.storage.schema import NUMBER, validate
 
@@ -51,6 +51,11 @@ class Preprocessing:
     spread: tuple[float, ...] = ()
     categories: Categories = ()
 
+    @property
+    def width(self) -> int:
+        """Return the number of columns that it takes. 0 means any number."""
+        return max(map(len, (self.columns, self.fill, self.centre, self.categories)))
+
     def transform(self, x: Array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
 
@@ -59,9 +64,8 @@ class Preprocessing:
         Raises:
             UsageError: the number of columns differs, or a value is missing and not filled.
         """
-        width = max(map(len, (self.columns, self.fill, self.centre)))
-        if x.ndim != 2 or (width and x.shape[1] != width):
-            raise UsageError(f"rows must have {width} columns; got an array of shape {list(x.shape)}.")
+        if x.ndim != 2 or (self.width and x.shape[1] != self.width):
+            raise UsageError(f"rows must have {self.width} columns; got an array of shape {list(x.shape)}.")
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
@@ -87,7 +91,7 @@ class Preprocessing:
         """Return the preprocessing from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown, or a value has another type.
+            UsageError: a key is unknown, a value has another type, or a column has too many categories.
         """
         for key in values:
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
@@ -95,11 +99,16 @@ class Preprocessing:
             raise UsageError(f"{wrong}. Store it again.")
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         made = cls(**{**found, "categories": tuple(map(tuple, values.get("categories", ())))})
-        widths = {len(part) for part in (made.columns, made.fill, made.centre, made.spread) if part}
+        widths = {len(part) for part in (made.columns, made.fill, made.centre, made.spread, made.categories) if part}
         if len(widths) > 1 or bool(made.centre) != bool(made.spread):
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
                 "Store it again."
+            )
+        most = max(map(len, made.categories), default=0)
+        if most > MOST_LISTED:
+            raise UsageError(
+                f"categories of a column must be at most {MOST_LISTED:,} words; got {most:,}. Store it again."
             )
         return made
 

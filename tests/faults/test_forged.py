@@ -352,7 +352,7 @@ DESCRIBED = (
     "classes",
     "file.format",
 )
-VAST = {"model.outputs": 10**8, "model.options": {"sizes": [10**30]}, "inputs.shape": [10**8], "model.seed": {}}
+VAST = {"model.outputs": 10**8, "model.options": {"sizes": [10**30]}, "inputs": {"shape": [10**8]}, "model.seed": {}}
 
 
 @pytest.fixture(scope="module")
@@ -504,7 +504,7 @@ def test_a_description_of_a_model_with_vast_depth(model, tmp_path, monkeypatch):
     def deep(depth):
         def change(found):
             found["model"].update(callable="vit", options={"depth": depth, "width": 1, "heads": 1, "patch": 1})
-            found["inputs"]["shape"] = [3, 8, 8]
+            found["inputs"] = {"shape": [3, 8, 8]}
 
         forge(path.with_name(f"{path.name}.json"), change)
 

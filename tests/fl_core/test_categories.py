@@ -17,7 +17,9 @@ from fedlayers.remote.site import Site
 from fedlayers.remote.site_config import SiteFile
 from fl_core import data, exported_model, runner
 from fl_core.config import RunConfig
+from fl_core.data.categories import MOST_LISTED, check_categories
 from fl_core.data.federated import FederatedData
+from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
@@ -103,6 +105,25 @@ def test_a_stored_preprocessing_of_other_types_is_refused() -> None:
     assert Preprocessing.from_json({"columns": ["a"]}).categories == ()
     with pytest.raises(UsageError, match="categories"):
         Preprocessing.from_json({"columns": ["a"], "categories": [[1]]})
+
+
+MANY = [f"n{k}" for k in range(MOST_LISTED + 1)]
+
+
+def test_more_columns_than_a_model_takes_are_refused() -> None:
+    """Otherwise a small file makes a table many times as large."""
+    table = {"columns": ["a", "b"], "categories": [["f", "m"], []]}
+    assert Inputs.from_json({"shape": [4], "preprocessing": table}).samples(pd.DataFrame({"a": ["m"], "b": [7]}))
+    for shape in ([2], [3], [5], [4, 1], [10**6]):
+        with pytest.raises(UsageError, match=r"shape of a table must be \[4\]"):
+            Inputs.from_json({"shape": shape, "preprocessing": table})
+    for words in (MANY, [""] * 10**6):
+        with pytest.raises(UsageError, match="categories of a column must be at most 10,000 words"):
+            Preprocessing.from_json({"columns": ["a"], "categories": [words]})
+    with pytest.raises(UsageError, match="one number for each column"):
+        Preprocessing.from_json({"columns": ["a"], "categories": [["f"], ["m"]]})
+    with pytest.raises(UsageError, match="at most 10,000 words"):
+        check_categories({"a": MANY})
 
 
 def test_too_many_words_are_refused_with_the_way_out(tmp_path: Path) -> None:
