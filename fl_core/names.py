@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _FORMULA = "=+-@＝＋－＠"
 """Signs that begin a formula in a spreadsheet."""
+_SPLIT = re.compile(rf'(;[\s"]*)(?=[{re.escape(_FORMULA)}])')
+"""A semicolon before a sign that begins a formula. It ends a cell where it is the list separator."""
 _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Signs that change the direction of the following text."""
@@ -61,15 +63,22 @@ def in_html(text: str) -> str:
 def in_csv(value: Any) -> Any:
     """Return a cell of a CSV table. A text that a spreadsheet would compute begins with an apostrophe.
 
+    A text with semicolons becomes several cells where these separate a list. Each of them begins so.
+
     >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
     ("'=cmd()", '-1', -1)
     >>> in_csv("+0.1 ± 0.3"), in_csv("+1+cmd")
     ('+0.1 ± 0.3', "'+1+cmd")
+    >>> in_csv("c;@SUM(1)")
+    "c;'@SUM(1)"
     """
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) and not _NUMBERS.fullmatch(text) else text
+    if _NUMBERS.fullmatch(text):
+        return text
+    text = _SPLIT.sub(r"\1'", text)
+    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) else text
 
 
 def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:

@@ -63,6 +63,27 @@ def test_a_table_of_predictions_holds_no_formula_and_no_further_lines(name: str)
     assert float(lines[1][2]) == pytest.approx(float(made.probabilities[0, 0]))
 
 
+SPLIT = {
+    "c;@SUM(1)": "c;'@SUM(1)",
+    'c;"=cmd()&"': 'c;"\'=cmd()&"',
+    "c; =cmd()": "c; '=cmd()",
+    "c;＝cmd()": "c;'＝cmd()",
+    "=a;+b;=c": "'=a;'+b;'=c",
+    "c\t=cmd()": "c\\t=cmd()",
+    "-1;+2": "-1;+2",
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_table_holds_no_formula_after_another_separator(name: str) -> None:
+    made = Predictions((name, "0"), (name, "other"), torch.tensor([[2.0, -1.0], [2.0, -1.0]]))
+    text = csv_bytes(made.frame()).decode()
+    assert "\t" not in text
+    assert [line[1] for line in csv.reader(io.StringIO(text))] == ["predicted", *[SPLIT[name]] * 2]
+    for line in csv.reader(io.StringIO(text), delimiter=";"):
+        assert all(cell.strip(' "')[:1] not in tuple("=@＝＋－＠") for cell in line)
+
+
 def test_numbers_and_plain_names_stay_as_they_are() -> None:
     table = pd.DataFrame({"class": ["-1", "+1", None], "n": [-1, 2, 3], "x": [-0.5, np.nan, 2.0], "is": [True] * 3})
     assert csv_bytes(table) == table.to_csv(index=False).encode()
