@@ -48,7 +48,6 @@ class Plot(Command):
         from diagnostics.plots.collect import album, figure_of
         from fedlayers.studies.study_plots import save, to_files
         from fl_core.plan import LayerPlan
-        from fl_core.rows import read
 
         to_files()
         if self.rows.suffix == ".json":
@@ -57,14 +56,26 @@ class Plot(Command):
             plan = LayerPlan.load(self.rows)
             pictures: dict[str, Callable[[], Figure]] = {"plan": lambda: figure_of(plots.plan(plan))}
         else:
-            _, frame = read(self.rows / "rows.jsonl" if self.rows.is_dir() else self.rows)
-            pictures = album(self._chosen(frame), self.metrics)
+            pictures = album(self._chosen(self._frame()), self.metrics)
         for name, draw in pictures.items():
             figure = draw()
             self.out.mkdir(parents=True, exist_ok=True)
             path = self.out / f"{name}.png"
             save(figure, path, self.dpi)
             print(path)
+
+    def _frame(self) -> pd.DataFrame:
+        """Return the rows of a file, a run directory or another folder. Links in a folder are not followed."""
+        from fl_core.records.store import ROWS, Run
+        from fl_core.rows import read
+        from fl_core.storage.files import Folder
+
+        folder = Folder(self.rows)
+        if folder.has("config.json"):
+            return Run(self.rows).rows()[1]
+        if self.rows.is_dir():
+            return read(self.rows / ROWS, opener=lambda path, _: folder.handle(Path(path).name))[1]
+        return read(self.rows)[1]
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that ``--where`` selects."""

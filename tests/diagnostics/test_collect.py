@@ -22,6 +22,7 @@ from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan
+from fl_core.records.store import Run
 
 LAYERS = ["0", "2"]
 
@@ -270,3 +271,31 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here: Path, capsys: pytest
     assert {path.name for path in (here / "drawn").iterdir()} == {"macro_f1.png", "macro_f1_clients.png"}
     assert "run directory" in refused(capsys, "plot", "run", "--out", "run")
     assert {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")} == before
+
+
+def test_plot_reads_a_run_that_was_killed_in_mid_line(here: Path) -> None:
+    main(["run", "--dataset", "heart", "--rounds", "1", "--workers", "0", "--out", "run"])
+    with (here / "run/rows.jsonl").open("a") as file:
+        file.write('{"run": "ru')
+    assert Run("run").verify()
+    main(["plot", "run", "--metrics", "macro_f1", "--out", "drawn"])
+    assert (here / "drawn/macro_f1.png").is_file()
+
+
+@pytest.mark.parametrize("kind", ["run", "folder"])
+def test_plot_follows_no_link_out_of_a_folder(here: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    path = here / kind / "rows.jsonl"
+    if kind == "run":
+        main(["run", "--dataset", "heart", "--rounds", "1", "--workers", "0", "--out", "run"])
+    else:  # such as a study's
+        path.parent.mkdir()
+        schema.write(path, {}, [schema.row("held", 1.0, client=client, layer="l", round=1) for client in "ab"])
+        main(["plot", "folder", "--dpi", "40"])
+        assert [path.name for path in (here / "pictures").iterdir()] == ["allocation.png"]
+    path.rename(here / "elsewhere.jsonl")
+    path.symlink_to(here / "elsewhere.jsonl")
+    with pytest.raises(SystemExit) as left:
+        main(["plot", kind, "--out", "drawn"])
+    assert left.value.code == 1
+    assert f"{kind}/rows.jsonl is a symbolic link" in capsys.readouterr().err
+    assert not (here / "drawn").exists()
