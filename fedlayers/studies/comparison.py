@@ -45,7 +45,7 @@ class Comparison:
         table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
             mean rank (by the score). Baselines (:mod:`fedlayers.studies.baselines`) have no rank.
         unranked: why there are no ranks; "" if there are.
-        clients: the mean over seeds for each algorithm, client and metric.
+        clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value.
         positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
         friedman: Friedman's test that the algorithms' scores differ, with seeds as blocks.
 
@@ -71,7 +71,7 @@ class Comparison:
         there = list(final["metric"].unique())
         self.score = check_known("score in these rows", self.score or main_score(there), there)
         self.positive = positive_in(final)
-        means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean()
+        means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean(skipna=False)
         self.clients = means.reset_index()
         keys = ["algorithm", "seed", "model", "metric"]
         self.scores = pd.DataFrame(

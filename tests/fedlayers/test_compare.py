@@ -198,6 +198,16 @@ def test_a_missing_score_is_not_ranked_away():
         Comparison(frame[frame["split"] != "test"])
 
 
+def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open():
+    scores = {"local": [[0.1, 0.2], [0.3, 0.4]], "fedavg": [[0.2, 0.3]] * 2, "playerfl": [[0.5, 0.6]] * 2}
+    frame = frame_of(scores, [5, 5], {"fedavg": "global"})
+    gap = (frame["algorithm"] == "playerfl") & (frame["seed"] == 1) & (frame["client"] == "c1")
+    frame.loc[gap & (frame["metric"] == "macro_f1"), "value"] = np.nan
+    table = Comparison(frame).table.set_index("algorithm")
+    assert table.loc["playerfl", ["fairness", "incentive"]].isna().all()
+    assert table.loc["local", "fairness"] == pytest.approx(0.0025)
+
+
 def test_headline_takes_the_final_round_of_the_personal_model():
     frame = headline(frame_of({"playerfl": [[0.25, 0.5]], "fedavg": [[0.25, 0.5]]}, [1, 1], {"fedavg": "global"}))
     assert set(frame["round"]) == {2}
