@@ -63,11 +63,7 @@ def jobs_of(
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
     plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
-    using = {name for name in algorithms if find(name).uses_plan}
-    if (plan is not None or config.plan is not None) and not using:
-        raise UsageError(
-            f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
-        )
+    using = plan_users(algorithms, given=plan is not None or config.plan is not None)
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
@@ -86,6 +82,23 @@ def jobs_of(
     for each_plan in {id(job.plan): job.plan for job in jobs if job.plan is not None}.values():
         _warn_of_seen(each_plan, config, dealt)
     return jobs
+
+
+def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
+    """Return the algorithms that use a plan.
+
+    Args:
+        given: whether a plan is given to them.
+
+    Raises:
+        UsageError: a plan is given, and none uses it.
+    """
+    using = {name for name in algorithms if find(name).uses_plan}
+    if given and not using:
+        raise UsageError(
+            f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
+        )
+    return using
 
 
 @checked_call

@@ -13,13 +13,12 @@ from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.compare import check_stored
+from fedlayers.studies.compare import check_stored, plan_users
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
 from fedlayers.studies.runtime_estimate import estimate_cost
 from fedlayers.studies.spaces import TRAINING, Point, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
-from fl_core.algorithms.base import find
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolve
@@ -167,7 +166,11 @@ def tune(
     for key in sorted({key for space in searched.values() for key in space if key in TRAINING}):
         if getattr(config, key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
-    tried = [trial for name in algorithms for trial in _trials(name, searched, trials, config, seeds, options, out)]
+    using = plan_users(algorithms, given=config.plan is not None)
+    tried = []
+    for name in algorithms:
+        its_config = config if name in using else replace(config, plan=None)
+        tried += _trials(name, searched, trials, its_config, seeds, options, out)
     tasks = _check(tried)
     entries = [entry for trial in tried for entry in trial.entries]
     planned = tasks[algorithms[0]].config
@@ -214,7 +217,7 @@ def _trials(
 ) -> list[Trial]:
     """Return the trials of one algorithm, with their runs below ``out``/trials."""
     found = []
-    common = replace(config, algorithm=name, workers=0, plan=config.plan if find(name).uses_plan else None)
+    common = replace(config, algorithm=name, workers=0)
     for number, point in enumerate(points(searched[name], trials, config.seed)):
         settings, own = _parts(point)
         said = " ".join([name, *(f"{key}={value}" for key, value in point.items())])

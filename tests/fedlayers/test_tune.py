@@ -77,6 +77,7 @@ def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path,
         ({"algorithms": ["fedprox", "fedprox"]}, "fedprox .*twice"),
         ({"config": RunConfig(lr=0.1)}, "lr .*searched"),
         ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
+        ({"config": replace(CONFIG, plan="nowhere.json")}, "uses a plan; got fedavg, fedprox"),
     ],
 )
 def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
