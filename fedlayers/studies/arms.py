@@ -79,8 +79,8 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
         algorithm: uses the cuts that are named alone.
 
     Raises:
-        UsageError: an unknown or repeated name, two equal arms, a cut that the model does not have, or a cut with an
-            algorithm that uses no plan.
+        UsageError: an unknown or repeated name, two equal arms or two with the same folder, a cut that the model does
+            not have, or a cut with an algorithm that uses no plan.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
     >>> for arm in arms_of(DEFAULT, layers):
@@ -103,6 +103,11 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
                 raise UsageError(
                     f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}. "
                     "Leave one out."
+                )
+            if arm.folder == other.folder:
+                raise UsageError(
+                    f"arms must have different folders; got {other.name!r} and {arm.name!r}, both in {arm.folder!r}. "
+                    "Rename one of the files."
                 )
         else:
             arms.append(arm)

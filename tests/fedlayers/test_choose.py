@@ -80,6 +80,15 @@ def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> No
         arms_of(names, LAYERS)
 
 
+def test_arms_with_one_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p").mkdir()
+    LayerPlan(LAYERS, ()).save(Path("p/x.json"))
+    LayerPlan(LAYERS, ("a", "b", "c", "d", "e")).save(Path("p_x.json"))
+    with pytest.raises(UsageError, match=r"'p/x\.json' and 'p_x\.json'.*Rename"):
+        arms_of(["p/x.json", "p_x.json"], LAYERS)
+
+
 @pytest.mark.parametrize(
     ("rounds", "every", "share", "end"),
     [(20, 1, 0.6, 12), (20, 5, 0.6, 15), (10, 1, 1.0, 10), (4, 1, 0.5, 3), (5, 5, 0.5, 5), (100, 5, 0.6, 60)],
