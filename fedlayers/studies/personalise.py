@@ -89,6 +89,7 @@ def then_personalise(
     names = [f"first_{k}" for k in depths(len(LayerPlan(task.layers, ()).trainable))]
     own = replace(start.config, algorithm=OWN, init=str(start.path), rounds=1, epochs=OWN_EPOCHS)
     own = replace(own, participation=1.0, eval_every=1, checkpoint_every=1, patience=0)
+    own = replace(own, client_dropout=0.0, dropout_trace=None)  # alone: no reply is lost
     arms = arms_of(names, task.layers, own.algorithm)
     entries = [Entry(arm, own, out / f"{arm.name}-{config.seed}") for arm in arms]
     of_start = made(start.config, loaded=task.data)

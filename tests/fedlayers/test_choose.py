@@ -310,6 +310,17 @@ def test_an_arm_that_also_fine_tunes_where_the_race_ends_may_race_so_far(tmp_pat
     assert set(choice.standing.rounds["round"]) == {choice.until} == {3}
 
 
+def test_no_reply_is_lost_while_clients_personalise_alone(tmp_path: Path) -> None:
+    (tmp_path / "lost.csv").write_text("round,client\n1,va\n")
+    config = RunConfig(
+        dataset="heart", rounds=2, eval_every=1, client_dropout=0.6, dropout_trace=str(tmp_path / "lost.csv")
+    )
+    choose(config, tmp_path / "out", arms=("nothing", "half"), with_finetuning=True)
+    fedavg, own = (Run(tmp_path / "out" / "personalised" / f"{name}-0").rows()[1] for name in ("fedavg", "first_0"))
+    assert "reply_lost" in set(fedavg["metric"])
+    assert "reply_lost" not in set(own["metric"])
+
+
 def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="complete=True"):
         choose(CONFIG, tmp_path, with_finetuning=True, complete=False)
