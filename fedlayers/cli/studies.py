@@ -220,7 +220,7 @@ class Choose(OneAlgorithm):
     Validation samples choose the winner. Three or more seeds show how certain the choice is. With --superlink the arms
     train at the sites of a federation.
 
-    Next: fedlayers run --algorithm fedper --plan OUT/plan.json
+    Next: fedlayers run --algorithm fedper --plan OUT/plan.json, if the winner has a plan
 
     Examples:
         fedlayers choose --dataset heart --seeds 3

@@ -39,6 +39,7 @@ from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_cost, mea
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct, listing, warn
+from fl_core.mixture import FILE as MIXTURE
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
@@ -89,7 +90,7 @@ def choose(
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
     ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. A mixture
-    is in ``mixture.json``.
+    is in ``mixture.json``. These two files of an earlier call are removed if there is no plan or no mixture now.
 
     Args:
         config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
@@ -238,9 +239,18 @@ def choose(
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
-    if plan is not None:
-        plan.save(out / "plan.json")
+    save_plan(plan, out)
+    if mixture is None:
+        (out / MIXTURE).unlink(missing_ok=True)
     return choice
+
+
+def save_plan(plan: LayerPlan | None, out: Path) -> None:
+    """Write ``plan.json``. Without a plan, remove that of an earlier decision."""
+    if plan is None:
+        (out / "plan.json").unlink(missing_ok=True)
+    else:
+        plan.save(out / "plan.json")
 
 
 # --- before anything is trained --------------------------------------------------------------------------------

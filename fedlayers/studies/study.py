@@ -19,7 +19,7 @@ from fedlayers.studies import arms as candidates, summary
 from fedlayers.studies.argument_checks import checked_call, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.choose import choose
+from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, jobs_of
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.predictions import Predictions, predictions_of
@@ -159,8 +159,7 @@ def study(
         plan = described if choice is None else choice.plan
         out.mkdir(parents=True, exist_ok=True)
         report.write(out / "rows.jsonl")
-        if plan is not None:
-            plan.save(out / "plan.json")
+        save_plan(plan, out)
 
         result = compare(
             config,

@@ -89,8 +89,11 @@ def write_page(
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
         + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
-        "next to this page: " + "`race/` (the arms), " * (choice is not None) + "`rows.jsonl` (the measurement), "
-        "`plan.json`, `comparison/` (all runs, their rows and table)",
+        "next to this page: "
+        + "`race/` (the arms), " * (choice is not None)
+        + "`rows.jsonl` (the measurement), "
+        + "`plan.json`, " * (plan is not None)
+        + "`comparison/` (all runs, their rows and table)",
     )
     with page.fold("Settings"):
         page.points(facts)
