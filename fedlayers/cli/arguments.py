@@ -132,6 +132,15 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
     return flag
 
 
+def keys_of(command: type) -> set[str]:
+    """Return the keys of the configuration that a command has flags for."""
+    hints = get_type_hints(command, include_extras=True)
+    (flag,) = hints["config"].__metadata__
+    keys = {key.name for key in dataclasses.fields(RunConfig)}
+    parsed = keys - {*_WITHOUT[flag], "options", "local_models"}
+    return parsed | keys.intersection(hints) | ({"options"} if hints.get("set") == Set else set())
+
+
 def for_help(command: type, usual: bool) -> type:
     """Return a dataclass with a command's flags in the order of its help: its own first, common ones last.
 

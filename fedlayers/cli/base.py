@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional
 
-from fedlayers.cli.arguments import SetLoss, SetModel, option
+from fedlayers.cli.arguments import SetLoss, SetModel, keys_of, option
 from fl_core.config import RunConfig
 
 RunDirectory = Annotated[Positional[Path], option("Run directory.", "DIR")]
@@ -21,6 +22,8 @@ ModelCode = Annotated[
     ),
 ]
 
+OF_RACE = ("lr", "eval_every", "patience")
+"""Keys of the configuration for which a race has defaults of its own."""
 
 OwnEpochs = Annotated[
     tuple[int, ...], option("Numbers of epochs to try on the data of the client of --leave-out-client.", "N [N ...]")
@@ -54,6 +57,7 @@ class Command:
 class ConfiguredCommand(Command):
     """Base of the commands that take a run's configuration."""
 
+    config: RunConfig
     model_option: SetModel = ()
     loss_option: SetLoss = ()
     file: Annotated[
@@ -75,10 +79,19 @@ class ConfiguredCommand(Command):
         """
         raise NotImplementedError
 
+    def own_defaults(self) -> Collection[str]:
+        """Return the keys of the configuration for which the command has defaults of its own, not the dataset's."""
+        return ()
+
     def printed(self) -> str:
-        """Return the configuration as TOML, with the dataset's defaults filled in, if it was asked for."""
+        """Return the configuration as TOML, with the dataset's defaults filled in, if it was asked for.
+
+        Only keys with a flag of the command are in it. Those with a default of its own are in it if they are given.
+        """
         if not self.print_config:
             return ""
         from fedlayers.cli.config_files import to_toml
 
-        return to_toml(self.asked_config())
+        given = {**vars(self.config), **vars(self)}
+        left_out = {key for key in self.own_defaults() if given[key] is None}
+        return to_toml(self.asked_config(), keys_of(type(self)) - left_out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from fl_core.config import GROUPS, RunConfig
 from fl_core.defaults import resolve
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import read_toml
 
 LARGEST = 2**20
@@ -20,20 +20,31 @@ OPTIONS = {"options": "--option", "model_options": "--model-option", "loss_optio
 """The keys whose values are options, and the flag of one option."""
 
 
-def expand_config(words: Sequence[str]) -> list[str]:
+def expand_config(words: Sequence[str], command: str, keys: Collection[str]) -> list[str]:
     """Replace ``--config FILE`` by the flags that the file stands for; flags that are given stay and win.
 
+    Args:
+        command: the name of the command.
+        keys: those that it has flags for.
+
     Raises:
-        UsageError: the file is missing, no TOML, or has an unknown group or key.
+        UsageError: the file is missing, no TOML, or has an unknown group or key, or one that the command has no flag
+            for.
     """
     rest, file = _without_file(words)
     if file is None:
         return rest
-    given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    values = _read(file)
+    if other := [key for key in values if key not in keys]:
+        raise UsageError(
+            f"keys of {file} must be options of fedlayers {command}; got {listing(other)}. Remove "
+            f"{'them' if len(other) > 1 else 'it'} from the file."
+        )
+    given = {_flag_and_value(word)[0] for word in rest if word.startswith("--")}
     own = _given_options(rest)
     flags: list[str] = []
     hints = get_type_hints(RunConfig)
-    for key, value in _read(file).items():
+    for key, value in values.items():
         if key in OPTIONS:
             for name, each in value.items():
                 if (OPTIONS[key], name) not in own:
@@ -43,8 +54,8 @@ def expand_config(words: Sequence[str]) -> list[str]:
     return [*rest, *flags]
 
 
-def to_toml(config: RunConfig) -> str:
-    """Return a configuration as TOML, in groups, with the dataset's defaults filled in.
+def to_toml(config: RunConfig, keys: Collection[str]) -> str:
+    """Return these keys of a configuration as TOML, in groups, with the dataset's defaults filled in.
 
     Raises:
         UsageError: a value is wrong.
@@ -53,8 +64,8 @@ def to_toml(config: RunConfig) -> str:
 
     filled = resolve(config)
     groups = {}
-    for group, keys in GROUPS.items():
-        values = {key.name: getattr(filled, key.name) for key in fields(keys) if key.name != "local_models"}
+    for group, of_group in GROUPS.items():
+        values = {key.name: getattr(filled, key.name) for key in fields(of_group) if key.name in keys}
         groups[group] = {name: value for name, value in values.items() if value not in (None, {})}
     return tomli_w.dumps(groups)
 
@@ -73,9 +84,15 @@ def _without_file(words: Sequence[str]) -> tuple[list[str], Path | None]:
     return rest, file
 
 
+def _flag_and_value(word: str) -> list[str]:
+    """Split ``--flag=value``. A flag may have underscores for its hyphens, as the parser reads it."""
+    flag, *value = word.split("=", 1)
+    return [flag.replace("_", "-"), *value]
+
+
 def _given_options(words: Sequence[str]) -> set[tuple[str, str]]:
     """Return flag and key of each option among the words."""
-    joined = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    joined = [part for word in words for part in (_flag_and_value(word) if word.startswith("--") else [word])]
     return {(flag, text.partition("=")[0]) for flag, text in pairwise(joined) if flag in OPTIONS.values()}
 
 

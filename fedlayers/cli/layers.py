@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -104,6 +104,9 @@ class Diagnose(ConfiguredCommand):
             config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
             catalogue.check_names(config)
         return config
+
+    def own_defaults(self) -> Collection[str]:
+        return self.network.own_defaults
 
     def main(self, line: str) -> None:
         at_sites = bool(self.network.superlink)

@@ -222,14 +222,14 @@ def parse_command(words: Sequence[str]) -> Command:
 
     import tyro
 
-    from fedlayers.cli.arguments import MARKERS, for_help
+    from fedlayers.cli.arguments import MARKERS, for_help, keys_of
     from fedlayers.cli.base import ConfiguredCommand
     from fedlayers.cli.refusals import one_line
 
     if issubclass(command, ConfiguredCommand):
         from fedlayers.cli.config_files import expand_config
 
-        words = expand_config(words)
+        words = expand_config(words, name, keys_of(command))
     about, *after = re.split(r"\n\n(?=Next:|Examples)", inspect.getdoc(command) or "")
     form: type[Command] = command
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):

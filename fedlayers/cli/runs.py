@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, apply_options, option
-from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode, OwnEpochs, RunDirectory
+from fedlayers.cli.base import OF_RACE, Command, ConfiguredCommand, ModelCode, OwnEpochs, RunDirectory
 from fedlayers.runs import CHOOSE
 from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig
@@ -52,6 +53,9 @@ class Run(ConfiguredCommand):
 
     def asked_config(self) -> RunConfig:
         return self._tuned()[0]
+
+    def own_defaults(self) -> Collection[str]:
+        return OF_RACE if self.config.plan == CHOOSE else ()
 
     def _tuned(self) -> tuple[RunConfig, str]:
         """Return the configuration, and a note on the settings in it that are tuned defaults."""

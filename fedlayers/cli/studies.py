@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, apply_options, option
-from fedlayers.cli.base import ConfiguredCommand
+from fedlayers.cli.base import OF_RACE, ConfiguredCommand
 from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
@@ -54,7 +55,6 @@ class ManyRuns(ConfiguredCommand):
     """The base of commands that train many runs. They can be interrupted and started again."""
 
     seeds: Seeds
-    config: RunConfig
     backend: On = ""
 
     def interrupted(self) -> str:
@@ -62,6 +62,9 @@ class ManyRuns(ConfiguredCommand):
 
     def asked_config(self) -> RunConfig:
         return self.asked()[0]
+
+    def own_defaults(self) -> Collection[str]:
+        return ("checkpoint_every",)
 
     def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
         """Return the configuration and the seeds of the command line, after checks of names and numbers."""
@@ -136,6 +139,11 @@ class Compare(SeveralAlgorithms):
     baselines: Annotated[bool, option("Also score the majority class, and a logistic regression on all data.")] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/compare")
 
+    def own_defaults(self) -> Collection[str]:
+        from fedlayers.studies.spaces import TRAINING
+
+        return *super().own_defaults(), *(() if self.tuned is None else TRAINING)
+
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
 
@@ -195,6 +203,12 @@ class Tune(SeveralAlgorithms):
     score: Score = ""
     out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
 
+    def own_defaults(self) -> Collection[str]:
+        from fedlayers.studies.spaces import TRAINING
+
+        searched = {text.partition("=")[0].rpartition(".")[2] for text in self.search}
+        return *super().own_defaults(), *searched.intersection(TRAINING)
+
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
         over = arguments.texts("--search", self.search)
@@ -250,6 +264,9 @@ class Choose(OneAlgorithm):
     no_final_run: Annotated[bool, option("Stop after the race: do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
     network: OfSites = NOWHERE
+
+    def own_defaults(self) -> Collection[str]:
+        return *super().own_defaults(), *OF_RACE, *self.network.own_defaults
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
@@ -356,6 +373,13 @@ class Study(SeveralAlgorithms):
     tune_rates: TuneRates = None
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/study")
     config: WithoutPlan
+
+    def asked_config(self) -> RunConfig:
+        config = super().asked_config()
+        return config if self.rule is None else dataclasses.replace(config, rule=self.rule)
+
+    def own_defaults(self) -> Collection[str]:
+        return *super().own_defaults(), *OF_RACE, "rule"
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()

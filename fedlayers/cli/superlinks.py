@@ -87,6 +87,11 @@ class Sites(Reports, _Network):
             )
         return TimeoutPolicy(self.min_sites or 1, self.timeout, self.grace, self.start_timeout)
 
+    @property
+    def own_defaults(self) -> tuple[str, ...]:
+        """The keys of the configuration that sites decide, if they are used."""
+        return AT_SITES if self.superlink else ()
+
     def check(self, config: RunConfig, without: Sequence[str] = ()) -> bool:
         """Return whether the command uses sites, after a check of its flags.
 

@@ -219,7 +219,7 @@ def test_a_nested_file_that_a_command_names(tmp_path):
         ("rows.jsonl", header + DEEP, rows.read, CorruptError),
         ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
         ("tuned.json", DEEP, Tuned.load, UsageError),
-        ("run.toml", NESTED_TOML, lambda path: expand_config(["--config", str(path)]), UsageError),
+        ("run.toml", NESTED_TOML, lambda path: expand_config(["--config", str(path)], "run", ()), UsageError),
         ("site.toml", NESTED_TOML, SiteFile.read, UsageError),
     ):
         (tmp_path / name).write_bytes(data)

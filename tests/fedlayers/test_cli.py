@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedlayers.cli import arguments, main as cli
+from fedlayers.cli.base import ConfiguredCommand
 from fl_core import rows
 from fl_core.config import GROUPS, RunConfig
 from fl_core.plan import LayerPlan
@@ -164,18 +165,60 @@ def test_diagnose_groups_clients_when_asked(fedlayers, monkeypatch):
     assert "by the updates of fc1" in shown
 
 
-@pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "fedavg"), ("choose",), ("diagnose",)])
-def test_a_printed_configuration_is_read_again(fedlayers, tmp_path, command):
+CONFIGURED = [name for name in cli.COMMANDS if issubclass(cli.command_class(name), ConfiguredCommand)]
+NEEDED = {"tune": ("--algorithms", "fedavg", "--search", "weight_decay=0.1,0.2")}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_a_printed_configuration_is_read_again(fedlayers, name):
+    command = (*name.split(), *NEEDED.get(name, ()))
     flags = ("--dataset", "digits", "--lr", "0.2", "--amsgrad", "False", "--model-option", "sizes=8,4")
-    text = fedlayers(*command, *flags, "--print-config")
-    (tmp_path / "run.toml").write_text(text)
-    kept = tomllib.loads(text)
-    assert (kept["training"]["lr"], kept["training"]["amsgrad"]) == (0.2, False)
-    assert kept["model"]["model_options"] == {"sizes": [8, 4]}
-    if command[0] == "run":
-        assert fedlayers(*command, "--config", str(tmp_path / "run.toml"), "--print-config") == text
-        changed = fedlayers(*command, "--lr", "0.3", f"--config={tmp_path / 'run.toml'}", "--print-config")
-        assert tomllib.loads(changed)["training"]["lr"] == 0.3
+    for given in (flags, ()):
+        text = fedlayers(*command, *given, "--print-config")
+        Path("run.toml").write_text(text)
+        assert fedlayers(*command, "--config", "run.toml", "--print-config") == text
+        kept = tomllib.loads(text)
+        if given:
+            assert (kept["training"]["lr"], kept["training"]["amsgrad"]) == (0.2, False)
+            assert kept["model"]["model_options"] == {"sizes": [8, 4]}
+        changed = fedlayers(*command, "--lr", "0.3", "--batch_size", "7", "--config=run.toml", "--print-config")
+        assert (tomllib.loads(changed)["training"]["lr"], tomllib.loads(changed)["training"]["batch_size"]) == (0.3, 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "printed"),
+    [
+        ("choose", "lr", False),
+        ("choose --lr 0.1", "lr", True),
+        ("choose", "eval_every", False),
+        ("choose --superlink localhost:1", "scale", False),
+        ("run --plan choose --algorithm fedper", "lr", False),
+        ("study", "rule", False),
+        ("study --rule largest_jump", "rule", True),
+        ("tune --algorithms fedprox --search fedprox.lr=0.1,0.2", "lr", False),
+        ("compare --tuned tuned.json", "lr", False),
+        ("compare", "checkpoint_every", False),
+    ],
+)
+def test_a_key_with_a_default_of_the_command_is_printed_if_it_is_given(fedlayers, line, key, printed):
+    kept = tomllib.loads(fedlayers(*line.split(), "--print-config"))
+    assert (key in {name for group in kept.values() for name in group}) == printed
+
+
+@pytest.mark.parametrize(
+    ("command", "named"), [("compare", "algorithm, options"), ("choose", "rule"), ("diagnose", "algorithm")]
+)
+def test_a_key_that_the_command_has_no_flag_for_is_named_with_its_file(fedlayers, command, named):
+    Path("run.toml").write_text(fedlayers("run", "--algorithm", "fedprox", "--option", "mu=0.1", "--print-config"))
+    said = fedlayers.refused(command, "--config", "run.toml")
+    assert re.search(rf"run\.toml must be .*{command}; got .*{named}", said)
+
+
+def test_options_with_underscores_win_over_the_file(fedlayers):
+    Path("run.toml").write_text("[training]\nbatch_size = 99\n[training.loss_options]\ngamma = 2.0\n")
+    words = ("--batch_size", "7", "--loss_option=gamma=1.5", "--config", "run.toml")
+    kept = tomllib.loads(fedlayers("run", *words, "--print-config"))["training"]
+    assert (kept["batch_size"], kept["loss_options"]["gamma"]) == (7, 1.5)
 
 
 def test_a_printed_configuration_of_several_tables_is_read_again(fedlayers, tmp_path, monkeypatch):
