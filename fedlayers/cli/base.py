@@ -10,6 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import SetLoss, SetModel, keys_of, option
+from fedlayers.cli.superlinks import changed_keys
 from fl_core.config import RunConfig
 
 RunDirectory = Annotated[Positional[Path], option("Run directory.", "DIR")]
@@ -78,6 +79,12 @@ class ConfiguredCommand(Command):
             UsageError: a value is wrong, or an option is not KEY=VALUE.
         """
         raise NotImplementedError
+
+    def changed_flags(self) -> list[str]:
+        """Return the configuration's flags whose values are not the defaults."""
+        names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
+        given = [name for name in ("model_option", "loss_option") if getattr(self, name)]
+        return [f"--{name.replace('_', '-')}" for name in (*changed_keys(self.config, names), *given)]
 
     def own_defaults(self) -> Collection[str]:
         """Return the keys of the configuration for which the command has defaults of its own, not the dataset's."""

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, apply_options, option
-from fedlayers.cli.base import Command, ConfiguredCommand
+from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
 from fedlayers.cli.runs import Log, print_result
 from fedlayers.cli.superlinks import AT_SITES, ON_THIS_MACHINE, OfSites, Reports
 from fl_core.config import RunConfig
@@ -269,6 +269,7 @@ class Federate(ConfiguredCommand):
 
     out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = Path("runs/run")
     resume: Annotated[Path | None, option("Continue this interrupted run.", "DIR")] = None
+    allow_code: ModelCode = ()
     secure_sum: Annotated[bool, option("Show the server only the sum of the updates, by secure aggregation.")] = False
     compress: Annotated[Literal["bf16"] | None, option("Send updates in bfloat16: half the bytes, but rounded.")] = None
     network: OfSites = ON_THIS_MACHINE
@@ -293,8 +294,11 @@ class Federate(ConfiguredCommand):
 
             check_needs_sum(config.algorithm)
         if self.resume is None:
+            if self.allow_code:
+                raise UsageError("--allow-code is for --resume. A new run names its code by its own flags.")
             writing.check_free(self.out)
         else:
+            self._check_of_resumed(self.resume)
             stored = store.Run(self.resume).task_config()
             check_at_home(self.resume, stored, True)
             known = [site["name"] for site in stored[FEDERATION]["sites"]]
@@ -311,7 +315,8 @@ class Federate(ConfiguredCommand):
             from fedlayers.studies import federation_report as report
 
             if self.resume is not None:
-                engine = federation.resume(self.resume, link, init=config.init, timeouts=timeouts, log=self.logger)
+                its_own: dict[str, Any] = {"allow_code": self.allow_code, "init": config.init}
+                engine = federation.resume(self.resume, link, timeouts=timeouts, log=self.logger, **its_own)
             else:
                 options: dict[str, Any] = {
                     "timeouts": timeouts,
@@ -324,6 +329,17 @@ class Federate(ConfiguredCommand):
             print_result(engine, out)
             print(f"\nbytes that left the sites:\n{traffic_by_site(out).to_string()}")
             print(f"\nreport: {report.write(out)}")
+
+    def _check_of_resumed(self, run: Path) -> None:
+        """Refuse flags that would change a run that is resumed.
+
+        Raises:
+            UsageError: names the first.
+        """
+        given = [flag for flag in self.changed_flags() if flag != "--init"]
+        given += ["--option"] * bool(self.set) + ["--out"] * (self.out != Federate.out)
+        if given:
+            raise UsageError(f"{run} must be resumed as it began; got {given[0]}. Leave it out, or begin a new run.")
 
     def interrupted(self) -> str:
         out = self.resume or self.out

@@ -14,7 +14,7 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetMetric, apply_options, option
 from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
-from fedlayers.cli.superlinks import NOWHERE, OfSites, changed_keys
+from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing, warn
@@ -202,12 +202,8 @@ class Diagnose(ConfiguredCommand):
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round must be a number or last; got {self.round!r}.")
-        names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
-        given = changed_keys(self.config, names) + [
-            name for name in ("model_option", "loss_option") if getattr(self, name)
-        ]
-        if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} goes with --dataset. A run has its own configuration.")
+        if given := self.changed_flags():
+            raise UsageError(f"{given[0]} goes with --dataset. A run has its own configuration.")
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:

@@ -17,6 +17,7 @@ from diagnostics.report import Report
 from fedlayers.cli import superlinks
 from fedlayers.cli.main import main
 from fedlayers.remote.codec import decode
+from fedlayers.remote.federation import federate
 from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.policy import Policy
 from fedlayers.remote.rpc import RefusedError, traffic_by_site
@@ -36,6 +37,7 @@ from fl_core.records.store import Run
 
 HOSPITALS = tuple(client.name for client in load("heart").clients)
 AT = ("--superlink", "fed.example.org:8443")
+HALF_WAY = "examples.algorithms.half_way:HalfWay"
 
 
 def hospitals(folder: Path, **policies: Policy) -> InMemoryTransport:
@@ -48,14 +50,17 @@ def hospitals(folder: Path, **policies: Policy) -> InMemoryTransport:
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemoryTransport:
     """The heart dataset's hospitals behind ``--superlink``, and a folder that is the current one."""
     link = hospitals(tmp_path / "sites")
+    connect(link, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return link
 
+
+def connect(link: InMemoryTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def linked(self: superlinks.Sites, names: tuple[str, ...] = ()) -> Iterator[InMemoryTransport]:
         yield link
 
     monkeypatch.setattr(superlinks.Sites, "connect_sites", linked)
-    monkeypatch.chdir(tmp_path)
-    return link
 
 
 def fedlayers(*words: str) -> None:
@@ -93,6 +98,44 @@ def test_what_the_sites_measure_is_selected_from_and_federated(
     fedlayers("run", *what, "--stack", "off", "--out", "here")
     same_rows(Path("there"), Path("here"))
     assert Run("there").config["given"]["shared"] == list(plan.shared)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of an algorithm from outside, which sites allow, stopped after one of two rounds."""
+    link = hospitals(tmp_path / "sites", **dict.fromkeys(HOSPITALS, Policy(code=(HALF_WAY,))))
+    connect(link, monkeypatch)
+    config = RunConfig(dataset="heart", algorithm=HALF_WAY, rounds=2, checkpoint_every=1)
+    federate(config, link, tmp_path / "run", progress=False, until=1)
+    return tmp_path / "run"
+
+
+@pytest.mark.filterwarnings("ignore:client")
+def test_a_run_with_own_code_is_resumed_if_it_is_allowed(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        fedlayers("federation", "run", "--resume", str(stopped))
+    assert f"--allow-code {HALF_WAY}" in capsys.readouterr().err
+    fedlayers("federation", "run", "--resume", str(stopped), "--allow-code", HALF_WAY)
+    assert Run(stopped).rounds[-1] == 2
+
+
+@pytest.mark.parametrize(
+    "flags", ["--rounds 9", "--option mu=1", "--model-option sizes=4", "--loss-option gamma=1", "--out other"]
+)
+def test_a_run_is_resumed_as_it_began(stopped: Path, capsys: pytest.CaptureFixture[str], flags: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        fedlayers("federation", "run", "--resume", str(stopped), "--allow-code", HALF_WAY, *flags.split())
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{stopped} must be resumed as it began; got {flags.split()[0]}." in said
+    assert Run(stopped).rounds[-1] == 1
+
+
+def test_a_new_run_needs_no_permission_for_its_code(
+    sites: InMemoryTransport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        fedlayers("federation", "run", "--algorithm", "fedper", "--allow-code", HALF_WAY)
+    assert "--allow-code is for --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
