@@ -24,7 +24,7 @@ are recognised.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -37,7 +37,7 @@ from fedlayers.remote.codec import Packet, PacketError, check_trees, fields
 from fedlayers.remote.compression import expand_message
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema
-from fl_core.errors import UsageError, about, listing
+from fl_core.errors import CorruptError, UsageError, about, listing
 from fl_core.execution.requests import (
     LOCAL,
     SCORED,
@@ -48,7 +48,8 @@ from fl_core.execution.requests import (
     TrainRequest,
 )
 from fl_core.plan import LayerPlan
-from fl_core.scores import check_scores
+from fl_core.rows import check_rows, row
+from fl_core.scores import check_scores, why_missing
 from fl_core.storage.schema import COUNT, validate
 from fl_core.tree import Tree
 
@@ -57,6 +58,12 @@ PROTOCOL, OLDEST = 3, 2
 TORCH = torch.__version__.partition("+")[0]
 """The version of PyTorch without its build."""
 MESSAGE, SERVER, SENT = "message/", "server/", "sent/"
+MOST_TEXT = 200
+"""Maximum characters of a name in a reply."""
+MOST_OBSERVATIONS, MOST_WORK = 20_000, 1000
+"""Maximum observations of one reply, and numbers of its work."""
+NAMES, NAMES_PER_TENSOR = 1000, 32
+"""Maximum names in a client's state: a constant, and more for each tensor of the model. Each optimiser takes some."""
 
 
 def versions() -> dict[str, Any]:
@@ -218,13 +225,19 @@ def reply_packet(reply: ClientReply, outline: StateSchema) -> Packet:
 
 
 def reply_of(
-    packet: Packet, request: ClientRequest, model: Tree, site: str, task: str, compress: str = ""
+    packet: Packet,
+    request: ClientRequest,
+    model: Tree,
+    site: str,
+    task: str,
+    compress: str = "",
+    observes: Collection[str] = (),
 ) -> tuple[ClientReply, StateSchema]:
     """Return the reply to a server's request.
 
     Args:
         model: tensors by name, which the site's tensors must match. task: the kind of task, which decides the scores.
-        compress: how the site compresses updates.
+        compress: how the site compresses updates. observes: the metrics of its observations.
 
     Raises:
         PacketError: names the site, and says what is wrong.
@@ -246,11 +259,10 @@ def reply_of(
         epsilon = values["epsilon"]
         if epsilon is not None and (len(epsilon) != 2 or validate(epsilon, [packet_forms.NUMBER])):
             raise PacketError(f"epsilon and delta must be two numbers; got {str(epsilon)[:80]}.")
-        observations = [_observation(each, request.client) for each in values["observations"]]
-        names = [name for each in values["outline"]["trees"].values() for name in each]
-        strange = next((name for name in names if len(name) > 200), None)
-        if strange is not None:
-            raise PacketError(f"a tensor's name must have at most 200 characters; got {strange[:40]!r}….")
+        _check_count("numbers of its work", values["work"], MOST_WORK)
+        _check_texts(values["work"])
+        observations = _observations(values["observations"], request.client, observes)
+        _check_outline(values["outline"], model)
     spent = None if epsilon is None else (float(epsilon[0]), float(epsilon[1]))
     reply = ClientReply(request.client, message, scores, values["work"], observations, epsilon=spent)
     reply.compressed = (compress, sent) if compress else None
@@ -285,17 +297,57 @@ def _check_scores(scores: Mapping[str, Mapping[str, Mapping[str, float]]], reque
             raise PacketError(f"scores of {model!r} must be on {listing(splits)}; got {sorted(found)[:9]}.")
 
 
+def _observations(found: Collection[Mapping[str, Any]], client: int, observes: Collection[str]) -> list[Observation]:
+    """Return a client's observations. Each must be a row that its algorithm can have."""
+    _check_count("observations", found, MOST_OBSERVATIONS)
+    made = [_observation(each, client) for each in found]
+    strange = next((each.metric for each in made if each.metric not in observes), None)
+    if strange is not None:
+        known = f"of {listing(observes)}" if observes else "left out"
+        raise PacketError(
+            f"observations of a client must be {known}; got {strange[:40]!r}. Name it in the algorithm's observes."
+        )
+    _check_texts(text for each in made for text in (each.layer, each.variant))
+    if made:
+        try:
+            check_rows("an observation", (row(m.metric, m.value, status=why_missing(m.metric, m.value)) for m in made))
+        except CorruptError as error:
+            raise PacketError(str(error)) from error
+    return made
+
+
+def _check_outline(outline: Mapping[str, Any], model: Collection[str]) -> None:
+    """Refuse names that the state of a client cannot have, and too many. They go into every checkpoint."""
+    names = [*outline["trees"], *outline["changed"], *(name for each in outline["trees"].values() for name in each)]
+    _check_count("names in a client's state", names, NAMES + NAMES_PER_TENSOR * len(model))
+    _check_texts(names)
+    strange = next((name for name in outline["trees"].get("model", ()) if name not in model), None)
+    if strange is not None:
+        raise PacketError(f"the tree 'model' of a client's state must have tensors of the model; got {strange!r}.")
+
+
+def _check_count(what: str, found: Collection[Any], most: int) -> None:
+    if len(found) > most:
+        raise PacketError(f"{what} must be at most {most:,}; got {len(found):,}.")
+
+
+def _check_texts(texts: Iterable[str]) -> None:
+    strange = next((text for text in texts if len(text) > MOST_TEXT or not text.isprintable()), None)
+    if strange is not None:
+        raise PacketError(f"a name must have at most {MOST_TEXT} printable characters; got {strange[:40]!r}….")
+
+
 def _observation(found: Mapping[str, Any], client: int) -> Observation:
     form = {
         "metric": str,
         "value": (*packet_forms.NUMBER, None),
-        "client": (COUNT, None),
+        "client": COUNT,
         "client_b": (COUNT, None),
         "layer": str,
         "variant": str,
     }
     values = fields({"kind": "observation", **found}, form)
-    if values["client"] not in (client, None):
+    if values["client"] != client:
         raise PacketError(f"observations must be of client {client}; got {values['client']}.")
     return Observation(**{**values, "value": _number(values["value"])})
 

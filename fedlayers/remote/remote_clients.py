@@ -128,7 +128,9 @@ class RemoteClients:
             LOG.warning(f"site {name} did not answer in time")
             self._missing.add(name)
             return ClientReply(request.client, missing=True)
-        reply, outline = protocol.reply_of(packet, request, self.initial, name, self.task, self.compress)
+        reply, outline = protocol.reply_of(
+            packet, request, self.initial, name, self.task, self.compress, self.algorithm.observes
+        )
         self._check_complete(name, request, reply, outline)
         if isinstance(request, TrainRequest) and not request.lost:
             self.versions[name] = f"{request.rnd.index + 1:06d}-{request.rnd.exchange}"

@@ -92,6 +92,7 @@ class Algorithm:
         needs: ``sum`` if :meth:`aggregate` uses only the weighted mean of the updates' ``model`` trees, which have the
             same tensors for all clients; otherwise ``each``. It is not inherited: a subclass may need more. In a secure
             sum (:mod:`fedlayers.remote.secure_sum`) such an algorithm receives the mean in place of each update.
+        observes: the metrics of :meth:`client_observations`. A server takes no others from a site.
         static_traffic: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
             ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is
@@ -141,6 +142,7 @@ class Algorithm:
     needs_logits: ClassVar[bool] = False
     keeps_server_pair: ClassVar[bool] = False
     needs: ClassVar[str] = "each"
+    observes: tuple[str, ...] = ()
     static_traffic: bool = True
     added_modules: ClassVar[Mapping[str, str]] = {}
 
@@ -344,7 +346,10 @@ class Algorithm:
         return ()
 
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
-        """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
+        """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x.
+
+        :attr:`observes` must name their metrics.
+        """
         return ()
 
 

@@ -25,6 +25,7 @@ from fedlayers.remote.sent_log import SENT, SentLog
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core import models, runner, tree
+from fl_core.algorithms import Algorithm
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
@@ -313,6 +314,13 @@ def observed(**values: Any) -> list[dict[str, Any]]:
     return [{"metric": "m", "value": 1.0, "client": 1, "client_b": None, "layer": "", "variant": "", **values}]
 
 
+def with_names(packet: Packet, **trees: list[str]) -> bytes:
+    """Add names to the trees of a client's state."""
+    found = packet.head["outline"]
+    more = {tree: [*found["trees"].get(tree, ()), *names] for tree, names in trees.items()}
+    return with_head(packet, outline={**found, "trees": {**found["trees"], **more}})
+
+
 def with_score(packet: Packet, split: str = "validation", **values: Any) -> bytes:
     """Change scores of the first model of a reply; ``...`` removes one."""
     model, found = next(iter(packet.head["scores"].items()))
@@ -327,7 +335,29 @@ OF_SITES: dict[str, tuple[Callable[[Packet], bytes], str]] = {
     "an observation of a client that is not there": (
         lambda p: with_head(p, observations=observed(client_b=10**9)), "client_b.*got 1000000000"),
     "an observation of another client": (lambda p: with_head(p, observations=observed(client=0)), "of client 1; got 0"),
+    "an observation of no client": (lambda p: with_head(p, observations=observed(client=None)), "client must be"),
+    "an observation that is the federation's": (
+        lambda p: with_head(p, observations=observed(metric="secure_sum")), "of m, accuracy; got 'secure_sum'"),
+    "an observation that no row has": (
+        lambda p: with_head(p, observations=observed(metric="accuracy", value=5.0)), "no accuracy has the value 5"),
+    "an observation of a long layer": (
+        lambda p: with_head(p, observations=observed(layer="x" * 201)), "200 printable"),
+    "an observation that moves a cursor": (
+        lambda p: with_head(p, observations=observed(variant="\x1b[2J")), "200 printable"),
+    "too many observations": (
+        lambda p: with_head(p, observations=observed() * (protocol.MOST_OBSERVATIONS + 1)), "20,000; got 20,001"),
+    "too much work": (
+        lambda p: with_head(p, work={**p.head["work"], **{f"train/loss/{k}": 0 for k in range(1000)}}), "1,000; got"),
     "a state without a tree": (lambda p: with_head(p, outline={"trees": {}, "changed": []}), "the tree 'model'"),
+    "a state with a tensor of no model": (lambda p: with_names(p, model=["junk"]), "tensors of the model; got 'junk'"),
+    "a state with many tensors": (
+        lambda p: with_names(p, optimizer=[f"junk{k}" for k in range(50_000)]), "names in.*got 50,"),
+    "a state with many trees": (
+        lambda p: with_names(p, **{f"junk{k}": [] for k in range(50_000)}), "names in.*got 50,"),
+    "a state with a long name": (lambda p: with_names(p, junk=["x" * 201]), "200 printable"),
+    "a state with a long tree": (lambda p: with_names(p, **{"x" * 201: []}), "200 printable"),
+    "a state with changed data of a long name": (
+        lambda p: with_head(p, outline={**p.head["outline"], "changed": ["x" * 201]}), "200 printable"),
     "no scores": (lambda p: with_head(p, scores={}), "of the models"),
     "scores of another split": (lambda p: with_score(p, split="train"), "on validation, test; got"),
     "a score that is missing": (lambda p: with_score(p, loss=...), "must include loss"),
@@ -358,9 +388,12 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("forged", FORGED | OF_SITES)
-def test_a_hostile_site_is_told_of_by_name_and_changes_nothing(forged: str, tmp_path: Path) -> None:
+def test_a_hostile_site_is_told_of_by_name_and_changes_nothing(
+    forged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, reason = (FORGED | OF_SITES)[forged]
     out = tmp_path / "run"
+    monkeypatch.setattr(Algorithm, "observes", ("m", "accuracy"))
     with pytest.raises(PacketError, match=reason) as told:
         federation.federate(replace(SHORT, rounds=1, participation=1.0), Listening(tmp_path, make), out, progress=False)
     assert "site 'b'" in str(told.value)
@@ -377,6 +410,12 @@ def test_a_site_cannot_claim_samples_beyond_the_servers_memory(count: int, tmp_p
 
     with pytest.raises(UsageError, match="site 'b' must have at most 10,000,000 samples"):
         federation.federate(SHORT, Claiming(tmp_path), progress=False)
+
+
+def test_a_site_forges_no_rows_where_an_algorithm_observes_nothing(tmp_path: Path) -> None:
+    line = Listening(tmp_path, lambda p: with_head(p, observations=observed(metric="reply_lost")), "score")
+    with pytest.raises(PacketError, match=r"site 'b'.*left out; got 'reply_lost'"):
+        federation.federate(replace(SHORT, rounds=1), line, progress=False)
 
 
 def test_a_site_that_hides_its_state_is_told_of_by_name(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedlayers.remote.in_memory import InMemoryTransport
 from fedlayers.remote.site import Site
 from fedlayers.remote.site_data import PresplitData
 from fl_core import runner, tree
-from fl_core.algorithms import find, registry
+from fl_core.algorithms import Algorithm, AlgorithmWrapper, find, registry
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.engine import Engine
@@ -51,12 +51,30 @@ def server(engine: Engine) -> dict[str, str]:
     return {name: tree.digest(each) for name, each in engine.server.trees.items()}
 
 
+def observes(algorithm: type[Algorithm]) -> bool:
+    """Whether an algorithm, or the one that it wraps, makes observations at its clients."""
+    hooks = (Algorithm.client_observations, AlgorithmWrapper.client_observations)
+    return algorithm.client_observations not in hooks
+
+
 @pytest.mark.parametrize("name", every_other(sorted(registry()), of=3))
 def test_every_algorithm_gives_the_same_rows_and_server_over_sites(name: str, tmp_path: Path) -> None:
     config = config_for(name)
     wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
     assert comparable(found.rows) == comparable(wanted.rows)
     assert server(found) == server(wanted)
+
+
+OBSERVING = [name for name, each in sorted(registry().items()) if observes(each)]
+
+
+@pytest.mark.parametrize("name", OBSERVING)
+def test_a_server_takes_what_an_algorithm_observes_at_its_clients(name: str, tmp_path: Path) -> None:
+    config = config_for(name, participation=1.0, rounds=1)
+    found = federation.federate(config, link(tmp_path), progress=False)
+    seen = {row["metric"] for row in found.rows if row["metric"] in found.algorithm.observes}
+    assert seen == set(find(name).observes)
+    assert find("vanilla")(found.task_info, None, {"base": name}).observes == find(name).observes
 
 
 @pytest.mark.parametrize("adapt", [None, "lora:r=2"])
