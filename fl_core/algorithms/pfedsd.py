@@ -61,7 +61,7 @@ class PFedSD(Algorithm):
 
     def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        state.trees.pop(UNTRAINED, None)
+        state.trees[UNTRAINED] = {}  # a state keeps the names of its trees
         state.trees[TEACHER] = tree.clone(trained["model"])
         return message
 

@@ -51,6 +51,12 @@ def server(engine: Engine) -> dict[str, str]:
     return {name: tree.digest(each) for name, each in engine.server.trees.items()}
 
 
+def test_pfedsd_trains_over_sites_after_its_untrained_model(tmp_path: Path) -> None:
+    config = config_for("pfedsd")
+    wanted, found = here(config), federation.federate(config, link(tmp_path), progress=False)
+    assert comparable(found.rows) == comparable(wanted.rows)
+
+
 def observes(algorithm: type[Algorithm]) -> bool:
     """Whether an algorithm, or the one that it wraps, makes observations at its clients."""
     hooks = (Algorithm.client_observations, AlgorithmWrapper.client_observations)
