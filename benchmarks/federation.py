@@ -221,6 +221,7 @@ class Noting:
 
     def __init__(self, site: RequestHandler, file: Path) -> None:
         self.site, self.name, self.file = site, site.name, file
+        self.limit_memory = site.limit_memory
 
     def answer(self, request: bytes) -> bytes:
         began, kind, requests = time.perf_counter(), _kind(request), [request]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,10 @@ class Host:
         self.audit = Audit(self.folder, self.policy, holding)
         self.sent, self.approval = SentLog(self.folder), Approval(self.folder)
         self.idle = data_bytes()
+
+    def limit_memory(self) -> AbstractContextManager[None]:
+        """Return the policy's limit of this process's memory, for a block that receives a request."""
+        return self.policy.limit_memory(self.idle)
 
     def check_samples(self) -> None:
         """Refuse to take part with fewer samples than the policy requires.

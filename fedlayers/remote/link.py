@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 
@@ -42,6 +43,9 @@ class RequestHandler(Protocol):
     """
 
     name: str
+
+    def limit_memory(self) -> AbstractContextManager[None]:
+        """Return the site's limit of memory, for the block that receives a request."""
 
     def answer(self, request: bytes) -> bytes:
         """Return the reply to a request. A bad request gets a refusal as its reply, never an exception."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,9 +169,12 @@ class Policy:
             LimitError: names the limit.
         """
         time = f"{self.seconds:g} seconds ([policy] seconds)"
-        room = f"{self.memory} megabytes ([policy] memory)"
-        with within_seconds(self.seconds, time), within_memory(idle + self.memory * MEGABYTE, room):
+        with within_seconds(self.seconds, time), self.limit_memory(idle):
             yield
+
+    def limit_memory(self, idle: int) -> AbstractContextManager[None]:
+        """Refuse work in the block that takes too much memory. Arguments and errors: see :meth:`enforce_limits`."""
+        return within_memory(idle + self.memory * MEGABYTE, f"{self.memory} megabytes ([policy] memory)")
 
     def check_size(self, parameters: int, layers: int) -> None:
         """Refuse a model that is too large.

@@ -87,7 +87,7 @@ def check_reachable(place: str, ca: Path) -> float:
     """Shake hands with a superlink, through a proxy if the environment names one.
 
     Returns:
-        The seconds by which this machine's clock is ahead of the superlink's.
+        The seconds by which this machine's clock is ahead of the superlink's; 0 if that does not say its time.
 
     Raises:
         UsageError: nobody listens there, or the certificate is not of this authority and name.
@@ -98,16 +98,18 @@ def check_reachable(place: str, ca: Path) -> float:
     except OSError as error:
         raise UsageError(f"{ca} must be an authority's certificate; got: {error}. Copy the server's ca.crt.") from None
     try:
-        reply = httpx.get(address.url, verify=context, timeout=10.0)
+        with httpx.stream("GET", address.url, verify=context, timeout=10.0) as reply:
+            pass  # its body is not read
     except httpx.HTTPError as error:
         untrusted = error.__cause__ and error.__cause__.__context__
         if isinstance(untrusted, ssl.SSLCertVerificationError):
             why = f"{untrusted.verify_message}. Copy the server's ca.crt, or check the address"
             raise UsageError(f"{place} must be the superlink of {ca}; got {why}. Check superlink and ca.") from None
         raise UsageError(f"no superlink answers at {place}: {error}. Start it, or check the address.") from None
-    if "date" not in reply.headers:
+    try:
+        passed = now() - parsedate_to_datetime(reply.headers.get("date", "")) - reply.elapsed / 2
+    except (ValueError, TypeError, OverflowError):  # missing, unreadable, or without a zone
         return 0.0
-    passed = now() - parsedate_to_datetime(reply.headers["date"]) - reply.elapsed / 2
     return passed.total_seconds() - 0.5  # the time comes in whole seconds, rounded down
 
 
@@ -278,7 +280,8 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
     notifies the server. The server asks again. For a task reported as failed it would wait for ever.
     """
     try:
-        received = task.receive()
+        with answers.limit_memory():
+            received = task.receive()
         release_freed_memory()  # Flower's chunks of 5 MB would stay in the process's heap
         for message in received:
             if message.has_error():
@@ -292,4 +295,7 @@ def carry_out(answers: RequestHandler, task: wire.Task) -> None:
             task.send([reply])
         task.end()
     except wire.LOST:
+        task.drop()
+    except Exception as error:  # too large for the site, or of Flower, on a message that no check foresees
+        LOG.warning(f"a request cannot be received: {type(error).__name__}: {error}")
         task.drop()

@@ -16,7 +16,7 @@ class Slow:
     """Another site, slowly."""
 
     def __init__(self, site) -> None:
-        self.site, self.name = site, site.name
+        self.site, self.name, self.limit_memory = site, site.name, site.limit_memory
 
     def answer(self, request: bytes) -> bytes:
         trains = decode(request).head["kind"] == "train"

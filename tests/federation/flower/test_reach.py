@@ -1,4 +1,7 @@
-"""How a site reaches a superlink: through a proxy or not, with a clock that is off, and why its supernode ended."""
+"""How a site reaches a superlink: through a proxy or not, with a clock that is off, and why its supernode ended.
+
+Also what it does with a request that it cannot receive.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,36 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from fedlayers.remote import flower, keys
-from fedlayers.remote.flower.site_process import check_reachable, clock_error
+from fedlayers.remote.flower.site_process import carry_out, check_reachable, clock_error
+from fedlayers.remote.policy import Policy
+from fedlayers.remote.site import Site
+from fedlayers.remote.site_data import PresplitData
+from fl_core import limits
 from fl_core.errors import UsageError
+from tests.conftest import TOY
 from tests.federation.flower.proxy import proxy_to
 
 
 class Superlink(BaseHTTPRequestHandler):
     """Says what time it is, and no more."""
 
-    behind = 0.0
+    behind, date, body = 0.0, "", 0
 
     def do_GET(self):
         self.send_response(403)
         self.end_headers()
+        with suppress(OSError):  # the reader has seen enough
+            for _ in range(self.body):
+                self.wfile.write(bytes(10**6))
 
     def date_time_string(self, timestamp=None):
-        return super().date_time_string(time.time() - self.behind)
+        return self.date or super().date_time_string(time.time() - self.behind)
 
     def log_message(self, *_):
         pass
@@ -79,6 +91,45 @@ def test_a_clock_that_is_off_is_measured(superlink, monkeypatch, behind, says):
     assert ahead == pytest.approx(behind, abs=2.0)
     assert says in clock_error(behind)
     assert bool(says) == bool(clock_error(ahead))
+
+
+@pytest.mark.parametrize("date", ["soon", "Mon, 01 Jan 2024 00:00:00 -0000", f"Mon, 01 Jan 2024 00:00:00 +{9**30}"])
+def test_a_date_that_is_none_says_nothing_of_the_clock(superlink, monkeypatch, date):
+    port, ca = superlink
+    monkeypatch.setattr(Superlink, "date", date)
+    assert check_reachable(f"127.0.0.1:{port}", ca) == 0.0
+
+
+def test_only_the_head_of_a_superlinks_answer_is_read(superlink, monkeypatch):
+    port, ca = superlink
+    monkeypatch.setattr(Superlink, "body", 10**6)
+    assert check_reachable(f"127.0.0.1:{port}", ca) == pytest.approx(0.0, abs=2.0)
+
+
+class Task:
+    """A task of Flower whose request cannot be received."""
+
+    def __init__(self, receive):
+        self.receive, self.dropped = receive, False
+
+    def drop(self):
+        self.dropped = True
+
+
+@pytest.mark.skipif(not limits.data_bytes(), reason="memory is limited on Linux only")
+def test_a_request_beyond_a_sites_memory_is_dropped(tmp_path, caplog):
+    task = Task(lambda: bytearray(4 * 10**8))
+    carry_out(Site(PresplitData(TOY, "a"), tmp_path, Policy(memory=100)), task)
+    assert task.dropped
+    assert "[policy] memory" in caplog.text
+    assert len(bytearray(4 * 10**8)) == 4 * 10**8, "the limit ends with the request"
+
+
+def test_a_request_that_flower_cannot_read_is_dropped(tmp_path, caplog):
+    task = Task(lambda: {}["an object of no kind"])
+    carry_out(Site(PresplitData(TOY, "a"), tmp_path), task)
+    assert task.dropped
+    assert "an object of no kind" in caplog.text
 
 
 def test_another_authority_is_told_from_nobody_there(superlink, tmp_path):
