@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fl_core.errors import UsageError, check_distinct, needs_package
@@ -118,28 +118,43 @@ def registered_sites(server: Path, least: int = 1) -> dict[str, bytes]:
     Raises:
         UsageError: fewer than ``least`` sites, an invalid key file, or two sites with the same key.
     """
-    found: dict[str, bytes] = {}
-    for file in sorted((server / "sites").glob("*.pub")):
-        check_names([file.stem])
-        try:
-            key = serialization.load_ssh_public_key(file.read_bytes())
-            if not isinstance(key, ec.EllipticCurvePublicKey):
-                raise ValueError("another kind of key")
-        except (OSError, ValueError, UnsupportedAlgorithm) as error:
-            way = "Make it with `fedlayers federation keys`."
-            raise UsageError(f"{file} must be the public key of a site; got {error}. {way}") from None
-        pem = key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        twin = next((name for name, other in found.items() if other == pem), None)
-        if twin:
-            raise UsageError(
-                f"{file} must be a key of its own; got that of site {twin!r}. Make a key for {file.stem!r}."
-            )
-        found[file.stem] = pem
+    found, faults = readable_sites(server)
+    if faults:
+        raise UsageError(faults[0])
     if len(found) < least:
         raise UsageError(
             f"{server / 'sites'} must hold the sites' public keys; got none. See fedlayers federation keys --help."
         )
     return found
+
+
+def readable_sites(server: Path) -> tuple[dict[str, bytes], list[str]]:
+    """Return the public keys as :func:`registered_sites`, b"" for an invalid file, and what is wrong with these."""
+    found: dict[str, bytes] = {}
+    faults: list[str] = []
+    for file in sorted((server / "sites").glob("*.pub")):
+        try:
+            check_names([file.stem])
+            found[file.stem] = _read_key(file, found)
+        except UsageError as error:
+            found[file.stem] = b""
+            faults.append(str(error))
+    return found, faults
+
+
+def _read_key(file: Path, others: Mapping[str, bytes]) -> bytes:
+    try:
+        key = serialization.load_ssh_public_key(file.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("another kind of key")
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        way = "Make it with `fedlayers federation keys`."
+        raise UsageError(f"{file} must be the public key of a site; got {error}. {way}") from None
+    pem = key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    twin = next((name for name, other in others.items() if other == pem), None)
+    if twin:
+        raise UsageError(f"{file} must be a key of its own; got that of site {twin!r}. Make a key for {file.stem!r}.")
+    return pem
 
 
 def certificate(folder: Path, hosts: Sequence[str], authority: Path | None = None, days: int = SERVER_DAYS) -> None:

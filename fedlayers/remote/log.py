@@ -56,6 +56,14 @@ def start(as_json: bool = False) -> None:
     LOG.propagate = False
 
 
+def warn_new(lines: list[str], before: list[str]) -> list[str]:
+    """Log the warnings that were not among those before. Return all of them, for the next call."""
+    for line in lines:
+        if line not in before:
+            LOG.warning(line)
+    return lines
+
+
 def note(path: Path | str, **changes: Any) -> None:
     """Write what has changed into a run directory's :data:`STATUS`."""
     found = dict(NOTHING)

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from fedlayers.remote import keys, metrics
+from fedlayers.remote import keys, log, metrics
 from fedlayers.remote.flower import wire
 from fedlayers.remote.flower.internals import (
     FLWR_IN_MEMORY_DB_NAME,
@@ -136,7 +136,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     failed: list[UsageError] = []
 
     def keep_registered() -> None:
-        told, warned = "", -DAY
+        told, warned = list[str](), -DAY
         while not server.started:
             time.sleep(0.05)
         while not server.should_exit:
@@ -144,20 +144,22 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
                 warned = time.monotonic()
                 for line in keys.expiry_warnings(folder):
                     LOG.warning(line)
+            found, faults = keys.readable_sites(folder)
             try:
-                changes = register(control, keys.registered_sites(folder, least=0))
+                changes = register(control, found)
             except (UsageError, httpx.HTTPError) as error:
                 if not registered.is_set() and isinstance(error, UsageError):
                     failed.append(error)
                     server.should_exit = True
-                elif str(error) != told and not server.should_exit:
-                    LOG.warning(told := str(error))
+                faults.append(str(error))
             else:
                 if not registered.is_set():
                     registered.set()
                     changes = [f"superlink on https://{host}:{port} for sites {', '.join(sites)} (Ctrl-C ends it)"]
                 for line in changes:
                     LOG.info(line)
+            if not server.should_exit:
+                told = log.warn_new(faults, told)
             time.sleep(LOOK)
 
     threading.Thread(target=keep_registered, name="keys", daemon=True).start()
@@ -169,16 +171,17 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
 def register(control: Any, sites: dict[str, bytes]) -> list[str]:
     """Register the sites of the keys' folder at the superlink, and no others. Return what has changed.
 
+    A site whose file is invalid (b"") stays as it is: a withdrawn key cannot return, and the file may be half written.
+
     Raises:
         UsageError: a withdrawn key is back.
     """
     nodes = [node for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != wire.UNREGISTERED]
     metrics.set_number("sites_connected", sum(node.status == wire.ONLINE for node in nodes))
-    known = {node.name for node in nodes if sites.get(node.name) == node.public_key}
-    gone = [node for node in nodes if node.name not in known or sites[node.name] != node.public_key]
+    gone = [node for node in nodes if sites.get(node.name) not in (node.public_key, b"")]
     for node in gone:
         control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-    new = [name for name in sites if name not in known]
+    new = [name for name in sites if sites[name] and name not in {each.name for each in nodes if each not in gone}]
     for name in new:
         try:
             control.RegisterNode(RegisterNodeRequest(public_key=sites[name], name=name))

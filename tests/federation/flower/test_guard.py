@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -129,6 +130,30 @@ def test_the_superlinks_list_is_that_of_the_keys(tmp_path):
         keys.public_file(tmp_path / "server", name).unlink()
     assert len(superlink.register(control, keys.registered_sites(tmp_path / "server", least=0))) == 2
     assert listed() == set()
+
+
+@pytest.mark.parametrize("bad", ["south", "._north", "north copy", "north-old"])
+def test_a_key_is_withdrawn_next_to_a_file_that_is_none(bad, tmp_path):
+    """A broken file, one that another system left there, or a copy of a key."""
+    store = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), store).state()
+    control, server = Control(state), tmp_path / "server"
+    keys.make(tmp_path, ["localhost"], ["east", "north", "south"])
+    superlink.register(control, keys.registered_sites(server))
+    north = keys.public_file(server, "north")
+    keys.public_file(server, bad).write_bytes(north.read_bytes() if bad.startswith("north") else b"ssh-")
+    sites, faults = keys.readable_sites(server)
+    with suppress(UsageError):  # the copy of a key
+        assert superlink.register(control, sites) == []
+    assert len(faults) == 1
+    assert bad in faults[0] or "'north-old'" in faults[0]
+    with pytest.raises(UsageError, match="must be"):
+        keys.registered_sites(server)
+    north.unlink()
+    with suppress(UsageError):
+        superlink.register(control, keys.readable_sites(server)[0])
+    left = {node.name for node in state.get_node_info() if node.status != NodeStatus.UNREGISTERED}
+    assert left == {"east", "south"}, "the broken file withdraws nobody"
 
 
 @pytest.mark.parametrize("size", [0, 10, wire.SMALL, wire.SMALL + 1])
