@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import interrupts
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, check_known
-from fl_core.names import message_line
+from fl_core.names import message_line, printable
 
 if TYPE_CHECKING:
     from fedlayers.cli.base import Command
@@ -101,9 +101,11 @@ def _main(words: Sequence[str]) -> None:
     import shlex
     import traceback
     import warnings
+    from contextlib import redirect_stdout
 
+    safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
     try:
-        with interrupts.end_on_signals(command.interrupted), warnings.catch_warnings():
+        with interrupts.end_on_signals(command.interrupted), warnings.catch_warnings(), safe:
             warnings.showwarning = _Notes()
             if text := command.printed():
                 print(text, end="")
@@ -247,14 +249,25 @@ def parse_command(words: Sequence[str]) -> Command:
         raise
 
 
-class _Help:
-    """A stream for a help text that wraps its line of usage to the terminal."""
+class _Stream:
+    """A stream around another one."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Printable(_Stream):
+    """A stream that shows control characters in names of others as escapes. A terminal would obey them."""
+
+    def write(self, text: str) -> int:
+        return self._stream.write("\n".join(map(printable, text.split("\n"))))
+
+
+class _Help(_Stream):
+    """A stream for a help text that wraps its line of usage to the terminal."""
 
     def write(self, text: str) -> int:
         import re

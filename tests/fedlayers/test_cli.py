@@ -596,6 +596,18 @@ def test_what_a_run_cannot_be_asked(fedlayers, finished_runs, line, said):
     assert said in fedlayers.refused("diagnose", finished_runs / "fedavg", *line.split())
 
 
+def test_names_of_others_print_no_control_characters(fedlayers, finished_runs, measured):
+    """A layer and a run whose names would move a terminal's cursor. Other letters and the lines stay."""
+    name = "fc1é\x1b[31mΩ\x9b2J\u202e"
+    Path("rows.jsonl").write_text(Path(measured).read_text().replace('"fc1', json.dumps(name)[:-1]))
+    shutil.copytree(finished_runs / "fedavg", Path("runs") / name)
+    shown = {" ".join(words): fedlayers(*words) for words in (("select", "rows.jsonl"), ("runs", "runs"))}
+    for words, said in shown.items():
+        assert r"fc1é\x1b[31mΩ\x9b2J\u202e" in said, words
+        assert all(line.isprintable() for line in said.split("\n"))
+        assert said.count("\n") > 1
+
+
 @pytest.mark.parametrize("command", ["diagnose", "select"])
 def test_files_of_a_run_are_not_overwritten(fedlayers, finished_runs, measured, command):
     shutil.copytree(finished_runs / "fedavg", "run")
