@@ -65,6 +65,7 @@ FAULTS = (
         "a message of a site is forged or damaged",
         "the server refuses it with the site's name and stores no round from it",
         "test_a_hostile_site_is_told_of_by_name_and_changes_nothing "
+        "test_a_site_forges_no_rows_where_an_algorithm_observes_nothing "
         "test_rows_that_are_not_a_sites_own_numbers_are_refused "
         "test_scores_alone_come_back_where_scores_are_asked_for test_a_hostile_site_makes_no_sum "
         "test_forged_keys_are_refused test_forged_shares_and_survivors_are_refused",
