@@ -63,11 +63,27 @@ def in_words(nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bo
     if full:
         lines = [f"  {_line(_title(null, each), _follows(null, each), each, variant)}" for null, each in nulls.items()]
         return "\n".join(["Held against nulls, measured in the same way:", *lines])
-    same = [_title(null, each) for null, each in nulls.items() if each["same"]]
-    other = [_title(null, each) for null, each in nulls.items() if not each["same"]]
-    parts = [f"the same plan comes from {listing(same)}"] * bool(same)
-    parts += [f"{'not' if same else 'the same plan does not come'} from {listing(other)}"] * bool(other)
-    return f"Null: {'; '.join(parts)}"
+    sources: dict[str, list[str]] = {}
+    for null, each in nulls.items():
+        draws = f" {each['same_draws']} of {each['draws']} draws of" if _is_partial(each) else ""
+        sources.setdefault(f"{_result(each)} comes from{draws}", []).append(
+            _title(null, each) + _variant(each, variant)
+        )
+    return f"Null: {'; '.join(f'{result} {listing(found)}' for result, found in sources.items())}"
+
+
+def _result(each: Mapping[str, Any]) -> str:
+    if each["same_draws"]:
+        return "the same plan"
+    return "another plan" if each["decided"] else "no plan"
+
+
+def _is_partial(each: Mapping[str, Any]) -> bool:
+    return bool(each["same_draws"]) and not each["same"]
+
+
+def _variant(each: Mapping[str, Any], variant: str) -> str:
+    return f" (variant {each['variant']})" if each["variant"] and each["variant"] != variant else ""
 
 
 def _title(null: str, each: Mapping[str, Any]) -> str:
@@ -80,13 +96,12 @@ def _follows(null: str, each: Mapping[str, Any]) -> str:
 
 
 def _line(title: str, follows: str, each: Mapping[str, Any], variant: str) -> str:
-    if not each["decided"] and not each["same_draws"]:
+    if not each["decided"]:
         return f"no plan comes from {title}: {each['status']}"
-    by = f" (variant {each['variant']})" if each["variant"] and each["variant"] != variant else ""
-    by += f" ({each['status']})" if each["status"] != "ok" else ""
+    by = _variant(each, variant) + (f" ({each['status']})" if each["status"] != "ok" else "")
     if each["same"]:
         draws = f" in all of {each['draws']} draws" if each["draws"] > 1 else ""
         return f"the same plan comes from {title}{draws}{by}: {follows}"
-    if each["same_draws"]:
+    if _is_partial(each):
         return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}{by}"
     return f"another plan comes from {title}{by}: it shares {listing(each['shared']) or 'nothing'}"

@@ -217,7 +217,8 @@ def _lead(choice: Choice | None, described: LayerPlan | None, result: Comparison
         found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
         absent = f"{RULED}, which uses the rule in every seed, was not compared."
         found = found._replace(answers=(*found.answers, absent))
-    return found._replace(answers=(*found.answers, f"{in_words(described.why.detail['null'])}."))
+    nulls = in_words(described.why.detail["null"], described.why.variant)
+    return found._replace(answers=(*found.answers, f"{nulls}."))
 
 
 def last_shared_layers(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:

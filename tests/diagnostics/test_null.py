@@ -242,8 +242,10 @@ def test_what_follows_from_each_null_is_said_in_words(tmp_path):
     plan.save(tmp_path / "plan.json")
     plan = LayerPlan.load(tmp_path / "plan.json")
     short, full = select.explain(plan), select.explain(plan, full=True)
-    others = "labels permuted within each client, samples dealt to clients at random, the untrained common start"
-    assert f"permuted labels; not from {others}" in short
+    assert "the same plan comes from permuted labels;" in short
+    assert "another plan comes from labels permuted within each client;" in short
+    assert "the same plan comes from 1 of 2 draws of samples dealt to clients at random;" in short
+    assert short.count("no plan comes from the untrained common start") == 1
     assert "from permuted labels: " in full
     assert "within each client: it shares l1, l2" in full
     assert "from 1 of 2 draws" in full
@@ -251,6 +253,20 @@ def test_what_follows_from_each_null_is_said_in_words(tmp_path):
     assert "null" not in select.explain(select.select(table(((), early)), metric="m"), full=True).lower()
     manual = select.select(given, "manual", layers=["l1"])
     assert "null" not in manual.why.detail
+
+
+def test_a_null_that_was_measured_by_another_variant_is_said_in_both_forms():
+    header, own = table(((), [1.0, 2.0, 2.0]))
+    both = pd.concat([own.assign(variant="training"), own.assign(variant="after")])
+    fresh = mark_null(own.assign(variant="after"), "fresh", 1)
+    given = (header, pd.concat([both, fresh], ignore_index=True).assign(metric=SENSITIVITY))
+    plan = select.select(given)
+    assert plan.why.variant == "training"
+    for full in (False, True):
+        assert "same plan comes from the untrained common start (variant after)" in select.explain(plan, full=full)
+        undecided = select.explain(select.select(given, variant="training"), full=full)
+        assert "no plan comes from the untrained common start" in undecided
+        assert "variant after" not in select.explain(select.select(given, variant="after"), full=full)
 
 
 def test_the_command_measures_nulls_and_select_reads_them(tmp_path, monkeypatch, capsys):
