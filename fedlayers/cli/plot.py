@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import option
 from fedlayers.cli.base import Command
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,10 +79,24 @@ class Plot(Command):
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that ``--where`` selects."""
-        for item in self.where:
+        for item in sorted(self.where, key=lambda item: item.startswith("client")):
             name, equals, value = item.partition("=")
             if not equals:
                 raise UsageError(f"--where must be COLUMN=VALUE; got {item!r}.")
             column = frame[check_known("column of the rows", name, frame.columns)].astype("string").fillna("")
+            if name in ("client", "client_b"):
+                self._check_single_clients(frame, item)
             frame = frame[column == check_known(name, value, filter(None, column.unique()))]
         return frame
+
+    def _check_single_clients(self, frame: pd.DataFrame, item: str) -> None:
+        """Refuse to select a client from metrics of pairs. A pair has one row, so its other client would lose it."""
+        from diagnostics.plots.collect import OWN
+
+        paired = set(frame.loc[(frame["client_b"].fillna("") != "") & (frame["layer"].fillna("") != ""), "metric"])
+        wanted = self.metrics or tuple(frame["metric"].unique())
+        pairs = [name for name in wanted if name in paired and name not in OWN]
+        if pairs:
+            rest = " ".join(name for name in wanted if name not in pairs)
+            advice = f"Pass --metrics {rest}." if rest else f"Leave {item} out."
+            raise UsageError(f"--where {item} must be for metrics of single clients; got {listing(pairs)}. {advice}")

@@ -264,6 +264,26 @@ def test_plot_draws_chosen_rows_and_plans(here: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in (here / "plan").iterdir()] == ["plan.png"]
 
 
+@pytest.mark.parametrize("where", ["client=b", "client_b=b"])
+def test_a_client_is_not_chosen_from_rows_of_pairs(where: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pair has one row, so that its second client would lose it."""
+    pairs = [schema.row("cka", 0.5, client=a, client_b=b, layer="l") for a, b in ("ab", "ac", "bc")]
+    alone = [schema.row("grad_norm", 1.0, client=client, layer="l") for client in "abc"]
+    weights = [schema.row("aggregation_weight", 0.5, client=a, client_b="a", layer="l", round=1) for a in "ab"]
+    schema.write(here / "rows.jsonl", {}, [*pairs, *alone, *weights])
+    message = refused(capsys, "plot", "rows.jsonl", "--where", where)
+    assert "got cka" in message
+    assert "Pass --metrics grad_norm aggregation_weight." in message
+    assert f"Leave {where} out" in refused(capsys, "plot", "rows.jsonl", "--metrics", "cka", "--where", where)
+
+
+def test_a_client_is_chosen_from_rows_of_single_clients_next_to_pairs(here: Path) -> None:
+    rows = [schema.row("grad_norm", 1.0, client=client, layer="l") for client in "ab"]
+    schema.write(here / "rows.jsonl", {}, [*rows, schema.row("cka", 0.5, client="a", client_b="b", layer="l")])
+    main(["plot", "rows.jsonl", "--where", "client=b", "metric=grad_norm", "--dpi", "40"])
+    assert [path.name for path in (here / "pictures").iterdir()] == ["grad_norm.png"]
+
+
 def test_plot_reads_a_run_and_leaves_its_folder_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--dataset", "heart", "--rounds", "1", "--workers", "0", "--out", "run"])
     before = {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")}
