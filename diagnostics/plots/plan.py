@@ -22,8 +22,8 @@ FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     """Draw a plan: its layers as boxes from input to output, shared or local, with the values and votes.
 
-    The values that the rule read stand beneath. Each border shows the ratio of the layer after it to the layer before
-    it, bold if above the threshold. The votes show how far each client alone would have federated.
+    The values that the rule read stand beneath. Each border shows the ratio of the layer after it to the last layer
+    before it with a value, bold if above the threshold. The votes show how far each client alone would have federated.
 
     Raises:
         UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's.
@@ -59,7 +59,7 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
             axes.bar(k + 0.5, 0.4, width=0.9, bottom=0.1, edgecolor="0.3", linewidth=0.6, **box)
         for k, high in enumerate(why.values):
             axes.text(k + 0.5, y[0], _short(high), numbers)
-            low = why.values[k - 1] if k else None
+            low = next((value for value in reversed(why.values[:k]) if value is not None), None)
             if k:
                 ratio = high / low if low is not None and high is not None and low > 0 and high > 0 else None
                 above = ratio is not None and why.threshold is not None and ratio > why.threshold
@@ -71,8 +71,9 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         else:
             for at, end in zip(y[len(y) - len(ends) :], ends.values(), strict=True):
                 axes.plot([0.05, end], [at, at], color=FEDERATED, marker="|", markevery=[1], markersize=8)
-        if plan.cut is not None:
-            axes.axvline(plan.cut, color=CUT, linestyle="--", linewidth=1.5, label="cut", zorder=0.5)
+        if plan.cut is not None:  # which leaves out the frozen layers
+            end = names.index(plan.last_shared) + 1 if plan.last_shared else 0
+            axes.axvline(end, color=CUT, linestyle="--", linewidth=1.5, label="cut", zorder=0.5)
         axes.set(xlim=(-0.05, len(names) + 0.05), ylim=(-depth - 0.05, 0.55))
         axes.set_yticks(list(y), [name for _, name in rows])
         axes.set_xticks(np.arange(len(names)) + 0.5, names, rotation=90 if tight else 0, fontsize=small(len(names), 8))

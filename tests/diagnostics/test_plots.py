@@ -253,6 +253,20 @@ def test_plan_marks_ratios_that_do_not_exist(values: Any) -> None:
     assert ratios == (["–", "2", "–"] if values[0] is None else ["–", "–", "–"])
 
 
+def test_plan_with_frozen_layers_has_its_cut_and_its_ratios_where_the_layers_are() -> None:
+    """Frozen layers have a box and no value, and no part in the cut."""
+    first, second = (Layer(name, (name,), frozen=(name,)) for name in ("first", "second"))
+    a, b, c = (Layer(name, (name,)) for name in "abc")
+    plan = LayerPlan((first, a, second, b, c), ("first", "a", "second"), Evidence(values=(None, 1.0, None, 2.0, 6.0)))
+    ax: Any = plots.plan(plan)
+    assert plan.cut == 1
+    assert [list(line.get_xdata()) for line in ax.lines] == [[2, 2]]
+    ratios = {text.get_position()[0]: text.get_text() for text in ax.texts if text.get_position()[0] in (1, 2, 3, 4)}
+    assert ratios == {1: "–", 2: "–", 3: "2", 4: "3"}
+    ax = plots.plan(LayerPlan((first, a, b), ("first",), Evidence()))
+    assert [list(line.get_xdata()) for line in ax.lines] == [[0, 0]]
+
+
 def counted(n_clients: int, n_classes: int) -> pd.DataFrame:
     table = np.random.default_rng(0).integers(0, 200, (n_clients, n_classes))
     return pd.DataFrame(table, index=[f"c{k}" for k in range(n_clients)], columns=[f"k{k}" for k in range(n_classes)])
