@@ -141,7 +141,8 @@ def _stability(stability: Mapping[str, Any]) -> str:
     shares += [f"no decision {stability['undecided']:.1%}"] if stability["undecided"] > 1e-9 else []
     head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"
     lines = [f"{head}:", f"  the same as here in {stability['agreement']:.1%}", f"  {', '.join(shares)}"]
-    lines += ["  (batches were not resampled: diagnose --resamples N)"] * ("batches" not in stability["of"])
+    absent = "batches were not resampled: diagnose --resamples N, with at least 2 batches for each client"
+    lines += [f"  ({absent})"] * ("batches" not in stability["of"])
     return "\n".join(lines)
 
 

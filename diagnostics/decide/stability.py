@@ -48,16 +48,21 @@ def stability(
 
         * ``status``
         * ``resamples``: their number
-        * ``of``: what was resampled
+        * ``of``: what was resampled. It names the clients with resampled batches, and the metrics, unless all
+          have them.
         * ``cuts``: layer -> share of the resamples in which it is the last one shared
         * ``agreement``: share of the resamples that decide as all clients do, 0 to 1
         * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
     """
     clients = list(dict.fromkeys(client for opinion in opinions for client in opinion.curve.clients))
     noisy = any(opinion.curve.noisy for opinion in opinions)
-    redrawn = [opinion.curve.metric for opinion in opinions if opinion.curve.redrawn]
+    redrawn: dict[str, list[str]] = {}  # whose batches -> of which metrics
+    for curve in (opinion.curve for opinion in opinions if opinion.curve.redrawn):
+        own = [client for client in clients if (client,) in curve.redrawn]
+        redrawn.setdefault("" if own == clients else f" of {listing(own)}", []).append(curve.metric)
     of = ["clients"] * (len(clients) > 1)
-    of += ["batches" if len(redrawn) == len(opinions) else f"batches ({listing(redrawn)})"] * bool(redrawn)
+    for whose, metrics in redrawn.items():
+        of.append(f"batches{whose}" + f" ({listing(metrics)})" * (len(metrics) < len(opinions)))
     of += ["measurement errors"] * noisy
     if not of:
         return {"status": "one client and no measurement errors or resampled batches: nothing to resample"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from fl_core.errors import check_known
+from fl_core.errors import check_known, listing, warn
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
 from fl_core.rows import Row
@@ -92,22 +92,29 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamp
     Args:
         resamples: number of resamples of each client's batches to add to the rows, from the same pass. They are added
             for each metric of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.resampling`.
-            While a client is read, the gradient is then kept for each part.
+            While a client is read, the gradient is then kept for each part. A warning names clients with one batch.
 
     Raises:
         UsageError: data, labels or model output do not fit, layers belong to another model, or resamples is below 0.
     """
     parts = PARTS if check_resamples(resamples) else 1
     layers = measurement.layers
-    readings, redrawn = [], []
+    readings, redrawn, single = [], [], []
     for subject in measurement.subjects:
         read = _read(subject, measurement, readers, parts)
         if resamples:
+            if {reading.meter.parts for reading in read if isinstance(reading.meter, PartedMeter)} == {1}:
+                single.append(subject.client)
             redrawn += _resample_rows(layers, readers, read, resamples, measurement.seed)
             read = _join_parts(read)
         readings.append(read)
         measurement.tick(subject.client)
     rows = [row for k, reader in enumerate(readers) for row in reader.rows(layers, [pass_[k] for pass_ in readings])]
+    if single and any(row["client"] and not row["client_b"] for row in rows):
+        warn(
+            f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches "
+            "(measure_batch of a run or a dataset, batch of diagnose)"
+        )
     return rows + redrawn
 
 

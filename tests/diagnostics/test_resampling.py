@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,30 @@ def test_one_batch_has_no_resample_and_a_negative_number_is_refused() -> None:
         diagnose(net(), pair(5), "grad_variance", resamples=-1, progress=False)
 
 
+def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -> None:
+    models = {name: net(k) for k, name in enumerate(("large", "small"))}
+    data = {"large": pair(12, 0), "small": pair(4, 1)}
+
+    def measured(metrics: Any, batch: int, resamples: int = 3) -> tuple[Report, list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report = diagnose(models, data, metrics, batch=batch, resamples=resamples, progress=False)
+        return report, [str(each.message) for each in caught]
+
+    report, (message,) = measured(["grad_variance", "grad_norm"], 4)
+    assert "small" in message
+    assert "large" not in message
+    assert "measure_batch" in message
+    plan = select(report, "largest_jump", metric="grad_variance")
+    assert plan.why.detail["stability"]["of"] == "clients and batches of large"
+    report, (message,) = measured("grad_variance", 16)
+    assert "large, small" in message
+    said = explain(select(report, "largest_jump", metric="grad_variance"), full=True)
+    assert "at least 2 batches" in said
+    for asked in (("grad_variance", 2), ("grad_similarity", 16), ("grad_variance", 16, 0)):
+        assert measured(*asked)[1] == []
+
+
 def test_training_is_resampled_by_its_steps() -> None:
     layers = [Layer("l", ("w",)), Layer("m", ("v",))]
     seen = SensitivityAccumulator(layers)
@@ -221,6 +246,12 @@ def test_curves_share_a_resample_and_the_text_says_which_have_one() -> None:
     plain = Opinion(curve_of(LAYERS, table({"a": clients["a"][:1]}), "m", "x"), RULES["change_point"], 1.3)
     assert stability([one, plain], 2, 0)["of"] == "batches (m)"
     assert stability([plain], 2, 0)["status"].endswith("nothing to resample")
+    more, fewer = {**clients, "b": clients["a"]}, {**clients, "b": clients["a"][:1]}
+    every, some = (
+        Opinion(curve_of(LAYERS, table(found, metric=metric), metric, "x"), RULES["change_point"], 1.3)
+        for metric, found in (("m", more), ("k", fewer))
+    )
+    assert stability([every, some], 2, 0)["of"] == "clients, batches (m) and batches of a (k)"
 
 
 def test_a_resample_without_a_value_decides_nothing() -> None:
