@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-from torch import nn
+from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known
-from fl_core.layers import layers_of
+from fl_core.layers import Layer, layers_of
+from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..capture import Data, batches
@@ -68,9 +70,11 @@ def pool(
         client_data = data[check_known("client with data", client, data)]
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(client_data, 2))
-        used_layers = {found.name: found for found in layers_of(model, to_device(model, x[:2]), by=by) if found.used}
+        x = to_device(model, x[:2])
+        used_layers = {found.name: found for found in layers_of(model, x, by=by) if found.used}
         name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
-        path = used_layers[check_known("layer", name, used_layers)].output
+        chosen = used_layers[check_known("layer", name, used_layers)]
+        path = _first_module(model, chosen, x) if side == "input" else chosen.output
         share = max(samples // len(models), 1)
         found = collect(model, [path], client_data, at=side, samples=share, batch=batch, seed=seed, mode=mode)
         try:
@@ -88,6 +92,22 @@ def pool(
         raise UsageError(f"classes must have a name for each label; got {len(classes)} names and label {y.max()}.")
     called = np.array([str(k) if classes is None else classes[k] for k in y], dtype=object)
     return Pool(np.concatenate(parts), called, np.array(who, dtype=object), np.concatenate(places))
+
+
+def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
+    """Return the path of the module whose input is the layer's: the layer itself, or the first of its modules."""
+    own = {layer.name, *(name.rpartition(".")[0].partition(".parametrizations")[0] for name in layer.tensors)}
+    called: list[str] = []
+    with set_mode(model, "eval"), torch_seeded(0), torch.no_grad():  # which also takes the hooks away
+        for path, module in model.named_modules():
+            if path in own:
+                module.register_forward_pre_hook(lambda module, inputs, path=path: called.append(path))
+        model(x)
+    if layer.name in called:
+        return layer.name
+    within = {path: f"{path}." if path else "" for path in called}
+    inner = [path for path in called if not any(other != path and other.startswith(within[path]) for other in called)]
+    return [*inner, layer.output][0]
 
 
 def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, seed: int = 0) -> pd.DataFrame:

@@ -60,6 +60,39 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model() -> None:
     np.testing.assert_allclose(shared.x[:20], models["a"][0](data["b"][0]).detach().numpy(), atol=1e-6)
 
 
+def test_the_input_of_a_layer_is_that_of_its_first_module() -> None:
+    """A normalisation belongs to the layer before it, and takes that layer's output."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, C), nn.BatchNorm1d(C)).eval()
+    x, y = pair()
+    first = pool(model, {"a": (x, y)}, "0", at="input")
+    np.testing.assert_allclose(first.x, x.numpy())
+    np.testing.assert_allclose(pool(model, {"a": (x, y)}).x, model[:3](x).detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(pool(model, {"a": (x, y)}, "0").x, model[:2](x).detach().numpy(), atol=1e-6)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+class Container(nn.Module):
+    """A layer whose module is never called, with a parameter of the model itself."""
+
+    layer_groups = ("body",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(4))
+        self.body = nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 6)])
+        self.head = nn.Linear(6, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body[1](self.body[0](x + self.token)))  # type: ignore[no-any-return]
+
+
+def test_the_input_of_a_layer_whose_module_is_not_called_is_that_of_its_first_part() -> None:
+    model, (x, y) = Container(), pair()
+    np.testing.assert_allclose(pool(model, {"a": (x, y)}, "body", at="input").x, (x + 1).numpy())
+    assert pool(model, {"a": (x, y)}).x.shape[1] == 6
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
