@@ -191,8 +191,13 @@ def _joint_plan(
     """
     opinions: dict[str, Opinion] = {}
     voters, notes, votes_by_metric = _voters(metrics, table), [], {}
+    own, _ = split_resamples(table)
     for name, by in voters.items():
         rule = curve_rule(by)
+        rows = own[(own["metric"] == name) & (own["layer"] != "")]
+        if (rows["client"] == "").all() and (rows["status"] != "ok").all():  # a metric of pairs, on one client
+            notes.append(f"{name} has no vote: {listing(rows['status'].unique())}")
+            continue
         try:
             curve = curve_of(every, table, name, pairs=pairs)
             count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)

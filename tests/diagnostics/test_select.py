@@ -318,6 +318,21 @@ def test_a_metric_without_ratios_abstains():
         select(several(bad), "vote", metrics=["hessian_trace"])
 
 
+def test_a_metric_of_pairs_abstains_where_there_is_one_client():
+    status = "needs at least two models"
+    missing = [row("cka", None, layer=layer.name, variant="flatten", status=status) for layer in LAYERS[:4]]
+    alone = {"a": SENSITIVITIES["a"]}
+    plan = select(measured(rows_of(alone), rows_of(alone, "grad_variance", "epoch"), missing), "vote")
+    assert list(plan.why.detail["metrics"]) == ["grad_variance", "federation_sensitivity"]
+    assert plan.why.status.startswith("cka has no vote")
+    assert status in plan.why.status
+    with pytest.raises(RunError, match=status):
+        select(measured(missing), "vote")
+    combined = [{**each, "client": ""} for each in rows_of(alone)]
+    with pytest.raises(UsageError, match="single clients"):
+        select(measured(combined), "vote")
+
+
 COUNTS = {"conv1": 10, "conv2": 30, "fc1": 200, "fc10": 40, "spare": 8}
 
 
