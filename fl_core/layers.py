@@ -145,7 +145,7 @@ def layers_of(
 
 
 def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
-    """Return the trainable scalars of each layer, by layer name."""
+    """Return the number of scalars in the parameters of each layer, frozen ones included, by layer name."""
     tensors = tree.named_tensors(model)
     return {layer.name: sum(tensors[name].numel() for name in layer.parameters) for layer in layers}
 

@@ -36,7 +36,7 @@ def layer_cost(measurement: Measurement) -> list[Row]:
     The clients' models are alike, so the first model's costs are everyone's. The measurement's layers must be all
     layers of the network.
 
-    * ``parameters``: scalars that train.
+    * ``parameters``: scalars of its parameters, frozen ones included. Sharing the layer sends them too.
     * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.
     * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains, by PyTorch's
       counter. It counts matrix products, convolutions and attention. A multiply-add is two, everything elementwise is

@@ -113,6 +113,7 @@ def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a
     model = frozen("fc2")
     report = diagnose_task(runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False)
     sizes = report.header["bytes"]
+    assert set(report.values("layer_cost", "parameters").loc["fc2"]) == {sizes["fc2"] / 4}
     plan = select(report, "budget_bytes", budget=sizes["fc1"] + sizes["fc2"])
     assert plan.shared == ("fc1", "fc2")
     config = replace(CONFIG, algorithm="fedper", rounds=2)
