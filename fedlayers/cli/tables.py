@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LINES = 25
 """The number of lines within which a command shows its result."""
+_NOTHING = "–"
+"""What stands for a missing value."""
 _EDGE = 3
 """Lines of a table that are no values: the title and two lines of names."""
 
@@ -61,7 +63,8 @@ def scores(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = Non
 def format_metric(report: Report, metric: str, variant: str) -> str:
     """Format the values of a metric: layers by clients, or each layer's lowest, median and highest of more than eight.
 
-    If the metric has no values of clients, return the reason.
+    The condensed table counts the clients that have a value if some lack one. If the metric has no values of clients,
+    return the reason.
     """
     own = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
     if not own["client"].any():
@@ -69,14 +72,17 @@ def format_metric(report: Report, metric: str, variant: str) -> str:
     table = report.values(metric, variant)
     table = table[in_order(table.columns)]
     if table.shape[1] > MANY:
-        ranks = {layer: [str(name) for name in _extremes(values)] for layer, values in table.iterrows()}
+        ranks = {layer: _ends(values.dropna()) for layer, values in table.iterrows()}
         columns = {
-            "lowest": table.min(axis=1), "at": [names[0] for names in ranks.values()],
+            "lowest": table.min(axis=1), "at": [low for low, _ in ranks.values()],
             "median": table.median(axis=1),
-            "highest": table.max(axis=1), "at ": [names[-1] for names in ranks.values()],
+            "highest": table.max(axis=1), "at ": [high for _, high in ranks.values()],
             "mean": table.mean(axis=1),
         }  # fmt: skip
-        table = pd.DataFrame(columns, index=table.index)
+        if table.isna().any(axis=None):
+            columns["clients"] = [f"{count} of {table.shape[1]}" for count in table.count(axis=1)]
+        condensed = pd.DataFrame(columns, index=table.index)
+        return str(condensed.to_string(float_format="{:.4g}".format, na_rep=_NOTHING))
     return str(table.rename(columns=printable).to_string(float_format="{:.4g}".format))
 
 
@@ -101,18 +107,20 @@ def _about(report: Report, metric: str, variant: str) -> str:
 
 def _medians(report: Report, variants: Sequence[tuple[str, str]], most: int) -> str:
     """Format the medians over clients, layers by metrics: the first metrics and layers that fit, and a legend."""
-    columns = {}
+    columns, lack = {}, ""
     for metric, variant in variants[:MANY]:
         own = report.frame[(report.frame["metric"] == metric) & (report.frame["variant"] == variant)]
         if own["client"].any():
-            columns[metric, variant] = report.values(metric, variant).median(axis=1)
+            values = report.values(metric, variant)
+            columns[metric, variant] = values.median(axis=1)
+            lack = " that have a value" if values.isna().any(axis=None) else lack
     layers = [layer.name for layer in report.layers]
     table = pd.DataFrame(columns).reindex([name for name in layers if any(name in each for each in columns.values())])
     room = max(1, most - _EDGE - 2)
-    shown = table.head(room).to_string(float_format="{:.4g}".format, na_rep="–")
+    shown = table.head(room).to_string(float_format="{:.4g}".format, na_rep=_NOTHING)
     absent = [metric for metric, variant in variants if (metric, variant) not in columns]
     notes = [
-        "medians over the clients (fedlayers plot, or --metrics with one name, shows each client)",
+        f"medians over the clients{lack} (fedlayers plot, or --metrics with one name, shows each client)",
         f"{len(table) - room} more layers are in the rows" if len(table) > room else "",
         f"not shown: {listing(dict.fromkeys(absent))}" if absent else "",
     ]
@@ -130,6 +138,12 @@ def _extremes(values: pd.Series) -> list[str]:
     """Return the names of the lowest, the median and the highest. A missing value counts as lowest."""
     order = list(values.sort_values(kind="stable", na_position="first").index)
     return [order[0], order[len(order) // 2], order[-1]]
+
+
+def _ends(values: pd.Series) -> tuple[str, str]:
+    """Return the names of the lowest and the highest; a dash if there are no values."""
+    names = _extremes(values) if len(values) else [_NOTHING]
+    return printable(names[0]), printable(names[-1])
 
 
 def _labels(values: pd.Series) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
+from diagnostics.report import Report
 from fedlayers.cli import tables
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -59,6 +60,25 @@ def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
     assert first[1:] == [value if isinstance(value, str) else f"{value:.4g}" for value in wanted]
     assert tables.splits(report, "grad_variance", "epoch") == "train split"
     assert not any("client_3" in note for note in runner.assemble(config).notes())
+
+
+def test_clients_without_a_value_are_counted_and_are_not_the_lowest() -> None:
+    frame = rows.frame(
+        rows.row(
+            "grad_norm", value, client=f"client_{k}", layer=layer, variant="l2", status="ok" if value else "no value"
+        )
+        for layer, base in (("fc1", 1.0), ("fc2", None), ("fc3", 2.0))
+        for k in range(9)
+        for value in [None if base is None or (layer, k) == ("fc1", 0) else base + k]
+    )
+    report = Report(frame, {"layers": [{"name": name} for name in ("fc1", "fc2", "fc3")]})
+    header, *lines = [line.split() for line in tables.format_metric(report, "grad_norm", "l2").splitlines()]
+    assert header == ["lowest", "at", "median", "highest", "at", "mean", "clients"]
+    found = {line[0]: line[1:] for line in lines if len(line) > 1}
+    assert found["fc1"] == ["2", "client_1", "5.5", "9", "client_8", "5.5", "8", "of", "9"]
+    assert found["fc2"] == ["–"] * 6 + ["0", "of", "9"]
+    assert found["fc3"] == ["2", "client_0", "6", "10", "client_8", "6", "9", "of", "9"]
+    assert "the clients that have a value" in tables.measurements(report, [("grad_norm", "l2")], 4)
 
 
 def test_a_metric_of_pairs_of_a_single_client_is_printed_with_its_reason() -> None:
