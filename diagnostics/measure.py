@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,27 @@ def diagnose_run(
         measure_batch: samples at a time while measuring, whatever the run trained with.
         null: names of :data:`diagnostics.null.NULLS`. The same models are measured again on each null, for the report's
             ``nulls``. Nothing is trained, so the models have seen the real data, and the rows record that. ``fresh``
-            measures the weights that the run started from.
+            measures the weights that the run started from. A run does not store those of your own model: pass it with
+            the same weights.
         data, model, allow_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
         options: further arguments of :func:`diagnostics.diagnose`.
 
     Raises:
-        UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and :func:`diagnostics.diagnose`.
+        UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and :func:`diagnostics.diagnose`. Or
+            ``fresh`` is asked for and the weights that the run started from are not known.
     """
     check_known("model of a run", which, MODELS)
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
     models, task = load_models(path, round, which, data=data, model=model, allow_code=allow_code)
-    checkpoint = runner.store.Run(path).rounds[-1] if round == "last" else int(round)
+    found = runner.store.Run(path)
+    knows_start = found.header()["checkpoint"] == task.header("")["checkpoint"]  # an own model may have others
+    if not knows_start and any(NULLS[null].shuffle is None for null in nulls):
+        raise UsageError(
+            f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
+            "Pass the model as it was before the run."
+        )
+    checkpoint = found.rounds[-1] if round == "last" else int(round)
     context = {
         "run": Path(path).name,
         "algorithm": task.config.algorithm,
@@ -87,14 +97,15 @@ def diagnose_run(
         "round": checkpoint,
         "model": which,
     }
-    report = _diagnose(task, models, metrics, context, command or f"diagnose {path}", measure_batch, dict(options))
+    measured_with = partial(_diagnose, knows_start=knows_start)
+    report = measured_with(task, models, metrics, context, command or f"diagnose {path}", measure_batch, dict(options))
     if not nulls:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
         of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
         whose = models if NULLS[null].shuffle is not None else dict.fromkeys(models, task.model)
-        return _diagnose(of_null, whose, metrics, context, "", measure_batch, {**options, "resamples": 0}).frame
+        return measured_with(of_null, whose, metrics, context, "", measure_batch, {**options, "resamples": 0}).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=True))
 
@@ -229,6 +240,7 @@ def _diagnose(
     command: str,
     batch: int,
     options: Any,
+    knows_start: bool = True,
 ) -> Report:
     absent = [client.name for client in task.data.clients if client.name not in models]
     if not models:
@@ -236,7 +248,7 @@ def _diagnose(
     data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
     options["layering"] = _layering(task, options)
     options.setdefault("by", task.config.layer_granularity)
-    options["options"], splits = _settings(task, metrics, models, options)
+    options["options"], splits = _settings(task, metrics, models, options, knows_start)
     report = diagnose(
         models,
         data,
@@ -254,16 +266,24 @@ def _diagnose(
 
 
 def _settings(
-    task: Task, metrics: str | Sequence[str], clients: Collection[str], options: Mapping[str, Any]
+    task: Task,
+    metrics: str | Sequence[str],
+    clients: Collection[str],
+    options: Mapping[str, Any],
+    knows_start: bool = True,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return each metric's options completed by the task, and its split of samples."""
+    """Return each metric's options completed by the task, and its split of samples.
+
+    Args:
+        knows_start: whether the task's model has the weights of the common start.
+    """
     settings = {name: dict(given) for name, given in (options.get("options") or {}).items()}
     splits = {}
     held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}
     for metric in chosen_metrics(metrics):
         name, given = metric.name, settings.setdefault(metric.name, {})
         splits[name] = "train"
-        if "start" in metric.options:
+        if "start" in metric.options and knows_start:
             given.setdefault("start", task.model)
         if "probe" in metric.options:
             splits[name] = "probe"

@@ -13,7 +13,7 @@ from diagnostics.decide import select
 from diagnostics.diagnosis import diagnose
 from diagnostics.representation.probe import probe_set
 from fl_core import runner, tree
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, in_memory
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
@@ -253,3 +253,30 @@ def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:
     once, twice = (frame[frame["variant"] == "training"] for frame in (once, twice))
     for column in ("client", "layer", "value", "estimator", "n_samples"):
         assert once[column].tolist() == twice[column].tolist(), column
+
+
+@pytest.mark.parametrize("null", ["", "labels", "fresh"])
+def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
+    """An own model's start is not stored: another one of its architecture has other weights."""
+
+    def own(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(10, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
+
+    runner.run(in_memory(RunConfig(dataset="heart", rounds=1), None, own(0)), tmp_path / "run", progress=False)
+    how = {"null": null or (), "progress": False}
+    known = measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(0), **how)
+    assert set(known.frame["status"]) == {"ok"}
+    if null == "fresh":
+        with pytest.raises(UsageError, match=r"model must have the weights that .*run started from.*'fresh'"):
+            measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(1), **how)
+        return
+    other = measure.diagnose_run(tmp_path / "run", ["update_magnitude", "weight_magnitude"], model=own(1), **how)
+    frame = pd.concat([other.frame, other.nulls]) if null else other.frame
+    assert set(frame.loc[frame["metric"] == "weight_magnitude", "status"]) == {"ok"}
+    moved = frame[frame["metric"] == "update_magnitude"]
+    assert moved["value"].isna().all()
+    assert all("common start is not known" in status for status in moved["status"])
+    said = {"update_magnitude": {"start": own(0)}}
+    again = measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(1), options=said, progress=False)
+    pd.testing.assert_frame_equal(again.frame, known.frame)
