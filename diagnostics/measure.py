@@ -125,7 +125,8 @@ def diagnose_task(
 
     PLayer-FL measures at this point. The round is one epoch, unless the configuration has more. The rows also hold what
     training itself measured in its first epoch: federation sensitivity, variant ``training``. PLayer-FL decides on that
-    variant. It was measured in the task's own layers, so it is missing if ``by`` or ``layering`` asks for others.
+    variant. It was measured in the task's own layers, so it is missing if ``by`` or ``layering`` asks for others. The
+    options ``tensors``, ``reduce`` and ``embeddings`` of federation sensitivity hold for it too.
 
     Args:
         measure_batch: samples at a time while measuring. The task trains with its own ``batch``.
@@ -184,7 +185,10 @@ def _of_first_training(
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
-    models, measured = runner.train_first_round(task, instruments().observers, **chosen)
+    given = (options.get("options") or {}).get(SENSITIVITY, {})
+    how = {name: given[name] for name in ("tensors", "reduce", "embeddings") if name in given}
+    observers = {**instruments().observers, SENSITIVITY: partial(SensitivityAccumulator, **how)}
+    models, measured = runner.train_first_round(task, observers, **chosen)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnose(task, models, metrics, context, command, measure_batch, options)
     report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
@@ -193,7 +197,7 @@ def _of_first_training(
     weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
     resamples, seed = options.get("resamples", 0), task.config.seed
-    seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed)
+    seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed, **how)
     wanted = set(report.frame["layer"])
     seen = [row for row in seen if row["variant"].startswith("training") and row["layer"] in wanted]
     trained = rows.frame({**row, **context, "split": "train"} for row in seen)

@@ -280,3 +280,37 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
     said = {"update_magnitude": {"start": own(0)}}
     again = measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(1), options=said, progress=False)
     pd.testing.assert_frame_equal(again.frame, known.frame)
+
+
+class Products:
+    """The products of weights and gradients, float64, at each step of a training."""
+
+    def __init__(self, layers):
+        self.steps = []
+
+    def update(self, params, grads, n=1):
+        self.steps.append({name: (params[name] * grad).detach().double() for name, grad in grads.items()})
+
+    def result(self):
+        return {"steps": self.steps}
+
+
+@pytest.mark.parametrize("options", [{"tensors": "all"}, {"tensors": "all", "reduce": "mean_of_tensors"}], ids=str)
+def test_options_of_sensitivity_hold_for_what_training_measures(task, options):
+    _, seen = runner.train_first_round(task, {SENSITIVITY: Products})
+    report = measure.diagnose_task(task, [SENSITIVITY], options={SENSITIVITY: options}, progress=False)
+    table = report.values(SENSITIVITY, "training")
+    for client, found in seen.items():
+        importance = []
+        for layer in task.layers:
+            steps = [[step[name].square() for name in layer.parameters] for step in found["steps"]]
+            if "reduce" in options:
+                each = [torch.stack([square.mean() for square in squares]).mean() for squares in steps]
+            else:
+                each = [torch.cat([square.flatten() for square in squares]).mean() for squares in steps]
+            importance.append(torch.stack(each).mean())
+        wanted = torch.stack(importance).cumsum(0) / importance[0]
+        assert table[client].tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
+    rows = report.frame[report.frame["variant"] == "training"]
+    assert set(rows["estimator"]) == {"epoch" + ", mean of tensors" * ("reduce" in options) + ", all tensors"}
+    assert select.select(report).why.metric == SENSITIVITY
