@@ -217,9 +217,12 @@ def normalised_input(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
         return F.rms_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
     if isinstance(module, nn.GroupNorm):
         return F.group_norm(a, module.num_groups, eps=module.eps), (1,)
-    fixed = not module.training and module.running_mean is not None
-    mean, variance = (module.running_mean, module.running_var) if fixed else (None, None)
-    return F.batch_norm(a, mean, variance, training=not fixed, eps=module.eps), (1,)
+    if module.training or module.running_mean is None:
+        return F.batch_norm(a, None, None, training=True, eps=module.eps), (1,)
+    # the model may compute in another type than its own; float32 statistics also serve inputs of half precision
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    mean, variance = module.running_mean.to(dtype), module.running_var.to(dtype)
+    return F.batch_norm(a, mean, variance, eps=module.eps), (1,)
 
 
 def _last(module: Any, a: Tensor) -> Collection[int]:

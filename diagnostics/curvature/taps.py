@@ -66,6 +66,11 @@ def owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def parameter_name(path: str, local: str) -> str:
+    """Return the name of the parameter ``local`` of the module at ``path``; the model itself has the path ""."""
+    return f"{path}.{local}" if path else local
+
+
 def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
     """Return the taps of batch number ``index``; refuse if one is missing.
 
@@ -87,7 +92,7 @@ def squares(logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]) -> dict[
     edges = [tap.edge for tap in taps.values()]
     deltas = torch.autograd.grad(logits, edges, cotangent, retain_graph=True, allow_unused=True)
     return {
-        f"{path}.{local}": values
+        parameter_name(path, local): values
         for (path, tap), delta in zip(taps.items(), deltas, strict=True)
         if delta is not None
         for local, values in tap.norms(delta).items()

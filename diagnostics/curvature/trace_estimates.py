@@ -26,7 +26,7 @@ from ..capture import Batch, Data, batches, full_batch
 from .draws import draw_of
 from .exact import factors
 from .model import Differentiable, curvature, differentiable_once, no_second_derivative, rademacher
-from .taps import Tap, owner, record_calls, squares, usable
+from .taps import Tap, owner, parameter_name, record_calls, squares, usable
 
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
@@ -154,7 +154,7 @@ def _sample_batch(
     sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
     try:
         for path, delta in zip(paths, deltas, strict=True):
-            weight, bias = (f"{path}.{local}" in names for local in ("weight", "bias"))
+            weight, bias = (parameter_name(path, local) in names for local in ("weight", "bias"))
             draw = draw_of(run.model.get_submodule(path), usable_taps[path].a, weight, bias)
             for probe in range(probes):
                 sample[probe] += _curvature_along(draw(generator), delta, usable_taps[path])

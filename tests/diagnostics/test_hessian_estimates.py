@@ -301,3 +301,30 @@ def test_pyhessian_s_reference_cycle_is_broken() -> None:
     assert alive() == before
     assert model.training
     assert model.get_parameter("0.bias").grad.tolist() == [1.0] * 6  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("own", "computed"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+def test_batch_norm_is_measured_in_another_type_than_the_model_s(own: torch.dtype, computed: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.GELU(), nn.Linear(5, 3)).to(own).eval()
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(0.5, 2)
+    x, y = pair(9, 4)
+    found = measure(model, (x.to(own), y), dtype=computed, probes=60)
+    double = model.double()
+    for layer in loose(double):
+        truth = float(block(double, (x.to(own).double(), y), layer.parameters).trace())
+        assert abs(found[layer.name].trace - truth) <= 4 * found[layer.name].stderr + 1e-5
+        assert found[layer.name].status == "ok"
+    assert found["1"].estimator == "activation(probes=60)"
+
+
+@pytest.mark.parametrize("estimator", ["auto", "fast", "activation"])
+def test_a_model_of_a_single_module(estimator: str) -> None:
+    model, (x, y) = nn.Linear(4, 3), pair(9, 4)
+    options = {"hessian_trace": {"estimator": estimator, **({"probes": 60} if estimator == "activation" else {})}}
+    frame = diagnose(model, (x.float(), y), "hessian_trace", options=options, progress=False).frame
+    row = frame[frame["variant"] == "per_parameter"].iloc[0]
+    truth = float(block(model.double(), (x.float().double(), y), ("weight", "bias")).diagonal().mean())
+    begins = {"auto": "exact", "fast": "rademacher", "activation": "activation(probes=60)"}
+    assert row.estimator.startswith(begins[estimator])
+    assert abs(row.value - truth) <= 4 * row.stderr + 1e-5
