@@ -19,6 +19,7 @@ from fl_core.training.losses import Loss
 
 from ..client_model import logits
 from ..curvature.norms import has_formula, norms_of
+from ..curvature.taps import parameter_name
 
 ESTIMATORS = ("auto", "ghost", "vmap", "single")
 CHUNK = 32
@@ -47,8 +48,9 @@ class _Tap:
             size = max(1, CACHED // patches)
         parts = []
         for start in range(0, n, size):
-            norms = norms_of(self.module, self.a[start : start + size], passes=1)
-            parts.append(norms(delta[start : start + size]) if norms else {})
+            rows = slice(start, start + size)
+            norms = norms_of(self.module, _single(self.a[rows]), passes=1)
+            parts.append(norms(_single(delta[rows])) if norms else {})
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -128,7 +130,7 @@ class NoiseMeter:
     def _squares(self, deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return squared gradient norms [n] of each tapped tensor, from the gradients at the modules' outputs."""
         return {
-            f"{path}.{local}".lstrip("."): values
+            parameter_name(path, local): values
             for path, delta in deltas.items()
             if (tap := self._taps.get(path)) is not None
             for local, values in tap.norms(delta).items()
@@ -227,6 +229,11 @@ class NoiseMeter:
 
         with torch.no_grad():  # the inner derivatives are taken all the same, the other parameters' are not
             return vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """Return a tensor of half precision in float32, since squares of small gradients would vanish."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @torch.no_grad()

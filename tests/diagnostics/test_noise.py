@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,3 +214,20 @@ def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
         grad_noise([], layers, loss=CE, estimator="gost")
     with pytest.raises(UsageError, match="tensors"):
         grad_noise([], layers, loss=CE, tensors="some")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_gradients_of_half_precision_do_not_vanish(dtype: torch.dtype) -> None:
+    """A head of small weights makes the gradients of the layers before it small."""
+    g = torch.Generator().manual_seed(4)
+    data = (torch.randn(256, 1, 4, 4, generator=g).to(dtype), torch.randint(C, (256,), generator=g))
+    model = built(conv_net)
+    with torch.no_grad():
+        model[11].weight.mul_(0.01)
+    model = model.to(dtype)
+    layers = layers_of(model, data[0][:2], by="module")
+    found = by_layer(grad_noise([ClientModel("a", model, data, 256)], layers, loss=CE, tensors="all"))
+    assert {made["estimator"] for made in found.values()} == {"ghost, all tensors"}
+    exact, same = copy.deepcopy(model).double(), (data[0].double(), data[1])
+    for layer in layers:
+        assert found[layer.name]["value"] == pytest.approx(reference(exact, layer, same, "all", CE), rel=0.03)
