@@ -110,7 +110,8 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
         draws: number of shuffled federations. Each costs as much training as the real one.
 
     Raises:
-        UsageError: fewer than four clients, less than one draw, or an unknown layer.
+        UsageError: fewer than four clients, less than one draw, an unknown layer, or a client whose training does not
+            move the layer.
     """
     names = [client.name for client in task.data.clients]
     if len(names) < LEAST:
@@ -123,6 +124,12 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
     def similarity(data: FederatedData) -> NDArray[np.float64]:
         models, _ = runner.train_first_round(replace(task, data=data), {SENSITIVITY: SensitivityAccumulator})
         moved = [vector_of(tree.named_tensors(models[name]), chosen, "weights") - start for name in names]
+        lost = [name for name, vector in zip(names, moved, strict=True) if not 0 < float(vector @ vector) < math.inf]
+        if lost:
+            raise UsageError(
+                f"each client's training must move layer {chosen.name!r}, by finite numbers; got no such update of "
+                f"{listing(lost)}. Choose another layer."
+            )
         return 1 - squareform(pdist(np.stack([vector.numpy() for vector in moved]), "cosine"))
 
     real = similarity(task.data)

@@ -191,7 +191,7 @@ def on_null(
 def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of a model whose trainable modules have drawn their initial weights again.
 
-    Frozen modules stay as they were.
+    Frozen modules stay as they were. Modules without parameters reset their statistics.
 
     Raises:
         UsageError: a module has parameters of its own and no ``reset_parameters``. The message names it.
@@ -200,15 +200,18 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     with torch_seeded(seed_of(seed, "null", "fresh")):
         for name, module in fresh.named_modules():
             own = list(module.parameters(recurse=False))
-            if not any(parameter.requires_grad for parameter in own):
+            if own and not any(parameter.requires_grad for parameter in own):
+                continue
+            if not own and next(module.buffers(recurse=False), None) is None:
                 continue
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            if reset is None:
+            if reset is not None:
+                reset()
+            elif own:  # buffers alone are constants
                 where = f"module {name!r}, a {type(module).__name__}," if name else type(module).__name__
                 raise UsageError(
                     f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
                 )
-            reset()
     return fresh
 
 

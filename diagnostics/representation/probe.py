@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.model_contexts import Hook, first_tensor, set_mode, with_hooks
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
@@ -51,8 +51,14 @@ def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
     with fewer gives all that it has.
 
     Raises:
-        UsageError: there are fewer samples than clients.
+        UsageError: there are fewer samples than clients, or a client has no validation samples.
     """
+    empty = [client.name for client in data.clients if not len(client.validation.y)]
+    if empty:
+        raise UsageError(
+            f"each client must have validation samples to compare models on; got none for {listing(empty)}. "
+            "Pass a probe, or measure other metrics."
+        )
     return shared_probe([(client.validation.x, client.validation.y) for client in data.clients], n)
 
 

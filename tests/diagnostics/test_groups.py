@@ -108,3 +108,19 @@ def test_updates_that_are_equal_show_no_groups(monkeypatch: Any) -> None:
 def test_what_cannot_be_grouped_is_refused(clients: int, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         client_groups(task_of([0] * clients), **asked)
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("nan")])
+def test_a_client_that_does_not_move_the_layer_is_named(wrong: float, monkeypatch: Any) -> None:
+    task, train = task_of([0] * 4), runner.train_first_round
+
+    def stand_still(task: Task, observers: Any) -> Any:
+        models, measured = train(task, observers)
+        with torch.no_grad():
+            moved = tree.named_tensors(models["client 2"])[task.layers[0].weights[0]]
+            moved.copy_(tree.named_tensors(task.model)[task.layers[0].weights[0]] + wrong)
+        return models, measured
+
+    monkeypatch.setattr(runner, "train_first_round", stand_still)
+    with pytest.raises(UsageError, match=r"'fc1'.*of client 2\."):
+        client_groups(task, draws=1)

@@ -14,6 +14,7 @@ from diagnostics.diagnosis import diagnose
 from diagnostics.representation.probe import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig, in_memory
+from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
@@ -314,3 +315,11 @@ def test_options_of_sensitivity_hold_for_what_training_measures(task, options):
     rows = report.frame[report.frame["variant"] == "training"]
     assert set(rows["estimator"]) == {"epoch" + ", mean of tensors" * ("reduce" in options) + ", all tensors"}
     assert select.select(report).why.metric == SENSITIVITY
+
+
+def test_a_client_without_validation_samples_is_named(task):
+    first, *others = task.data.clients
+    empty = replace(first, validation=Split(first.validation.x[:0], first.validation.y[:0]))
+    lacking = replace(task, data=replace(task.data, clients=(empty, *others)))
+    with pytest.raises(UsageError, match=f"validation samples .*got none for {first.name}"):
+        measure.diagnose_task(lacking, ["cka"], progress=False)

@@ -438,3 +438,15 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
         ),
         check_dtype=False,
     )
+
+
+def test_an_untrained_model_has_untrained_statistics():
+    """Those of a normalisation without parameters too; constants stay, and so do frozen modules."""
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3), nn.BatchNorm1d(3).requires_grad_(False))
+    model.register_buffer("constant", torch.full((2,), 7.0))
+    model(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)) + 5)
+    fresh = untrained_copy(model, seed=0)
+    assert fresh[0].running_mean.tolist() == [0.0] * 4
+    assert fresh[0].running_var.tolist() == [1.0] * 4
+    assert fresh.constant.tolist() == [7.0, 7.0]
+    assert torch.equal(fresh[2].running_mean, model[2].running_mean)
