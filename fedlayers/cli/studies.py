@@ -34,8 +34,8 @@ On = Annotated[
 TuneRates = Annotated[
     int | None,
     option(
-        "Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data, else 0; none "
-        "with --lr.",
+        "Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, "
+        "else 0; none with --lr.",
         "N",
     ),
 ]
