@@ -189,7 +189,9 @@ class Choice:
             "at_stake": None if pd.isna(stake) else stake,
             "judged": records(self.standing.judged),
             "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
-            "left_out": [{"client": client, "why": why} for client, why in self.standing.left_out.items()],
+            "left_out": [
+                {"client": name, "seed": seed, "why": why} for (name, seed), why in self.standing.left_out.items()
+            ],
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": None if self.rates is None else self.rates.to_json(),

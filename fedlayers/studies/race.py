@@ -76,21 +76,24 @@ class Standing(NamedTuple):
         failed: why an arm with a seed has no result, by (arm, seed).
         best: under a stopping rule the best round of each run, by (arm, seed). An arm is then judged by the evaluated
             rounds up to there, and ``score`` is standardised over the arms of a seed.
-        left_out: clients whose samples give no main score, and why; it is the mean over the others, for all arms alike.
+        left_out: why a client's samples give no main score with a seed, by (client, seed). The score is the mean over
+            the other clients, for all arms alike.
     """
 
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[tuple[str, int], str]
     best: Mapping[tuple[str, int], int] = {}
-    left_out: Mapping[str, str] = {}
+    left_out: Mapping[tuple[str, int], str] = {}
 
     @property
     def notes(self) -> list[str]:
         """Lines on arms that failed, and on clients that are left out."""
         lines = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.failed.items()]
         word = label_of(main_score(self.judged.columns))
-        return lines + [f"{word} leaves out {client}: {why}." for client, why in self.left_out.items()]
+        return lines + [
+            f"{word} leaves out {name} with seed {seed}: {why}" for (name, seed), why in self.left_out.items()
+        ]
 
 
 def with_evaluations(config: RunConfig) -> RunConfig:
@@ -233,7 +236,7 @@ def standings(
     """
     lines, main = [], main_score(())
     best: dict[tuple[str, int], int] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[tuple[str, int], str] = {}
     for entry in entries:
         if entry.key not in failed:
             if (at := best_of_run(entry.path)) is not None:
@@ -241,7 +244,7 @@ def standings(
             of_seed = None if guesses is None else guesses[entry.config.seed]
             frame = store.Run(entry.path).rows()[1]
             main = main_score(frame["metric"].unique())
-            left_out |= without_score(frame, main)
+            left_out |= {(client, entry.config.seed): why for client, why in without_score(frame, main).items()}
             for line in validation_scores(frame, until, of_seed):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
     rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])

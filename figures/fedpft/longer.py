@@ -31,5 +31,5 @@ TABLE = Table(
 STUDY = items.register(Recipe(
     NAME, f"Accuracy of six of the thirteen methods after {ROUNDS} rounds, CIFAR-10 (FedPFT, Table 7, α = {ALPHA:g})",
     RUNS, seeds=5, measure=fitted.measure, draw=partial(fitted.draw, table=TABLE), paper_rounds=1000,
-    budget="some 20 hours of one core; a run takes 20 to 90 minutes, and 2 to 8 minutes on a GPU",
+    budget="some 20 hours of one core, estimated; a run takes 2 to 4 minutes on a GPU, FedPFT's own about 8",
 ))  # fmt: skip

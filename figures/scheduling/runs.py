@@ -316,6 +316,6 @@ OVER = items.register(Recipe(
 THAW = items.register(Recipe(
     THAWING, "Layer scheduling with layers unfrozen earlier and later",
     over_thawing("tiny_imagenet", THAWED, SMALL, FINETUNE["quick"]), seeds=12,
-    budget="about five hours of one core; a run takes five to ten minutes", measure=_measure,
+    budget="about four hours of one core; a run takes four to nine minutes", measure=_measure,
     paper=over_thawing("tiny_imagenet", THAWED_PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
 ))  # fmt: skip

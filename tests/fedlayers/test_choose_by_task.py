@@ -83,19 +83,19 @@ def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 @pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
 def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task: str, tmp_path: Path) -> None:
     config = fl.RunConfig(task=task, rounds=3, eval_every=1, patience=0)
-    more = {"arms": ("nothing", "all"), "tune_rates": 0, "with_finetuning": True}
+    more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0, "with_finetuning": True}
     choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)
     main = MAIN[task]
-    assert choice.standing.left_out == {"west": TABLE[main].missing}
-    assert f"{label_of(main)} leaves out west" in choice.text()
+    assert choice.standing.left_out == {("west", seed): TABLE[main].missing for seed in (0, 1)}
+    assert f"{label_of(main)} leaves out west with seed 1: {TABLE[main].missing}" in choice.text()
     frame = Run(choice.run).rows()[1]
     own = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["model"] == "personal")]
     others = own[own["client"].isin(["north", "south"]) & (own["round"] > 0)]
     expected = others["value"].mean()  # both have equally many samples
-    judged = choice.standing.judged.set_index("arm")[main]
-    assert judged[choice.winner.name] == pytest.approx(expected)
+    judged = choice.standing.judged.set_index(["arm", "seed"])[main]
+    assert judged[choice.winner.name, Run(choice.run).config["seed"]] == pytest.approx(expected)
     stored = json.loads((tmp_path / "out" / "choice.json").read_text())
-    assert stored["left_out"] == [{"client": "west", "why": TABLE[main].missing}]
+    assert stored["left_out"] == [{"client": "west", "seed": seed, "why": TABLE[main].missing} for seed in (0, 1)]
     assert choice.personalised is not None
     assert choice.personalised.table[main].notna().all()
 
