@@ -1,0 +1,1 @@
+from tests import processor as processor  # before any test module loads torch or numpy
