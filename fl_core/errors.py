@@ -10,6 +10,11 @@ from pathlib import Path
 from types import FrameType
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
+REMOVED = {
+    "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
+    "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
+}
+"""What to use instead of a name that version 0.3 removed: a flag, command, option or format, with underscores."""
 
 
 class UsageError(ValueError):
@@ -88,11 +93,14 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
     Raises:
-        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
+        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones. For a
+            removed name it says what to use instead.
     """
     known = list(known)
     if name in known:
         return name
+    if instead := REMOVED.get(str(name).replace("-", "_")):
+        raise UsageError(f"{kind} {name!r} was removed. {instead}")
     import difflib  # for a mistake only
 
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

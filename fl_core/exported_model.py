@@ -6,20 +6,20 @@ A mixture is a folder with several of them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import limits, mixture, models, tree
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import CorruptError, NonFiniteError, UsageError, check_known, listing
 from fl_core.model_description import built_from, describe_model
-from fl_core.models import counting, lora, programs
+from fl_core.models import counting, lora
 from fl_core.predictions import Predictions
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
@@ -31,8 +31,6 @@ from fl_core.task import Task
 from fl_core.training import evaluate
 
 FORMAT = "fedlayers.model/1"
-OTHERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {"onnx": programs.onnx, "torch_export": programs.torch_export}
-"""Writers of other programs' formats by name: from a model and an example input to the bytes of a file."""
 PEFT = "peft"
 _FORM = {
     "model": {
@@ -48,9 +46,9 @@ _FORM = {
     "task?": str,
     "file": {"format": str, "sha256": DIGEST},
 }
-FORMATS = ("safetensors", *OTHERS, PEFT)
+FORMATS = ("safetensors", PEFT)
 SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
-"""Formats by the suffix of a file of weights."""
+"""Formats by the suffix of a file. Only the first is written here."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class ExportedModel:
         file = self.about["file"]
         if file["format"] != "safetensors":
             raise UsageError(
-                f"{self.path} must be an export as safetensors; got {file['format']}, which other programs run. "
+                f"{self.path} must be an export as safetensors; got {file['format']}, which peft reads. "
                 "Export it without --format."
             )
         weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
@@ -167,11 +165,8 @@ def export(
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
-        format: ``safetensors``; or for other programs ``onnx``, which needs the packages onnx and onnxscript, or
-            ``torch_export``, PyTorch's .pt2. These take any number of samples, prepared as the JSON file describes.
-            With adapters, all of these add the adapters to the base. ``peft`` writes them alone into a new folder
-            ``out``, which ``peft.PeftModel.from_pretrained`` loads into the model as it began.
-            None follows the suffix of ``out`` in :data:`SUFFIXES`, and is ``safetensors`` for any other.
+        format: ``safetensors``, the default, adds adapters to the base. ``peft`` writes adapters alone into a new
+            folder ``out``, which ``peft.PeftModel.from_pretrained`` loads into the model as it began.
         data, model, allow_code: as of :func:`fl_core.runner.resume`.
 
     Raises:
@@ -220,10 +215,8 @@ def write(
         out.mkdir()
         out = out / lora.PEFT_WEIGHTS
         Folder(out.parent).write(lora.PEFT_CONFIG, settings)
-    elif format == "safetensors":
-        content = save(tree.state_dict(rebuilt))
     else:
-        content = OTHERS[format](rebuilt.eval(), example)
+        content = save(tree.state_dict(rebuilt))
     about["file"] = {"format": format, "bytes": len(content), "sha256": sha(content)}
     folder = Folder(out.parent)
     folder.write(out.name, content)
@@ -350,20 +343,18 @@ def _read_mixture(folder: Path) -> ExportedModel:
 
 
 def format_of(out: Path, asked: str | None) -> str:
-    """Return the requested format, or otherwise that of the file's name."""
+    """Return the requested format, or ``safetensors``.
+
+    Raises:
+        UsageError: the format is unknown, or the file is named like one of another format.
+    """
     named = SUFFIXES.get(out.suffix.lower())
-    if asked is None:
-        return named or FORMATS[0]
-    check_known("format of a model", asked, FORMATS)
-    if asked == PEFT and named is not None:
+    format = check_known("format of a model", asked or named or FORMATS[0], FORMATS)
+    if format == PEFT and named is not None:
         raise UsageError(f"format peft must have a new folder; got {out}, the name of a file. Name it {out.stem}.")
-    if named not in (None, asked):
-        suffix = next(suffix for suffix, name in SUFFIXES.items() if name == asked)
-        raise UsageError(
-            f"name of a file of format {asked} must end in {suffix}; got {out}, which is {named}. "
-            f"Name it {out.with_suffix(suffix).name}, or leave the format out."
-        )
-    return asked
+    if named is not None:
+        check_known("format of a model", named, FORMATS)
+    return format
 
 
 def check_free(out: Path) -> None:

@@ -31,7 +31,6 @@ class Export(Command):
         fedlayers run --algorithm fedper --out runs/fedper
         fedlayers export runs/fedper --client va --out va.safetensors
         fedlayers export runs/fedper --client va --model local --out local.safetensors
-        fedlayers export runs/fedper --client va --out va.pt2
     """
 
     dir: Annotated[Positional[Path], option("Run directory, or the folder of choose --mix.", "DIR")]
@@ -52,7 +51,7 @@ class Export(Command):
     ] = None
     format: Annotated[
         str | None,
-        option("safetensors, onnx, torch_export, or peft (adapters). Default: by the suffix of --out.", "NAME"),
+        option("safetensors, or peft for the adapters of --adapt alone. Default: safetensors.", "NAME"),
     ] = None
     allow_code: ModelCode = ()
 

@@ -72,7 +72,7 @@ def test_a_mixture_leaves_its_choice_and_labels_new_rows(terminal) -> None:
     assert "2 predictions: said.csv" in terminal("predict mix --data new.csv --out said.csv")
     expected = fl.predict("mix", "new.csv").probabilities.numpy()
     assert np.allclose(pd.read_csv("said.csv").iloc[:, 2:].to_numpy(float), expected)
-    assert "got format=onnx" in terminal("export choice --client va --format onnx --out b", code=2)
+    assert "got format=peft" in terminal("export choice --client va --format peft --out b", code=2)
     assert "Export it: fedlayers export choice" in terminal("predict choice --data new.csv", code=2)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import zipfile
-from importlib.util import find_spec
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 
 import fedlayers as fl
+from docs import outputs
 from fl_core import exported_model, restore
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data.inputs import Inputs
@@ -252,45 +252,14 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
         _ = number.labels
 
 
-def test_torch_export_is_the_same_function_for_any_number_of_samples_without_pickle(run, model, tmp_path) -> None:
-    made = fl.export(run, tmp_path / "va.pt2", client="va")  # the suffix says the format
-    assert made.about["file"]["format"] == "torch_export"
-    with zipfile.ZipFile(made.path) as archive:
-        starts = {member.filename: archive.read(member)[:2] for member in archive.infolist()}
-    assert b"PK" not in starts.values()  # PyTorch's own zip, which has a pickle inside
-    program = torch.export.load(made.path).module()
+def test_the_page_s_lines_write_a_program_for_any_number_of_samples(run, model, tmp_path, monkeypatch) -> None:
+    shutil.copytree(run, tmp_path / "runs" / "fedper")
+    monkeypatch.chdir(tmp_path)
+    page = (outputs.ROOT / "docs/export.md").read_text("utf-8")
+    exec(next(outputs.FILE.finditer(page))["text"], {})
+    program = torch.export.load("va.pt2").module()
     for n in (1, 5):
         assert torch.equal(program(torch.from_numpy(PREPARED.transform(X[:n]))), fl.predict(model, X[:n]).logits)
-    with pytest.raises(UsageError, match=r"va\.pt2.*torch_export"):
-        fl.predict(made.path, X)
-
-
-@pytest.mark.skipif(not (find_spec("onnx") and find_spec("onnxscript")), reason="onnx or onnxscript is not installed")
-def test_onnx_gives_the_same_logits(run, model, tmp_path) -> None:
-    from onnx.reference import ReferenceEvaluator
-
-    made = fl.export(run, tmp_path / "va.onnx", client="va", format="onnx")
-    (logits,) = ReferenceEvaluator(str(made.path)).run(None, {"x": PREPARED.transform(X)})
-    np.testing.assert_allclose(logits, fl.predict(model, X).logits.numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_onnx_without_its_packages_is_refused(run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("fl_core.models.programs.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"fedlayers\[onnx\]"):
-        fl.export(run, tmp_path / "va.onnx", client="va", format="onnx")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("format", exported_model.OTHERS)
-def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format, monkeypatch) -> None:
-    monkeypatch.setattr("fl_core.models.programs.find_spec", lambda name: True)
-
-    class Branching(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
-
-    with pytest.raises(UsageError, match=r"Branching.*safetensors"):
-        exported_model.OTHERS[format](Branching(3, 2), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -300,12 +269,10 @@ def test_a_model_that_cannot_be_followed_is_refused_in_one_line(tmp_path, format
         ({"client": "vaa"}, "'vaa'.*'va'"),
         ({"client": "va", "which": "global"}, "personal.*'global'"),
         ({"client": "va", "round": 7}, r"1, 2.*\b7\b"),
-        ({"client": "va", "format": "onxx"}, "'onxx'.*'onnx'"),
-        (
-            {"client": "va", "format": "onnx", "out": "a.pt2"},
-            r"onnx.*a\.pt2.*torch_export",
-        ),
-        ({"client": "va", "format": "safetensors", "out": "a.onnx"}, r"a\.safetensors"),
+        ({"client": "va", "format": "safetensor"}, "'safetensor'.*'safetensors'"),
+        ({"client": "va", "format": "onnx"}, r"'onnx' was removed.*torch\.onnx"),
+        ({"client": "va", "out": "a.onnx"}, r"'onnx' was removed.*torch\.onnx"),
+        ({"client": "va", "format": "safetensors", "out": "a.pt2"}, r"'torch_export' was removed.*torch\.export"),
         ({"client": "va", "out": "nowhere/a"}, "folder.*nowhere"),
         ({"client": "va", "out": "there"}, r"/there\b"),
         ({"client": "va", "out": "beside"}, r"beside\.json"),

@@ -103,7 +103,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(choice: Path, mad
         ({"client": "vaa"}, "mean 'va'"),
         ({"client": "va", "round": 1}, "got round=1"),
         ({"client": "va", "which": "global"}, "got model=global"),
-        ({"client": "va", "format": "onnx"}, "got format=onnx"),
+        ({"client": "va", "format": "peft"}, "got format=peft"),
     ):
         with pytest.raises(UsageError, match=message):
             fl.export(choice, tmp_path / "new", **keys)
