@@ -11,6 +11,7 @@ from types import FrameType
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
+    "mix": "Use the winner's model alone.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
     "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
 }

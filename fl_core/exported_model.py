@@ -1,13 +1,9 @@
-"""Trained models outside their run: weights in one file, and their description in a JSON file next to it.
-
-A mixture is a folder with several of them.
-"""
+"""Trained models outside their run: weights in one file, and their description in a JSON file next to it."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +11,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from fl_core import limits, mixture, models, tree
+from fl_core import limits, models, tree
 from fl_core.data.inputs import FORM as INPUTS, Inputs
-from fl_core.errors import CorruptError, NonFiniteError, UsageError, check_known, listing
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.model_description import built_from, describe_model
 from fl_core.models import counting, lora
 from fl_core.predictions import Predictions
@@ -103,33 +99,6 @@ class ExportedModel:
             return built_from(self.path, self.about, model, allow_code, weights).eval()
 
 
-@dataclass(frozen=True)
-class ExportedMixture(ExportedModel):
-    """A mixture written by :func:`export`: a folder with exported models, and their weights in ``mixture.json``.
-
-    Attributes:
-        path: the folder.
-        about: the contents of ``mixture.json``, and ``inputs``, ``classes`` and ``task``, which all models share.
-        members: the models.
-    """
-
-    members: tuple[ExportedModel, ...] = ()
-
-    @property
-    def n_bytes(self) -> int:
-        """Return the bytes of the files of weights."""
-        return sum(int(member["n_bytes"]) for member in self.about["members"])
-
-    def model(self, *, model: Any = None, allow_code: str | Collection[str] = ()) -> nn.Module:
-        """Return one model whose outputs are the log-probabilities of the mixture; of one member that member itself.
-
-        Arguments and errors are as of :meth:`Exported.model`.
-        """
-        built = [each.model(model=model, allow_code=allow_code) for each in self.members]
-        weights = [each["weight"] for each in self.about["members"]]
-        return built[0] if len(built) == 1 else mixture.MixtureModel(built, weights, len(self.classes)).eval()
-
-
 def export(
     path: Path | str,
     out: Path | str,
@@ -154,12 +123,9 @@ def export(
     >>> made.about["model"]["callable"], made.classes
     ('heart_mlp', ('0', '1', '2', '3', '4'))
 
-    A folder of ``fl.choose(..., mix=True)`` has several models. They are written into the new folder ``out``, with
-    their weights in ``mixture.json``.
-
     Args:
-        path: the run's directory, or the folder of a choice with a mixture.
-        out: the file of weights, which must not exist; for a mixture a folder.
+        path: the run's directory.
+        out: the file of weights, which must not exist.
         which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.stored_models.load_models`). None means
             ``personal`` if the run has such models, and ``global`` otherwise.
         client: the model's client. None if all clients have the same model.
@@ -175,9 +141,6 @@ def export(
         CorruptError: stored files are damaged.
     """
     out = Path(out)
-    if Folder(path).has(mixture.FILE):
-        asked = {"model": which, "round": round, "format": format}
-        return _export_mixture(Path(path), out, asked, client=client, data=data, model=model, allow_code=allow_code)
     format = format_of(out, format)
     check_free(out)
     found = store.Run(path)
@@ -225,17 +188,13 @@ def write(
 
 
 def read(path: Path | str) -> ExportedModel:
-    """Read an export of :func:`export`: from the JSON file next to the weights, or from a mixture's folder.
+    """Read an export of :func:`export` from the JSON file next to the weights.
 
     Raises:
         UsageError: the file does not exist, or a newer version of this package wrote it.
         CorruptError: it was edited or damaged.
     """
     path = Path(path).resolve()  # links may lead to its folder, but not within it
-    return _read_mixture(path) if Folder(path).has(mixture.FILE) else _read(path)
-
-
-def _read(path: Path) -> ExportedModel:
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
         raise UsageError(f"{path} must be an exported model with {name} next to it; got none. Copy both files.")
@@ -264,7 +223,7 @@ def predict(
     torch.Size([2, 5])
 
     Args:
-        path: the file of weights from :func:`export`, or a mixture's folder.
+        path: the file of weights from :func:`export`.
         new: a .csv table, an .npz file with an array ``x``, a folder of images, or texts in a .csv or .jsonl file, as
             for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
         ids: columns of a table that name its records. The predictions get them. By default these are columns with
@@ -288,55 +247,6 @@ def predict(
             f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
     return Predictions(samples.names, exported.classes, outputs, samples.ids, exported.task)
-
-
-# --- mixtures --------------------------------------------------------------------------------------------------
-
-
-def _export_mixture(path: Path, out: Path, asked: Mapping[str, Any], **keys: Any) -> ExportedModel:
-    """Write the models of a choice's mixture into a new folder. It appears when it is complete.
-
-    Raises:
-        UsageError: a model, round or format is asked for, the mixture is exported already, or a run is another one.
-    """
-    if named := listing(f"{name}={value}" for name, value in asked.items() if value is not None):
-        raise UsageError(f"a mixture must be exported without model, round and format; got {named}. Leave that out.")
-    found = mixture.load(path)
-    if found.kind != mixture.RUNS:
-        raise UsageError(f"{path} must be a choice with a mixture; got one that is exported already. Copy the folder.")
-    check_free(out)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as above:
-        folder, members = Path(above) / out.name, []
-        folder.mkdir()
-        for member in found.members:
-            run = path / member.path
-            if "config.json" not in Folder(path).names(member.path) or store.Run(run).id != member.digest:
-                raise UsageError(f"{run} must be the run that was mixed; got another or none. Run choose --mix again.")
-            made = export(run, folder / f"{run.name}.safetensors", format=FORMATS[0], **keys)
-            file = made.about["file"]
-            members.append(
-                replace(member, path=made.path.name, digest=file["sha256"], n_bytes=file["bytes"]),
-            )
-        replace(found, kind=mixture.MODELS, members=tuple(members)).save(folder)
-        folder.rename(out)
-    return _read_mixture(out)
-
-
-def _read_mixture(folder: Path) -> ExportedModel:
-    found = mixture.load(folder)
-    if found.kind != mixture.MODELS:
-        raise UsageError(
-            f"{folder} must be an exported mixture; got a choice. Export it: fedlayers export {folder} --out NEW."
-        )
-    members = tuple(_read(folder / member.path) for member in found.members)
-    shared, *others = [{key: each.about.get(key) for key in ("inputs", "classes", "task")} for each in members]
-    outputs = {each.about["model"].get("outputs") for each in members}
-    digests = [each.about["file"]["sha256"] for each in members]
-    if any(other != shared for other in others) or len(outputs) > 1 or members[0].task != CLASSIFICATION:
-        raise CorruptError(f"{folder} is damaged: its models must have the same inputs and classes")
-    if digests != [member.digest for member in found.members]:
-        raise CorruptError(f"{folder} is damaged: its models must be those of its {mixture.FILE}")
-    return ExportedMixture(folder, {**found.to_json(), **shared}, members)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Predictions:
         samples: numbers from 0 in a table, array or list; paths within a folder of images.
         classes: names of the C classes. Empty means that the model predicts a number.
         outputs: the model's, float32 [n, C]. They are [n, 1] for a predicted number, or for one logit of the second of
-            two classes. A mixture's are log-probabilities, float64 [n, C].
+            two classes.
         ids: columns of a table that name its records, by column.
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.

@@ -23,7 +23,7 @@ class Export(Command):
     """Write one model of a run to a file.
 
     It writes the weights, and a JSON file next to them that describes how to use them. A client's personal model is
-    its shared layers with its own local layers. The mixture of choose --mix becomes a folder.
+    its shared layers with its own local layers.
 
     Next: fedlayers predict FILE
 
@@ -33,8 +33,8 @@ class Export(Command):
         fedlayers export runs/fedper --client va --model local --out local.safetensors
     """
 
-    dir: Annotated[Positional[Path], option("Run directory, or the folder of choose --mix.", "DIR")]
-    out: Annotated[Path, option("File to write, such as va.safetensors. For a mixture: a folder.", "FILE")]
+    dir: RunDirectory
+    out: Annotated[Path, option("File to write, such as va.safetensors.", "FILE")]
     client: Annotated[str | None, option("Client whose model to write. Needed if clients' models differ.", "NAME")] = (
         None
     )
@@ -61,14 +61,11 @@ class Export(Command):
         if self.model is not None:
             check_known("model", self.model, MODELS)
 
-        from fl_core.exported_model import ExportedMixture, export
+        from fl_core.exported_model import export
 
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
         made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
-        n_bytes, beside = made.path.stat().st_size, f"{made.path}.json"
-        if isinstance(made, ExportedMixture):
-            n_bytes, beside = made.n_bytes, f"{made.path / 'mixture.json'} and {len(made.members)} models next to it"
-        print(f"{made.path}, {n_bytes:,} bytes; how to use it: {beside}")
+        print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -258,9 +258,6 @@ class Choose(OneAlgorithm):
         False
     )
     tune_rates: TuneRates = None
-    mix: Annotated[
-        bool, option("Also fit a mixture of all arms' models. It predicts with all of them, so it costs more.")
-    ] = False
     no_final_run: Annotated[bool, option("Stop after the race: do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
     network: OfSites = NOWHERE
@@ -284,7 +281,6 @@ class Choose(OneAlgorithm):
             "complete": not self.no_final_run,
             "with_finetuning": self.with_finetuning,
             "tune_rates": self.tune_rates,
-            "mix": self.mix,
             "tell": _say,
         }
         if over:

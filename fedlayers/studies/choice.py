@@ -11,7 +11,6 @@ import pandas as pd
 from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.inference import Inference, rank_arms
-from fedlayers.studies.mixture import describe_mixture
 from fedlayers.studies.personalise import OWN_EPOCHS, PersonalisedModels, last_scores
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
@@ -19,7 +18,6 @@ from fedlayers.studies.runtime_estimate import Cost, format_seconds
 from fl_core import __version__
 from fl_core.errors import UsageError, plural
 from fl_core.limits import format_bytes
-from fl_core.mixture import Mixture
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import records
@@ -62,7 +60,6 @@ class Choice:
         personalised: the cheap alternative, if asked for.
         whole: whether every arm was trained to the end before it was judged.
         rates: the learning rates that were tried, where they were tuned.
-        mixture: of the arms' models, if asked for.
     """
 
     winner: Arm
@@ -78,7 +75,6 @@ class Choice:
     personalised: PersonalisedModels | None = None
     whole: bool = False
     rates: Rates | None = None
-    mixture: Mixture | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -123,9 +119,8 @@ class Choice:
         cost = self.cost.compare_line(self.measured)
         beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
-        mixture = [] if self.mixture is None else [describe_mixture(self.mixture, self.run.parents[1])]
         table = shown.to_string(index=False)
-        found = [self.lead(), table, *self.standing.notes, legend, *rates, self.promises, *mixture, cost, *beside]
+        found = [self.lead(), table, *self.standing.notes, legend, *rates, self.promises, cost, *beside]
         return "\n\n".join(found)
 
     @property
@@ -200,6 +195,5 @@ class Choice:
             "measured": asdict(self.measured),
             "seconds": self.seconds,
             "personalised": None if self.personalised is None else self.personalised.to_json(),
-            "mixture": None if self.mixture is None else self.mixture.to_json(),
             "version": __version__,
         }

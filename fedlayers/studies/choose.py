@@ -18,7 +18,6 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
-from fedlayers.studies.mixture import check_mix, fit_mixture
 from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
     SHARE,
@@ -39,7 +38,6 @@ from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_cost, mea
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct, listing, warn
-from fl_core.mixture import FILE as MIXTURE
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
@@ -66,7 +64,6 @@ def choose(
     each_seed: bool = False,
     with_finetuning: bool = False,
     tune_rates: int | None = None,
-    mix: bool = False,
     backend: Backend | str = "",
     link: SiteLink | None = None,
     timeouts: TimeoutPolicy | None = None,
@@ -89,8 +86,8 @@ def choose(
     run as usual. Nothing here reads them.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
-    ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. A mixture
-    is in ``mixture.json``. These two files of an earlier call are removed if there is no plan or no mixture now.
+    ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. If
+    there is no plan now, that of an earlier call is removed.
 
     Args:
         config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
@@ -109,8 +106,6 @@ def choose(
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
-        mix: also fit a mixture of the arms' models (:mod:`fedlayers.studies.mixture`). All arms are
-            then trained to the end. The mixture is that of the seed of the winner's run.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
         link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
@@ -140,9 +135,6 @@ def choose(
         )
     if thorough and race_fraction < 1:
         raise UsageError(f"thorough must have race_fraction=1; got {race_fraction:g}. Leave one of them out.")
-    if mix and (link is not None or race_fraction < 1):
-        what = "sites, where the models stay" if link is not None else f"race_fraction={race_fraction:g}"
-        raise UsageError(f"mix must have the models of whole runs here; got {what}. Leave one of them out.")
     if race_fraction < 1:
         if config.patience:
             raise UsageError(
@@ -164,15 +156,13 @@ def choose(
     over = None if link is None else _sites_of(link, timeouts, config, backend)
     race = _plan_race(config, out, arms, tuple(seeds), race_fraction, with_finetuning, over)
     task, entries, until = race.task, race.entries, race.until
-    if mix:
-        check_mix(task)
     search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
     trained = race.at_rates(search)
     finished = (len(seeds) if each_seed else 1) * complete
     rounds = int(task.config.rounds or 1)
     whole, at, why = until >= rounds, 0, ""
     if whole and not thorough:
-        at, why = (0, "a mixture needs all of them") if mix else judged_at(task, race.arms, seeds)
+        at, why = judged_at(task, race.arms, seeds)
     until = at or until
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
@@ -212,12 +202,6 @@ def choose(
         if with_finetuning:
             own = replace(race.config, lr=run.config.lr)
             alternative = then_personalise(task, own, out / "personalised", place, tell, race.made)
-    mixture = None
-    if mix:
-        seed = run.config.seed
-        of_seed = [e for e in entries if e.config.seed == seed and e.key not in failed]
-        mixture = fit_mixture(of_seed, winner.name)
-        mixture.save(out)
     plan = _with_evidence(winner, stands, sure, until, task, rates)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
@@ -235,13 +219,10 @@ def choose(
         alternative,
         whole and not at,
         rates,
-        mixture,
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
     save_plan(plan, out)
-    if mixture is None:
-        (out / MIXTURE).unlink(missing_ok=True)
     return choice
 
 

@@ -5,7 +5,6 @@ from figures.decision import (
     finished_page as finished_page,
     groups as groups,
     judge_page as judge_page,
-    mix_page as mix_page,
     noise as noise,
     nulls as nulls,
     pretrained as pretrained,

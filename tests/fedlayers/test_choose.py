@@ -323,13 +323,11 @@ def test_no_reply_is_lost_while_clients_personalise_alone(tmp_path: Path) -> Non
 
 def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
     config = RunConfig(dataset="heart", rounds=1)
-    choose(config, tmp_path, arms=("nothing", "half"), mix=True)
+    choose(config, tmp_path, arms=("nothing", "half"))
     assert (tmp_path / "plan.json").exists()
-    assert (tmp_path / "mixture.json").exists()
     choose(config, tmp_path, arms=("local", "fedavg"))
     assert json.loads((tmp_path / "choice.json").read_text())["shared"] is None
     assert not (tmp_path / "plan.json").exists()
-    assert not (tmp_path / "mixture.json").exists()
 
 
 def test_personalising_needs_the_winners_end(tmp_path: Path) -> None:

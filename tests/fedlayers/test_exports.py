@@ -64,18 +64,6 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
     assert Path("new.csv").read_text().startswith("age,sex")
 
 
-def test_a_mixture_leaves_its_choice_and_labels_new_rows(terminal) -> None:
-    told = terminal("choose --arms nothing all --rounds 2 --lr 0.05 --mix --out choice")
-    assert "fedlayers export choice --out NEW" in told
-    assert "mixture.json" in terminal("export choice --client va --out mix")
-    pd.DataFrame([[0.5] * 10, [-0.5] * 10], columns=list(COLUMNS)).to_csv("new.csv", index=False)
-    assert "2 predictions: said.csv" in terminal("predict mix --data new.csv --out said.csv")
-    expected = fl.predict("mix", "new.csv").probabilities.numpy()
-    assert np.allclose(pd.read_csv("said.csv").iloc[:, 2:].to_numpy(float), expected)
-    assert "got format=peft" in terminal("export choice --client va --format peft --out b", code=2)
-    assert "Export it: fedlayers export choice" in terminal("predict choice --data new.csv", code=2)
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_new_rows_may_have_their_columns_in_another_order(terminal, suffix: str) -> None:
     if suffix == ".parquet":

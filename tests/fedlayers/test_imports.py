@@ -78,7 +78,7 @@ ROOMS = {
         "plan_selection initial",
         "engine task costs",
         "restore stored_models",
-        "runner newcomer predictions mixture model_description exported_model join",
+        "runner newcomer predictions model_description exported_model join",
     ),
     "diagnostics": (
         "activation_cache capture client_model resampling null",
