@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from fl_core import limits
 from fl_core.data import arrays, client_tables, image_folders, tables, targets, text
@@ -45,8 +45,8 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
       Tables are [n, d].
     * A folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files. Names are sorted and other files
-      ignored. All images must have one size and are scaled to 0..1. If every image is grey they have one channel,
-      otherwise three.
+      ignored. Images are turned as their EXIF orientation says, and transparent ones are laid on white. All must have
+      one size and are scaled to 0..1. If every image is grey they have one channel, otherwise three.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
       Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
       token ids. Columns apart from text, label and client are then ignored.
@@ -246,7 +246,7 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
     for row, file in enumerate(files):
         try:
             with Image.open(file, formats=image_folders.FORMATS) as image:
-                x[row] = np.asarray(image.convert(mode))
+                x[row] = np.asarray(_as_shown(image).convert(mode))
         except _UNREADABLE as error:
             raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
     return x
@@ -279,13 +279,23 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
     try:
         with Image.open(file, formats=image_folders.FORMATS) as image:
             size, mode = image.size, image.mode
+            deep = any(";16" in str(tile) for tile in image.tile)
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # a quarter turn
     except _UNREADABLE as error:
         raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
-    if mode not in _MODES:
-        raise UsageError(
-            f"{file}: images must have at most 8 bits a channel; got mode {mode}. Convert it to 8 bits first."
-        )
-    return size, mode
+    if deep or mode not in _MODES:
+        got = "16 bits" if deep else f"mode {mode}"
+        raise UsageError(f"{file}: images must have at most 8 bits a channel; got {got}. Convert it to 8 bits first.")
+    return size[::-1] if turned else size, mode
+
+
+def _as_shown(image: Image.Image) -> Image.Image:
+    """Return an image as a viewer shows it: turned by its EXIF orientation, and laid on white if it is transparent."""
+    image = ImageOps.exif_transpose(image)
+    if not image.has_transparency_data:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
 
 
 def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
