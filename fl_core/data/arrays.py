@@ -35,9 +35,9 @@ def row_of_array(row: int) -> str:
 
 
 def features(x: Array, where: str, place: Place = row_of_array, missing: bool = False) -> Array:
-    """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite float32 [n, ...].
+    """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite numbers [n, ...].
 
-    A uint8 array with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W,
+    A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W,
     C] are turned to [n, C, H, W] with a warning, see :func:`channels_first`.
 
     Args:
@@ -66,9 +66,10 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
         turned = ", ".join(map(str, shape))
         warn(f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]")
         x = np.moveaxis(x, -1, 1)
+    table = x.ndim == 2 and x.dtype != np.float32
     with np.errstate(over="ignore"):
-        out = np.ascontiguousarray(x, dtype=np.float32)
-    finite = np.isfinite(out)
+        out = np.ascontiguousarray(x, dtype=np.float64 if table else np.float32)
+        finite = np.isfinite(out.astype(np.float32, copy=False))
     if missing and x.ndim == 2:
         finite |= np.isnan(x)
     if not finite.all():

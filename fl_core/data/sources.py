@@ -15,12 +15,22 @@ from fl_core.data import categories, preprocessing
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.categories import Categories
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing, warn
 from fl_core.scores import CLASSIFICATION, task_of
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
 LEAST, MOST = 2, 10_000
 """The minimum count of a word in a vocabulary, and the maximum number of its words."""
+
+
+def loses_digits(values: Array) -> bool:
+    """Return whether different float64 values [n] become equal in float32.
+
+    >>> loses_digits(np.array([1.7e9, 1.7e9 + 1])), loses_digits(np.array([0.1, 0.2]))
+    (True, False)
+    """
+    rounded = values.astype(np.float32)
+    return bool((rounded != values).any()) and len(np.unique(rounded)) < len(np.unique(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +39,8 @@ class Source:
 
     Attributes:
         name: registry name or path.
-        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or
-            int64 codes [n, length] of ``words``.
+        x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or a
+            table, float64 or float32 [n, d]; or int64 codes [n, length] of ``words``.
         y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; or labels of 0 and 1,
             float32 [n, C].
         classes: names of the classes or labels. If empty, ``y`` holds targets, or times and events.
@@ -144,7 +154,7 @@ class Source:
         """
         x = torch.from_numpy(self.x[indices])
         if not self.is_image:
-            return x
+            return x.float() if x.is_floating_point() else x
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
         x = x.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self.mean:
@@ -159,6 +169,8 @@ class Source:
         at least :data:`LEAST` times in these samples. At most :data:`MOST` words are kept, by falling frequency and
         then in alphabetical order. Rarer words train the row of the unknown word.
         """
+        if self.scale == "none":
+            self._check_digits()
         if self.prepares or self.categories:
             words = made.categories if made else categories.learn_categories(self.x[train], self.categories)
             x = categories.recode(self.x, self.categories, words) if self.categories else self.x
@@ -171,6 +183,15 @@ class Source:
         counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
         order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so ties stay in alphabetical order
         return self.with_vocabulary(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
+
+    def _check_digits(self) -> None:
+        """Warn of columns whose different values become equal in float32, since nothing scales them."""
+        if self.x.dtype != np.float64 or self.x.ndim != 2:
+            return
+        merged = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
+        if merged:
+            names = listing(repr(self.columns[k]) if self.columns else str(k) for k in merged)
+            warn(f"different values of column {names} become equal in float32: scale them, such as --scale standard")
 
     def hash_words(self, buckets: int) -> Source:
         """Return the source of texts with the number of each word's bucket as its code.

@@ -114,7 +114,7 @@ def features(
     missing: bool,
     words: Mapping[str, Sequence[str]] = {},
 ) -> Array:
-    """Return columns as float32 [n, d].
+    """Return columns as float64 [n, d].
 
     Args:
         missing: whether a cell may have no value. It is then NaN.
@@ -123,7 +123,7 @@ def features(
     Raises:
         UsageError: a value is missing, or not a finite number.
     """
-    x = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=np.float32)
+    x = np.empty((len(next(iter(columns.values()))), len(columns)))
     for k, (name, cells) in enumerate(columns.items()):
         if name in words:
             x[:, k] = categories.codes(cells, words[name])

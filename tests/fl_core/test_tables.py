@@ -22,7 +22,9 @@ from fl_core.config import RunConfig
 from fl_core.data import preprocessing, tables
 from fl_core.data.columns import PLAIN, Reading
 from fl_core.data.federated import FederatedData
+from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 
@@ -192,7 +194,7 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     table = frame(holes=impute != "none")
     path = written(tmp_path / "t.csv", table)
     federated = data.load(path, scale=scale, impute=impute)
-    raw = table[["age", "dose", "one"]].to_numpy(np.float32).astype(float)
+    raw = table[["age", "dose", "one"]].to_numpy(float)
     train = np.sort(np.concatenate([part["train"] for part in federated.partition.indices.values()]))
     steps = [
         *([SimpleImputer(strategy=impute)] if impute != "none" else []),
@@ -217,7 +219,7 @@ def test_features_come_in_the_order_of_their_names_whatever_the_file_has(tmp_pat
     for order in (["one", "age", "dose"], ["client", "one", "age", "dose"]):
         given = frame()[order]
         given.to_csv(path, index=False) if suffix == ".csv" else given.to_parquet(path, index=False)
-        assert (read_features(path, tuple(table)) == table.to_numpy(np.float32)).all()
+        assert (read_features(path, tuple(table)) == table.to_numpy(np.float64)).all()
 
 
 def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
@@ -322,3 +324,42 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UsageError, match=r"t\.parquet.*readable"):
         data.load(path)
+
+
+OFFSETS = {"seconds since 1970": (1.7e9, 30.0), "pressure in Pa": (101_325.0, 0.002), "UTM northing": (5.3e6, 0.2)}
+
+
+def far(offset: float, spread: float) -> pd.DataFrame:
+    """Return a table whose column v has a large offset."""
+    v = offset + spread * np.random.default_rng(0).normal(size=60)
+    return pd.DataFrame({"client": ["a", "b"] * 30, "v": v, "label": np.arange(60) % 2})
+
+
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".parquet", "frame", "npz", "clients"])
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path, kind: str, offset: str) -> None:
+    table = far(*OFFSETS[offset])
+    path, x, y = tmp_path / f"t{kind}", table[["v"]].to_numpy(), table.label.to_numpy()
+    if kind == "frame":
+        federated = data.load(as_data(table), scale="standard")
+    elif kind == "npz":
+        np.savez(path.with_name("t.npz"), x=x, y=y, client=table.client.to_numpy(str))
+        federated = data.load(path.with_name("t.npz"), scale="standard")
+    elif kind == "clients":
+        silos = {name: (x[table.client == name], y[table.client == name]) for name in "ab"}
+        federated = data.from_clients(silos, scale="standard")
+    else:
+        table.to_parquet(path) if kind == ".parquet" else table.to_csv(path, index=False, sep=",\t"[kind == ".tsv"])
+        federated = data.load(path, scale="standard")
+    values = np.concatenate([x[table.client == name] for name in "ab"]) if kind == "clients" else x
+    train = np.concatenate([part["train"] for part in federated.partition.indices.values()])
+    expected = (values - values[train].mean()) / values[train].std()
+    assert samples(federated, *SPLITS) == pytest.approx(expected, abs=1e-4)
+    new = Inputs.from_federation(federated).samples(values)
+    assert new.x.numpy() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("impute", ["none", "mean"])
+def test_digits_that_float32_loses_are_named(impute: str) -> None:
+    with pytest.warns(UserWarning, match="different values of column 'v' become equal in float32: scale them"):
+        data.load(as_data(far(1.7e9, 30.0)), scale="none", impute=impute)
