@@ -106,6 +106,9 @@ def median_interval(values: Values, level: float = 0.95) -> Interval:
 def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> Interval:
     """Return the mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n). One value has no interval (NaN).
 
+    This is the interval for any number of blocks. With 4 to 36 normal values it covers the mean in 95 %. A percentile
+    bootstrap covers it in 80 % with 4 values, 85 % with 6, 93 % with 24. Skewed values lower both.
+
     Here p is (1 + level) / 2, 0.975 by default. At level 0.9 each end is a one-sided 95 % bound. Two one-sided tests of
     an equivalence need this.
 
@@ -126,6 +129,26 @@ def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> 
     quantile = float(stats.t.ppf(1 - (1 - (1 + level) / 2) / comparisons, len(x) - 1))
     half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
+
+
+def ratio_interval(values: Values, reference: Values) -> Interval:
+    """Return the sum of values over the sum of a reference, with a t interval of the blocks (Cochran, 1977, 6.4).
+
+    The interval is that of the mean of (v_i - R r_i) / mean r, with R = sum v / sum r. A sum of the reference that is
+    not above 0 has no ratio (NaN).
+
+    >>> ratio_interval([1, 2, 4], [2, 4, 8])
+    Interval(value=0.5, low=0.5, high=0.5)
+
+    Raises:
+        UsageError: lengths differ, or there are no values.
+    """
+    v, r = _align(values=values, reference=reference)
+    if not (_whole(v) and _whole(r) and r.sum() > 0):
+        return UNKNOWN
+    ratio = float(v.sum() / r.sum())
+    terms = mean_interval((v - ratio * r) / r.mean())
+    return Interval(ratio, ratio + terms.low, ratio + terms.high)
 
 
 def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from diagnostics import measure
 from diagnostics.decide import select
@@ -35,8 +34,7 @@ from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.restore import named_files
 from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, in_column, of_class
-from fl_core.seeds import numpy_generator
-from fl_core.statistics import RANGE_BELOW, Interval
+from fl_core.statistics import Interval
 from fl_core.storage.files import write_atomically
 from fl_core.stored_models import load_models
 
@@ -45,7 +43,6 @@ RANDOM = "random cut"
 TRIED = "best in validation"
 REFERENCES = ("share nothing", "all but the last layer", "share every layer", RANDOM, TRIED)
 SPLITS = ("validation", "test", "held_out")
-DRAWS = 2000
 LEGEND = (
     "regret: loss of the rule's cut on held-out samples against the best cut, the one with the best mean over the\n"
     "runs; below 0 if the rule's was better. cross-fitted: against the best cut of the other runs. random: the mean\n"
@@ -145,11 +142,9 @@ class Regret:
         return line
 
     def interval(self, held_out: pd.Series) -> Interval:
-        """Return the mean regret by seed, and the ends of its 95 % percentile bootstrap interval over runs.
+        """Return the mean regret over runs with its 95 % t interval.
 
-        Every draw finds its own reference among all cuts. Below :data:`~fl_core.statistics.RANGE_BELOW` runs the ends
-        are the least and the greatest regret of a run, which is a range and no 95 % interval. One run has no ends
-        (NaN).
+        One run has no interval (NaN). Nor has a choice with the same regret in every run, such as the best cut itself.
         """
         cuts = self._sign * self.held_out.to_numpy(float)  # [C, S]
         at = self.held_out.columns.get_indexer(held_out.index)
@@ -157,29 +152,15 @@ class Regret:
             return statistics.UNKNOWN
         own = self._sign * held_out.to_numpy(float)
         each = cuts[int(cuts.mean(axis=1).argmax()), at] - own
-        if len(at) < RANGE_BELOW:
-            ends = (float(each.min()), float(each.max())) if len(at) > 1 else (math.nan, math.nan)
-            return Interval(float(each.mean()), *ends)
-        n = cuts.shape[1]
-        times: NDArray[np.int64] = numpy_generator(0, "regret").multinomial(n, np.full(n, 1 / n), size=DRAWS)
-        best = (times @ cuts.T).argmax(axis=1)  # [draws]
-        lost = cuts[best][:, at] - own  # [draws, seeds with a decision]
-        weights = times[:, at].astype(float)
-        whole = weights.sum(axis=1) > 0
-        means = (weights * lost)[whole].sum(axis=1) / weights[whole].sum(axis=1)
-        low, high = np.quantile(means, (0.025, 0.975))
-        return Interval(float(each.mean()), float(low), float(high))
+        if np.ptp(each) < 1e-12:
+            return Interval(float(each.mean()), math.nan, math.nan)
+        return statistics.mean_interval(each)
 
     @property
     def spread(self) -> str:
         """The meaning of the brackets after a regret, in words."""
         runs = self.held_out.shape[1]
-        if runs < 2:
-            return "one run: no interval"
-        if runs < RANGE_BELOW:
-            return f"in brackets the least and the greatest of {runs} runs, too few for an interval"
-        few = f" (for fewer than {RANGE_BELOW} decisions their range)"
-        return f"in brackets 95 % intervals by a bootstrap over {runs} runs{few}"
+        return "one run: no interval" if runs < 2 else f"in brackets 95 % t intervals over {runs} runs"
 
     def _number(self, value: float) -> str:
         return "–" if pd.isna(value) else in_column(self.score, value)

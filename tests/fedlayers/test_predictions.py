@@ -10,6 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from sklearn.metrics import f1_score
 
 from diagnostics import plots
 from fedlayers.studies.predictions import BINS, Predictions, macro_f1_interval, predictions_of
@@ -60,11 +62,21 @@ def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:
 def test_the_interval_of_macro_f1_holds_in_most_repetitions() -> None:
     """Of the value that endless samples would have; for predictions right with probability 0.8."""
     draw = np.random.default_rng(1)
-    ends = []
-    for _ in range(200):
-        y = draw.integers(0, 2, size=100)
-        ends.append(macro_f1_interval(y, np.where(draw.uniform(size=100) < 0.8, y, 1 - y), 2))
-    assert 0.88 < np.mean([low <= 0.8 <= high for _, low, high in ends]) <= 1
+    for size in (24, 100):
+        ends = []
+        for _ in range(400):
+            y = draw.integers(0, 2, size=size)
+            ends.append(macro_f1_interval(y, np.where(draw.uniform(size=size) < 0.8, y, 1 - y), 2))
+        assert 0.92 < np.mean([low <= 0.8 <= high for _, low, high in ends]) < 0.98
+
+
+def test_the_interval_of_macro_f1_is_that_of_its_jackknife() -> None:
+    y, predicted = np.array([0, 0, 1, 1, 1, 2]), np.array([0, 1, 1, 1, 0, 2])
+    whole = f1_score(y, predicted, average="macro")
+    without = [f1_score(np.delete(y, k), np.delete(predicted, k), average="macro") for k in range(6)]
+    half = stats.t.ppf(0.975, 5) * np.std(6 * whole - 5 * np.array(without), ddof=1) / np.sqrt(6)
+    expected = whole, max(0, whole - half), min(1, whole + half)
+    assert macro_f1_interval(y, predicted, 3) == pytest.approx(expected)
     for y in ([1], [0, 1], [0, 1] * 20):
         for predicted in (np.array(y), 1 - np.array(y)):
             assert np.isnan(macro_f1_interval(np.array(y), predicted, 2).low)

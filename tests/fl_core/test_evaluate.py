@@ -271,6 +271,27 @@ def test_mean_interval():
     assert statistics.mean_interval([0.0, 1.0]) == pytest.approx((0.5, 0.5 - 6.3531, 0.5 + 6.3531), abs=1e-4)
 
 
+@pytest.mark.parametrize("n", [4, 6, 10, 20])
+def test_intervals_of_means_and_ratios_cover_them_with_few_blocks(n):
+    draw = np.random.default_rng(n)
+    values = draw.normal(1, 1, size=(1000, n))
+    reference = draw.normal(4, 1, size=(1000, n))
+    low, high = np.array([statistics.mean_interval(x)[1:] for x in values]).T
+    assert 0.93 < np.mean((low <= 1) & (high >= 1)) < 0.97
+    low, high = np.array([statistics.ratio_interval(x, r)[1:] for x, r in zip(values, reference, strict=True)]).T
+    assert 0.93 < np.mean((low <= 0.25) & (high >= 0.25)) < 0.98
+    resampled = values[:, draw.integers(n, size=(500, n))].mean(axis=2)
+    low, high = np.quantile(resampled, (0.025, 0.975), axis=1)
+    assert np.mean((low <= 1) & (high >= 1)) < {4: 0.82, 6: 0.88, 10: 0.92, 20: 0.945}[n]  # a percentile bootstrap
+
+
+def test_ratio_interval():
+    v, r = np.array([1.0, 3.0, 2.0, 6.0]), np.array([2.0, 4.0, 8.0, 6.0])
+    expected = stats.ttest_1samp(v - 0.6 * r, 0).confidence_interval(0.95)
+    assert statistics.ratio_interval(v, r) == pytest.approx((0.6, 0.6 + expected.low / 5, 0.6 + expected.high / 5))
+    assert all(math.isnan(each) for each in statistics.ratio_interval(v, r - 5))
+
+
 @pytest.mark.parametrize("interval", [statistics.median_interval, statistics.mean_interval])
 def test_one_value_has_no_interval(interval):
     value, low, high = interval([3.0])[:3]
