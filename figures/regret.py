@@ -28,7 +28,7 @@ from figures.player_fl.runs import CASES, NETWORKS, network
 from figures.recipe import Recipe, labels, scored_at_end
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.statistics import RANGE_BELOW, mean_interval
+from fl_core.statistics import mean_interval
 
 NAME = "regret.datasets"
 SCORE = "macro_f1"
@@ -277,7 +277,7 @@ def _page(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> str:
     ]
     note = (
         "Regret in points of macro-F1 on the test split against the cut with the best mean over seeds. Parentheses "
-        f"have the least and the greatest of the seeds (for {RANGE_BELOW} seeds or more a 95 % bootstrap interval). "
+        "have 95 % t intervals over the seeds. "
         "Square brackets have the cuts of the seeds. These test splits are small. "
         "[decision.regret](decision.regret.md) asks the same question on held-out samples of more federations."
     )

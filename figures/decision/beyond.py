@@ -14,7 +14,7 @@ import pandas as pd
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision.federations import FEDERATIONS
-from figures.decision.methods import RACE, THREE, Run, over_federations, race, race_cost, runs_of, standing
+from figures.decision.methods import RACE, THREE, Run, race, race_cost, runs_of, standing
 from figures.decision.regret import trained_layers
 from figures.decision.runs import NAME as RUNS, TRAINED, Scores, configurations, rounds_of
 from figures.items import Drawing, Finding
@@ -25,6 +25,7 @@ from fl_core.algorithms.base import Message, Round, State
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
+from fl_core.statistics import mean_interval
 from fl_core.training.context import Context
 from fl_core.tree import Tree
 
@@ -183,7 +184,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
     table = pd.DataFrame(lines)
     means = table.groupby("federation", sort=False)[[FORKED, SOFT]].mean()
-    found = {kind: over_federations(means[kind].to_numpy()) for kind in (FORKED, SOFT)}
+    found = {kind: mean_interval(means[kind].to_numpy()) for kind in (FORKED, SOFT)}
     with style():
         figure = plt.figure(figsize=(7.2, 5.0), layout="constrained")
         ax = figure.subplots()

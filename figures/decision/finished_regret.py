@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from figures.decision.families import FAMILIES
@@ -36,10 +35,9 @@ from figures.decision.finished_ways import (
     untuned,
 )
 from figures.decision.runs import PERSONALISED
-from fl_core.statistics import Interval
+from fl_core.statistics import UNKNOWN, Interval, mean_interval, ratio_interval
 
 FIRST_LOOK = ("heart", "tweets_table", "digits_turned", "digits_dirichlet", "mnist_mlp")
-DRAWS = 10_000
 LATER = {"four rates, then cuts at the best": 1, "four rates, then cuts at the best two": 2}
 """Ways that were named after the first federations had been seen, with the rates that are left to the other cuts."""
 FEWEST_POINTS = 0.01
@@ -73,24 +71,9 @@ def by_family(parts: Sequence[Part], values: Sequence[float]) -> pd.Series:
     return pd.Series(list(values), index=[part.family for part in parts], dtype=float).groupby(level=0).mean()
 
 
-def drawn(count: int, draws: int = DRAWS) -> NDArray[np.int64]:
-    """Return families drawn with replacement [draws, count], always the same."""
-    return np.random.default_rng(0).integers(count, size=(draws, count))
-
-
-def interval(values: Array, draws: NDArray[np.int64]) -> Interval:
-    """Return a mean over families with its 95 % interval, of percentiles over drawn families."""
-    means = values[draws].mean(axis=1)
-    return Interval(float(values.mean()), *(float(end) for end in np.quantile(means, (0.025, 0.975))))
-
-
-def ratio(values: Array, random: Array, draws: NDArray[np.int64]) -> Interval:
+def ratio(values: Array, random: Array) -> Interval:
     """Return a sum over families as a share of a random cut's, with its 95 % interval; NaN where that is too small."""
-    if random.mean() < FEWEST_POINTS:
-        return Interval(np.nan, np.nan, np.nan)
-    below = random[draws].sum(axis=1)
-    shares = values[draws].sum(axis=1) / np.where(below > 0, below, np.nan)
-    return Interval(float(values.sum() / random.sum()), *(float(end) for end in np.nanquantile(shares, (0.025, 0.975))))
+    return UNKNOWN if random.mean() < FEWEST_POINTS else ratio_interval(values, random)
 
 
 def sign_test(values: Array) -> tuple[int, int, float]:
@@ -127,7 +110,6 @@ def table(
     parts: Sequence[Part],
     among: Callable[[Part], bool] = everyone,
     reference: Way = Part.reference,
-    draws: int = DRAWS,
 ) -> pd.DataFrame:
     """Return the regret of every way of choosing: one line each, in macro-F1 from 0 to 1.
 
@@ -144,10 +126,9 @@ def table(
         name: [float(np.mean(reference(part) - way(part))) for part in chosen] for name, way in ways(parts).items()
     }
     families = {name: by_family(chosen, values).to_numpy() for name, values in regrets.items()}
-    sample = drawn(len(families[RANDOM]), draws)
     lines = []
     for name, values in families.items():
-        mean, share = interval(values, sample), ratio(values, families[RANDOM], sample)
+        mean, share = mean_interval(values), ratio(values, families[RANDOM])
         above, below, p = sign_test(values - families[RANDOM])
         lines.append({
             "way": name, "regret": mean.value, "low": mean.low, "high": mean.high, "share": share.value,
@@ -163,10 +144,10 @@ def highest(part: Part) -> Array:
     return max(scores, key=lambda values: float(values.mean()))
 
 
-def gain(parts: Sequence[Part], first: Way, second: Way, draws: int = DRAWS) -> dict[str, float]:
+def gain(parts: Sequence[Part], first: Way, second: Way) -> dict[str, float]:
     """Return what one way scores above another: mean over families with its interval, median and sign test."""
     values = by_family(parts, [float(np.mean(first(part) - second(part))) for part in parts]).to_numpy()
-    mean = interval(values, drawn(len(values), draws))
+    mean = mean_interval(values)
     above, below, p = sign_test(values)
     return {
         "gain": mean.value, "low": mean.low, "high": mean.high, "median": float(np.median(values)), "above": above,
@@ -198,15 +179,15 @@ WORTH_OF_EXTRAS: tuple[Asked, ...] = (
 """The same over the federations that have the extra runs."""
 
 
-def compared(parts: Sequence[Part], asked: Sequence[Asked], draws: int = DRAWS) -> pd.DataFrame:
+def compared(parts: Sequence[Part], asked: Sequence[Asked]) -> pd.DataFrame:
     """Return what the first of two ways scores above the second, one line a question, in macro-F1 from 0 to 1."""
-    return pd.DataFrame([{"what": what, **gain(parts, first, second, draws)} for what, first, second in asked])
+    return pd.DataFrame([{"what": what, **gain(parts, first, second)} for what, first, second in asked])
 
 
-def worth(parts: Sequence[Part], draws: int = DRAWS) -> pd.DataFrame:
+def worth(parts: Sequence[Part]) -> pd.DataFrame:
     """Return what the cut, the rate, the algorithm and the optimiser's state are worth."""
     extras = [part for part in parts if {DITTO, FORGETFUL} <= part.kinds.keys()]
-    found = [compared(parts, WORTH, draws), *([compared(extras, WORTH_OF_EXTRAS, draws)] if extras else [])]
+    found = [compared(parts, WORTH), *([compared(extras, WORTH_OF_EXTRAS)] if extras else [])]
     return pd.concat(found, ignore_index=True)
 
 

@@ -15,9 +15,10 @@ import pandas as pd
 from fedlayers.studies.judge import SHARE, Judge, features, smooth
 from figures.decision.families import FAMILIES
 from figures.decision.finished import CUTS, JOBS, MAIN_CUT, STUDY
-from figures.decision.finished_regret import by_family, drawn, interval
+from figures.decision.finished_regret import by_family
 from figures.decision.finished_runs import CURVE
 from figures.decision.finished_ways import ARMS, Array, Part, best
+from fl_core.statistics import mean_interval
 
 PENALTY = 0.1
 Curves = Mapping[tuple[str, int, str, int], dict[int, float]]
@@ -203,8 +204,7 @@ def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame
         ]
         values = by_family(parts, lost).to_numpy()
         first = first if lines else values
-        draws = drawn(len(values))
-        mean, more = interval(values, draws), interval(values - first, draws)
+        mean, more = mean_interval(values), mean_interval(values - first)
         race, total = (np.array([np.mean([getattr(one, what) for one in own]) for own in each]) for what in COSTS)
         lines.append({
             "way": name, "lost": mean.value, "low": mean.low, "high": mean.high, "more": more.value,

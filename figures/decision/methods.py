@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedlayers.studies.race import LEAST, WINDOW, race_end
 from figures.decision.federations import FEDERATIONS, cuts
 from figures.decision.runs import DECISION, DITTO, HELD_OUT, PERSONALISED, RULES, TRAINED
-from fl_core.seeds import numpy_generator
+from fl_core.statistics import mean_interval, ratio_interval
 
 RANDOM = "random cut"
 RACE = "race of three"
@@ -23,7 +23,6 @@ FINALISTS = "race of four, two from 60 % to the end"
 FALLBACK = "all_but_last"
 """What runs where a rule cannot decide: FedPer's own plan."""
 THREE = ("nothing", "half", "all_but_last")
-DRAWS = 10_000
 Kind = tuple[str, str]
 """A trained model: ``trained`` with a cut or ``ditto``, or ``personalised N`` with a cut."""
 
@@ -331,59 +330,25 @@ def federated(runs: Sequence[Run], compared: Sequence[Method], score: str = "mac
     return result
 
 
-def ratios(
-    parts: Sequence[Federated], draws: int = DRAWS
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Each method's summed regret over the random cut's (the first method), and the ends of 95 % intervals.
-
-    The intervals come from a percentile bootstrap. It draws federations and then runs in each. Every draw finds the
-    best cut again.
-
-    Returns:
-        ratios [M], their bounds [M, 2], and the bounds [M, 2] of the mean regret over federations.
-    """
-    point = np.sum([part.regrets() for part in parts], axis=0)
-    generator = numpy_generator(0, "bootstrap of regret")
-    summed = np.zeros((draws, len(point)))
-    for _ in parts:  # one federation after another, each with runs of its own
-        chosen = generator.integers(len(parts), size=draws)
-        for number, part in enumerate(parts):
-            at, n = np.flatnonzero(chosen == number), part.cuts.shape[1]
-            weights = generator.multinomial(n, np.full(n, 1 / n), size=len(at)) / n  # [draws of it, runs]
-            summed[at] += (weights @ part.cuts.T).max(axis=1, keepdims=True) - weights @ part.methods.T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bounds = np.quantile(summed / summed[:, :1], (0.025, 0.975), axis=0).T
-    return point / point[0], bounds, np.quantile(summed / len(parts), (0.025, 0.975), axis=0).T
-
-
-def over_federations(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean of one value a federation, and the ends of a 95 % percentile bootstrap interval over federations."""
-    found = np.asarray(values, dtype=np.float64)
-    draws = numpy_generator(0, "bootstrap of federations").integers(len(found), size=(DRAWS, len(found)))
-    low, high = np.quantile(found[draws].mean(axis=1), (0.025, 0.975))
-    return float(found.mean()), float(low), float(high)
-
-
 def summary(parts: Sequence[Federated], compared: Sequence[Method]) -> pd.DataFrame:
-    """Return one line a method with its cost and mean regrets. The ratio is to a random cut's regret."""
+    """Return one line a method with its cost and mean regrets, with t intervals over federations.
+
+    The ratio is that of the regrets' sum to a random cut's, the first method.
+    """
     regrets = np.stack([part.regrets() for part in parts])  # [federations, M]
     crossed = np.stack([part.crossfitted() for part in parts])
-    ratio, bounds, around = ratios(parts)
     costs = np.mean([part.costs.mean(axis=1) for part in parts], axis=0)
     lines: list[dict[str, Any]] = []
     for k, method in enumerate(compared):
         worst = int(regrets[:, k].argmax())
+        mean, ratio = mean_interval(regrets[:, k]), ratio_interval(regrets[:, k], regrets[:, 0])
         lines.append(
             {
                 "method": method.name,
                 "cost": costs[k],
-                "regret": regrets[:, k].mean(),
-                "regret_low": around[k, 0],
-                "regret_high": around[k, 1],
+                **mean.columns("regret"),
                 "crossfitted": crossed[:, k].mean(),
-                "ratio": ratio[k],
-                "ratio_low": bounds[k, 0],
-                "ratio_high": bounds[k, 1],
+                **ratio.columns("ratio"),
                 "worst": regrets[worst, k],
                 "worst_federation": parts[worst].name,
                 "federations": len(parts),

@@ -25,7 +25,6 @@ from figures.decision.methods import (
     Run,
     federated,
     methods,
-    over_federations,
     race,
     race_cost,
     summary,
@@ -38,6 +37,7 @@ from fl_core import rows, runner
 from fl_core.data import Split
 from fl_core.plan import LayerPlan
 from fl_core.seeds import numpy_generator
+from fl_core.statistics import mean_interval
 
 NAME = "decision.prior"
 SEEDS = 4
@@ -249,7 +249,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _difference(parts: Sequence[Federated], names: Sequence[str]) -> tuple[float, float, float]:
     """Mean over federations of the prior's regret minus the race's, and its interval."""
     a, b = names.index(PRIOR), names.index(RACE)
-    return over_federations([part.regrets()[a] - part.regrets()[b] for part in parts])
+    return mean_interval([part.regrets()[a] - part.regrets()[b] for part in parts])
 
 
 ITEM = items.register(

@@ -15,7 +15,6 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision.federations import FEDERATIONS
 from figures.decision.methods import (
-    DRAWS,
     FINALISTS,
     RACE,
     RANDOM,
@@ -32,7 +31,7 @@ from figures.decision.runs import HELD_OUT, NAME, WORST
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, span
 from fl_core.plan import LayerPlan, layer_from_json
-from fl_core.seeds import numpy_generator
+from fl_core.statistics import Interval, ratio_interval
 
 QUARTER = 0.25
 """Of a random cut's regret: what a recommended way of choosing may lose at most, at the upper end of its interval."""
@@ -92,7 +91,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"{len(parts)} federations with {span(counts)} seeds each. Macro-F1 after the last round on "
         f"{held_out.min():.0f} to {held_out.max():.0f} held-out samples a run. No choice saw these samples. Left: "
-        "summed regret of eight methods as a share of a random cut's. Bars are 95 % bootstrap intervals over "
+        "summed regret of eight methods as a share of a random cut's. Bars are 95 % t intervals over "
         "federations and runs. The cost in full runs is in brackets. Right: regret in each federation against the cut "
         "with the best mean (mean over runs). A value below 0 is better than every cut."
     )
@@ -277,21 +276,17 @@ def _notes(
     return "\n".join(["Notes of 2026-11-23:", "", *(f"- {note}" for note in notes)])
 
 
-def in_other_runs(parts: Sequence[Federated], method: int) -> tuple[float, float, float]:
+def in_other_runs(parts: Sequence[Federated], method: int) -> Interval:
     """Return the regret of a method's cuts in the federation's other runs, over a random cut's, with a 95 % interval.
 
-    The best cut is the one with the highest mean over the same other runs. The interval draws federations.
+    The best cut is the one with the highest mean over the same other runs. The interval is over federations.
     """
     lost = []
     for part in parts:
         chosen = [part.cut_names.index(end) for end in part.ends[method]]
         others = [np.delete(part.cuts, run, axis=1).mean(axis=1) for run in range(len(chosen))]
         lost.append(np.mean([means.max() - means[cut] for means, cut in zip(others, chosen, strict=True)]))
-    pairs = np.array([lost, [part.regrets()[0] for part in parts]])
-    drawn = numpy_generator(0, "bootstrap of other runs").integers(len(parts), size=(DRAWS, len(parts)))
-    summed = pairs[:, drawn].sum(axis=2)
-    low, high = np.quantile(summed[0] / summed[1], (0.025, 0.975))
-    return float(pairs[0].sum() / pairs[1].sum()), float(low), float(high)
+    return ratio_interval(lost, [part.regrets()[0] for part in parts])
 
 
 def last_third(runs: Sequence[Run], parts: Sequence[Federated]) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from figures.decision import beyond, federations, methods, prior, regret
 from figures.decision.methods import Federated, Method, Run
@@ -80,7 +81,7 @@ def test_a_rule_takes_the_nearest_cut_and_without_a_decision_all_but_the_last():
     assert methods.rule("change_point")(run) == (TRAINED, "all_but_last")
 
 
-def test_ratios_and_intervals_agree_with_a_plain_bootstrap():
+def test_ratios_are_of_summed_regrets_with_t_intervals_over_federations():
     draw = np.random.default_rng(0)
     compared = [Method("random cut", None, lambda run: 1.0), Method("race", methods.race(), lambda run: 2.0)]
     runs = []
@@ -91,20 +92,14 @@ def test_ratios_and_intervals_agree_with_a_plain_bootstrap():
     assert [part.name for part in parts] == ["mnist", "heart", "pacs"]
     inner = np.mean([[run.held_out.loc[(TRAINED, cut), "macro_f1"] for cut in list(CUTS)[1:-1]] for run in runs[:4]])
     assert parts[1].methods[0].mean() == pytest.approx(inner)
-    point, bounds, around = methods.ratios(parts, draws=4000)
-    assert (around[:, 0] <= np.mean([part.regrets() for part in parts], axis=0)).all()
-    lost = np.array([part.cuts.mean(axis=1).max() - part.methods.mean(axis=1) for part in parts])
-    assert point == pytest.approx(lost.sum(axis=0) / lost.sum(axis=0)[0])
-    plain = []
-    for _ in range(4000):
-        total = np.zeros(2)
-        for chosen in draw.integers(3, size=3):
-            part = parts[chosen]
-            seeds = draw.integers(4, size=4)
-            total += part.cuts[:, seeds].mean(axis=1).max() - part.methods[:, seeds].mean(axis=1)
-        plain.append(total[1] / total[0])
-    assert bounds[1] == pytest.approx(np.quantile(plain, (0.025, 0.975)), abs=0.12)
-    assert bounds[0] == pytest.approx([1, 1])
+    table = methods.summary(parts, compared)
+    random, race = np.array([part.cuts.mean(axis=1).max() - part.methods.mean(axis=1) for part in parts]).T
+    expected = stats.ttest_1samp(race, 0).confidence_interval(0.95)
+    assert table.loc[1, ["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([race.mean(), *expected])
+    ratio = race.sum() / random.sum()
+    expected = np.array(stats.ttest_1samp(race - ratio * random, 0).confidence_interval(0.95)) / random.mean()
+    assert table.loc[1, ["ratio", "ratio_low", "ratio_high"]].tolist() == pytest.approx([ratio, *(ratio + expected)])
+    assert table.loc[0, ["ratio", "ratio_low", "ratio_high"]].tolist() == pytest.approx([1, 1, 1])
 
 
 def test_the_cross_fitted_reference_is_the_best_cut_of_the_other_runs():
@@ -192,7 +187,7 @@ def test_a_runs_choice_is_judged_in_the_other_runs():
     part = Federated(
         "heart", (0, 1), ("half", "all"), cuts, np.full((2, 2), 0.5), np.ones((2, 2)), ((), ("half", "all"))
     )
-    assert regret.in_other_runs([part], 1) == pytest.approx([0.4 / 0.2] * 3)
+    assert regret.in_other_runs([part, part], 1) == pytest.approx([0.4 / 0.2] * 3)
     alike = replace(part, ends=((), ("half", "half")), cuts=np.array([[0.9, 0.9], [0.5, 0.5]]))
     assert regret.in_other_runs([alike], 1)[0] == 0
 
