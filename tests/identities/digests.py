@@ -1,4 +1,4 @@
-"""Digests of small runs of every algorithm: the server's model, the rows and the plan.
+"""Digests of small runs of every algorithm: the server's model, the scores and the plan.
 
 They show that a change of structure or of names changes no bit. Write the table with
 ``python -m tests.identities.digests``; a change that means to alter bits does so in a commit of its own.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fl_core import tree
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
@@ -28,6 +27,10 @@ TEN = (
     "fedavg", "fedprox", "scaffold", "fedper", "fedrep", "ditto", "pfedme", "fedpft", "fedamp", "playerfl",
 )  # fmt: skip
 """Algorithms that also run with workers, after a pause, and over sites."""
+MODELS = frozenset(("global", "personal"))
+METRICS = frozenset(("accuracy", "macro_f1", "loss", "auroc", "auprc", "balanced_accuracy", "ece"))
+COLUMNS = ("round", "model", "split", "client", "metric")
+"""The scores that the table digests: new metrics, columns and formats of rows do not change it."""
 
 
 def config_for(name: str, **changes: Any) -> RunConfig:
@@ -41,39 +44,52 @@ def config_for(name: str, **changes: Any) -> RunConfig:
 def digests(engine: Engine, rows: Path | None = None) -> dict[str, str]:
     """Return the digests of a finished run; its rows are the engine's, or those of a file."""
     lines = engine.rows if rows is None else [json.loads(line) for line in rows.read_text("utf-8").splitlines()[1:]]
-    trees = {name: tree.digest(each) for name, each in engine.server.trees.items()}
     plan = engine.algorithm.plan
-    found = {"server": trees, "rows": [_values(row) for row in lines], "plan": plan.digest if plan else ""}
+    found = {
+        "model": _tensors(engine.server.trees["model"]),
+        "scores": sorted(_score(row) for row in lines if row["metric"] in METRICS and row["model"] in MODELS),
+        "plan": [(layer.name, layer.tensors, layer.name in plan.shared) for layer in plan.layers] if plan else [],
+    }
     return {name: _digest(value) for name, value in found.items()}
 
 
 def machine() -> dict[str, str]:
-    """Return what the bits depend on: the processor's instructions, and the bits of a fixed computation."""
-    return {"cpu": torch.backends.cpu.get_cpu_capability(), "machine": platform.machine(), "torch": _probe()}
-
-
-def _values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the run's random name, and write each number with all its digits."""
-    return {key: repr(value) if isinstance(value, float) else value for key, value in row.items() if key != "run"}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _probe() -> str:
-    """Return the digest of a small training in plain PyTorch."""
-    state = torch.random.get_rng_state()
+    """Return what the bits depend on: the instructions, and the bits of fixed computations for a model and a row."""
+    torch_state = torch.random.get_rng_state()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
     x, y = torch.randn(40, 1, 6, 6), torch.arange(40) % 3
-    torch.random.set_rng_state(state)
+    torch.random.set_rng_state(torch_state)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for _ in range(10):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-    return tree.digest({name: each.detach() for name, each in net.named_parameters()})[:16]
+    logits = net(x).detach().double().numpy()
+    falling = -np.sort(-logits, axis=1)
+    row = [np.exp(logits - logits.max(axis=1, keepdims=True)), np.log1p(np.exp(falling[:, 1:])), logits.T @ logits]
+    return {
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "model": _digest(_tensors(net.state_dict())),
+        "row": _digest([repr(float(value)) for array in row for value in (*array.flat, array.sum(), array.mean())]),
+    }
+
+
+def _score(row: Mapping[str, Any]) -> list[str]:
+    """Return a score with all its digits. Costs, times and the run's random name are left out."""
+    return [str(row[name]) for name in COLUMNS] + [repr(row["value"])]
+
+
+def _tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the name, the type, the shape and the bytes of each tensor."""
+    return [
+        [name, str(each.dtype), str(tuple(each.shape)), each.detach().numpy().tobytes().hex()]
+        for name, each in sorted(tensors.items())
+    ]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def write(runs: Iterable[tuple[str, Engine]]) -> None:
