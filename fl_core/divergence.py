@@ -11,9 +11,9 @@ import torch
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.errors import DivergedError, NonFiniteError, warn
+from fl_core.layers import tensor_in_layer
 from fl_core.scores import MULTILABEL
 from fl_core.training.losses import Loss
-from fl_core.training.nonfinite_search import layer_of
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run
@@ -41,10 +41,9 @@ def check_finite(algorithm: Algorithm, server: State, done: int) -> None:
     for name, held in server.trees.items():
         bad = tree.first_nonfinite(held)
         if bad is not None:
-            layer = layer_of(algorithm.task_info.layers, bad)
+            tensor = tensor_in_layer(bad, algorithm.task_info.layers)
             raise NonFiniteError(
-                f"{algorithm.name}, round {done}, server, aggregation: {bad!r} of {name!r} (layer {layer!r}) is not "
-                "finite"
+                f"{algorithm.name}, round {done}, server, aggregation: {tensor} of {name!r} is not finite"
             )
 
 

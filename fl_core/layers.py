@@ -66,6 +66,16 @@ class Layer:
         return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
 
 
+def tensor_in_layer(tensor: str, layers: Iterable[Layer]) -> str:
+    """Return a tensor's name with that of its layer, for an error message.
+
+    >>> tensor_in_layer("fc1.weight", [Layer("fc1", ("fc1.weight", "fc1.bias"))])
+    "'fc1.weight' (layer 'fc1')"
+    """
+    layer = next((layer.name for layer in layers if tensor in layer.tensors), "?")
+    return f"{tensor!r} (layer {layer!r})"
+
+
 def _is_bias(name: str) -> bool:
     last = name.rpartition(".")[2]
     return last.startswith("bias") or last.endswith("bias")

@@ -127,13 +127,11 @@ def first_tensor(output: Any) -> Tensor | None:
 
     An LSTM or an attention module returns several tensors, for example.
     """
-    return next(tensors_in(output), None)
-
-
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a module's output, also within mappings, lists and tuples."""
     if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (Mapping, list, tuple)):
+        return output
+    if isinstance(output, (Mapping, list, tuple)):
         for value in output.values() if isinstance(output, Mapping) else output:
-            yield from tensors_in(value)
+            tensor = first_tensor(value)
+            if tensor is not None:
+                return tensor
+    return None

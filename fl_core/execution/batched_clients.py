@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
-from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.errors import UsageError, check_known
 from fl_core.execution.client_runner import ClientRunner, Part
 from fl_core.execution.local_training import GATHERED
 from fl_core.execution.requests import ClientReply, ClientRequest
@@ -78,9 +78,7 @@ class BatchedClients:
         """Yield replies in order. Messages and states are cloned, as between processes."""
         queue = iter(requests)
         while some := list(islice(queue, TOGETHER)):
-            for request, outcome in zip(some, self._outcomes(some), strict=True):
-                if isinstance(outcome, NonFiniteError):
-                    raise self.client_runner.cause(request, outcome)
+            for outcome in self._outcomes(some):
                 if isinstance(outcome, Exception):
                     raise outcome
                 outcome.message = outcome.message.clone()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,7 +30,6 @@ from fl_core.model_contexts import in_mode
 from fl_core.training import evaluate
 from fl_core.training.context import Context
 from fl_core.training.losses import Loss
-from fl_core.training.nonfinite_search import Watch
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, copy_to_cpu, one_thread
@@ -72,7 +70,6 @@ class ClientRunner:
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
-        self._watching = False  # whether a request runs again to find the first non-finite number
 
     def made_of(self) -> dict[str, Any]:
         """Return the arguments with which another process builds a runner that gives the same bits."""
@@ -103,29 +100,8 @@ class ClientRunner:
         """Do what one request asks. It holds what its client's backend adds.
 
         Raises:
-            NonFiniteError: a number is NaN or infinite. The error names the first one.
+            NonFiniteError: a number is NaN or infinite. The error names the client, the phase and the layer.
         """
-        try:
-            return self._run(request)
-        except NonFiniteError as error:
-            raise self.cause(request, error) from None
-
-    def cause(self, request: ClientRequest, error: NonFiniteError) -> NonFiniteError:
-        """Return an error that names the first non-finite number, found by running a request again with checks.
-
-        Args:
-            error: the request's first error. It is returned if the second run succeeds, as can happen on a GPU.
-        """
-        self._watching = True
-        try:
-            self._run(request)
-        except NonFiniteError as exact:
-            return exact
-        finally:
-            self._watching = False
-        return error
-
-    def _run(self, request: ClientRequest) -> ClientReply:
         with one_thread():
             parts, answer = self.parts(request), None
             while True:
@@ -150,23 +126,17 @@ class ClientRunner:
         """Train one phase and return the trained tree and the optimiser's state."""
         observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
         split = self.data.clients[part.ctx.client].train
-        with self._watch(part.ctx.location(part.phase.name)) as watch:
-            return train(
-                self.workspace,
-                self.loaded(),
-                part.phase,
-                part.source,
-                split,
-                self.training,
-                part.ctx,
-                observers,
-                part.optimizer,
-                watch,
-            )
-
-    def _watch(self, where: str = "") -> Watch | nullcontext[None]:
-        """Return a check of every number for the second run of a request, and of nothing for its first."""
-        return Watch(self.workspace, self.layers, where) if self._watching else nullcontext()
+        return train(
+            self.workspace,
+            self.loaded(),
+            part.phase,
+            part.source,
+            split,
+            self.training,
+            part.ctx,
+            observers,
+            part.optimizer,
+        )
 
     def _train(self, request: TrainRequest) -> Parts:
         algorithm = self.loaded()
@@ -296,14 +266,12 @@ class ClientRunner:
             split: Split = getattr(self.data.clients[client], name)
             x, y = self.workspace.place(split.x), split.y.to(self.workspace.device)
             parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [slice(None)]
-            with self._watch() as watch:
-                logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
+            logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
             try:
                 scores[name] = evaluate.scores(logits, y, self.criterion, self.data.positive_index)
             except NonFiniteError as error:
                 who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"
-                first = "" if watch is None else f"; {watch.output or 'first not finite are the features'}"
-                raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}{first}") from error
+                raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}") from error
         return scores
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.layers import tensor_in_layer
 from fl_core.training import optimizer_state
 from fl_core.training.context import Context
-from fl_core.training.nonfinite_search import Watch, layer_of
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.steps import Steps
 from fl_core.tree import Tree
@@ -35,27 +35,21 @@ def train(
     ctx: Context,
     observers: Mapping[str, Callable[[], Observer]],
     kept: Tree | None = None,
-    watch: Watch | None = None,
 ) -> tuple[Tree, Tree]:
     """Run one phase from ``source`` on a client's training split.
 
     Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``). Modules such as dropout
     draw from the stream "modules" with the same parts.
 
-    Args:
-        watch: looks at every step for what is not finite first, in a replay.
-
     Returns:
         The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
 
     Raises:
         NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and step,
-            and under ``watch`` what was not finite first.
+            and the layer whose weights are so, too.
         UsageError: a loss is no tensor of one number.
     """
     workspace.load(source, ctx.submodel)
-    if watch is not None:
-        watch.weights()
     seed, parts = algorithm.task_info.seed, (ctx.round, ctx.client, phase.batch_stream)
     watching = {name: observers[check_known("observer", name, observers)]() for name in phase.observe}
     objective = _scalar(algorithm.method(phase.loss), f"{ctx.location(phase.name)}: {phase.loss}")
@@ -71,8 +65,8 @@ def train(
             by_name = dict(zip(names, params, strict=True))
             optimizer = training.build(_parameter_groups(phase, by_name, training), *phase.rates)
             optimizer_state.restore(optimizer, names, params, optimizer_state.entries_of(kept or {}, phase))
-            seen, data = list(watching.values()), (x, y)
-            steps = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, watch)
+            seen, data, layers = list(watching.values()), (x, y), algorithm.task_info.layers
+            steps = Steps(phase, workspace, by_name, objective, optimizer, training, ctx, data, seed, seen, layers)
             step = algorithm.method(phase.step) if phase.step else Steps.plain
             frozen = workspace.frozen_outputs(ctx.client, split.x, x)
             for _ in range(phase.epochs):
@@ -81,8 +75,6 @@ def train(
                         workspace.continue_from(bx, ahead)
                     step(steps, (bx, by), ctx)
                     steps.taken += 1
-                    if watch is not None:
-                        watch.weights("the step")
                 left = max(0, left - len(slices))
                 seen.clear()  # observers see the first epoch
             total, samples, taken = steps.loss, steps.samples, steps.taken
@@ -91,8 +83,8 @@ def train(
     result = workspace.read()
     bad = tree.first_nonfinite(tree.select(result, phase.train))
     if bad is not None:
-        layer = layer_of(algorithm.task_info.layers, bad)
-        raise NonFiniteError(f"{ctx.location(phase.name)}: {bad!r} (layer {layer!r}) is not finite")
+        tensor = tensor_in_layer(bad, algorithm.task_info.layers)
+        raise NonFiniteError(f"{ctx.location(phase.name)}: {tensor} is not finite. Use a smaller lr.")
     ctx.observed.update({name: observer.result() for name, observer in watching.items()})
     ctx.work.update({f"{phase.name}/steps": taken, f"{phase.name}/samples": samples})
     if samples:

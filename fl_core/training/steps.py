@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from fl_core import seeds
+from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError
+from fl_core.layers import tensor_in_layer
 from fl_core.training.context import Context
 from fl_core.training.phases import Observer, Phase, Training
 
 if TYPE_CHECKING:
-    from fl_core.training.nonfinite_search import Watch
+    from fl_core.layers import Layer
     from fl_core.training.workspace import Workspace
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
@@ -60,14 +61,14 @@ class Steps:
         data: Batch,
         seed: int,
         observers: Sequence[Observer],
-        watch: Watch | None = None,
+        layers: Sequence[Layer],
     ) -> None:
         self.params, self.optimizer, self.training = params, optimizer, training
         self.longest = training.grad_norm_limit(phase)
         self._inputs, self.live = workspace.params, workspace.live
         self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
         self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
-        self._data, self._observers, self._watch = data, observers, watch
+        self._data, self._observers, self._layers = data, observers, layers
         self._draws: dict[str, torch.Generator] = {}
         self._copies: dict[str, torch.optim.Optimizer] = {}
 
@@ -80,10 +81,8 @@ class Steps:
             clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
 
         Raises:
-            NonFiniteError: the loss is NaN or infinite.
+            NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
         """
-        if self._watch is not None:
-            self._watch.batch(batch[0], self.taken + 1)
         loss = self._objective(self._inputs, batch, self._ctx)
         params = list(self.params.values())
         for param in params:
@@ -95,13 +94,25 @@ class Steps:
             param.grad = None
         value, size = loss.item(), len(batch[1])
         reached = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
-        if self._watch is not None:
-            self._watch.passes(value, reached)
         if not math.isfinite(value):
-            where = self._ctx.location(self._phase.name)
-            raise NonFiniteError(f"{where}: at step {self.taken + 1}, the loss is {value}")
+            where = f"{self._ctx.location(self._phase.name)}: at step {self.taken + 1}, the loss is {value}"
+            raise NonFiniteError(f"{where}; {self._origin(batch[0])}")
         self.loss, self.samples = self.loss + value * size, self.samples + size
         return clip_gradients(reached, self.longest) if clip and self.longest is not None else reached
+
+    def _origin(self, x: Tensor) -> str:
+        """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
+
+        A gradient that is not finite makes weights so, and then the loss of the next step.
+        """
+        if not tree.is_finite(x):
+            return "the batch has features that are not finite"
+        largest = {
+            name: float(weights.detach().abs().max()) for name, weights in self._inputs.items() if weights.numel()
+        }
+        name = max(reversed(largest), key=lambda name: (not math.isfinite(largest[name]), largest[name]))
+        hint = " Use a smaller lr." if self.taken else ""
+        return f"the largest weight is {largest[name]:.3g} in {tensor_in_layer(name, self._layers)}.{hint}"
 
     def plain(self, batch: Batch, ctx: Context) -> None:
         """Take the step of a phase that names none: observers get the gradients as they are before clipping."""

@@ -257,9 +257,9 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone:
     asked[2] = replace(asked[2], message=Message({"model": broken}))
     results = together.run(asked)
     assert [next(results).client for _ in range(2)] == [0, 1]
-    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc1\.weight'"):
+    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc\d'"):
         next(results)
-    assert alone == [2, 2], "it alone is trained again, and once more to find what was not finite first"
+    assert alone == [2], "it alone is trained again"
 
 
 TIED = nn.Linear(4, 4)

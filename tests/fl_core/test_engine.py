@@ -316,7 +316,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_aggregate_that_is_not_finite_is_named() -> None:
-    where = r"^overflowing, round 2, server, .*'fc2\.bias'.*'model'.*'fc2'"
+    where = r"^overflowing, round 2, server, .*'fc2\.bias' \(layer 'fc2'\) of 'model'"
     with pytest.raises(NonFiniteError, match=where):
         play(algorithm="overflowing")
 
