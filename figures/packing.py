@@ -22,7 +22,6 @@ from pyarrow import parquet
 from fl_core import limits, rows
 from fl_core.data.parquet import table as stored_table
 from fl_core.errors import CorruptError, UsageError
-from fl_core.legacy_names import current
 from fl_core.storage.files import check_version, write_atomically
 from fl_core.storage.schema import COUNT, validate
 
@@ -51,10 +50,10 @@ def write(path: Path, parts: Iterable[Part]) -> None:
 
 
 def headers(path: Path) -> list[Header]:
-    """Return the header of each run as it was written, maybe under former names (:mod:`fl_core.legacy_names`).
+    """Return the header of each run as it was written.
 
     Raises:
-        UsageError: the file does not exist, or has a newer schema.
+        UsageError: the file does not exist, or has another version's schema.
         CorruptError: it is damaged.
     """
     if not path.is_file():
@@ -79,10 +78,7 @@ def read(path: Path) -> list[Part]:
     if {name: str(column.dtype) for name, column in frame.items()} != _TYPES or sum(lengths) != len(frame):
         raise _damaged(path, "other columns, or another number of rows")
     ends = itertools.accumulate(lengths)
-    return [
-        (current(header), frame.iloc[end - length : end])
-        for header, end, length in zip(found, ends, lengths, strict=True)
-    ]
+    return [(header, frame.iloc[end - length : end]) for header, end, length in zip(found, ends, lengths, strict=True)]
 
 
 def _plain(path: Path, table: pyarrow.Table) -> pyarrow.Table:

@@ -30,7 +30,6 @@ from fl_core import __version__, rows, runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
-from fl_core.legacy_names import current
 from fl_core.records import store
 
 FAILED = "finished"
@@ -331,7 +330,7 @@ def train(
     known = headers(folder)
     for run, seed in item.planned(seeds):
         if (run, seed) in known:
-            took[run] = _check_same(item, folder, current(known[run, seed]))
+            took[run] = _check_same(item, folder, known[run, seed])
     folder.mkdir(exist_ok=True)
     began = time.perf_counter()
     left = [(run, seed) for run, seed in planned if (run, seed) not in known]

@@ -22,7 +22,6 @@ from fl_core.storage.files import check_version, sha, write_json
 from fl_core.storage.schema import NUMBER, MapOf, check_names, validate
 
 FORMAT = "fedlayers.plan/2"
-UNSIGNED = "fedlayers.plan/1"  # plans had no digest of their own
 EDITED = "edited by hand"
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as a cut of a regret or an arm of a race."""
@@ -289,7 +288,7 @@ class LayerPlan:
         """Read a plan. If its digest does not match, it was edited, and its rule states this.
 
         Raises:
-            UsageError: the format is different or newer, a key is missing or unknown, or the contents are not a plan.
+            UsageError: the format is another, a key is missing or unknown, or the contents are not a plan.
         """
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         if not isinstance(data, Mapping) or not check_version("the plan", found, FORMAT):
@@ -300,8 +299,7 @@ class LayerPlan:
         why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
         why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
         plan = cls(tuple(map(layer_from_json, data["layers"])), tuple(data["shared"]), Evidence(**why))
-        has_digest = "sha256" in data or data["format"] != UNSIGNED
-        if has_digest and data.get("sha256") != _signature(data) and not plan.is_edited:
+        if data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
         return plan
 

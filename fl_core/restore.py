@@ -12,7 +12,7 @@ from typing import Any
 
 from fl_core import limits, tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, DEALING, READING, RunConfig, check as check_config, in_memory
+from fl_core.config import AUTO, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import FILES, absolute, is_file, locate_files
@@ -45,19 +45,13 @@ FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan"
 """All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
 
 
-_BESIDE = "shape classes words preprocessing given in_force command own partitioned lost_replies"
+_BESIDE = ("shape classes words preprocessing given in_force command own lost_replies " + FEDERATION).split()
 """What a run's config.json has next to the configuration."""
-BEFORE: dict[str, Any] = {"scale": "none", "keep_ids": True}
-"""Values of keys that stored configurations of earlier versions lack."""
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration of a run and the plan given to it, from its ``config.json``."""
-    beside: tuple[str, ...] = (*_BESIDE.split(), FEDERATION)
-    if "data" in stored["own"] and not stored.get("partitioned"):  # earlier runs also stored an unused partition
-        beside += (*READING, *DEALING)
-    rest = {name: value for name, value in {**BEFORE, **stored}.items() if name not in beside}
-    rest["patience"] = rest.get("patience") or 0  # no default: the run began without
+    rest = {name: value for name, value in stored.items() if name not in _BESIDE}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig.from_json(rest)
     return (replace(config, plan=None) if plan is not None else config), plan

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError, damaged
-from fl_core.legacy_names import current
 from fl_core.scores import ROUNDING, TABLE
 from fl_core.storage import packing
 from fl_core.storage.files import check_version, write_atomically
@@ -122,7 +121,7 @@ def read(path: Path, complete: int | None = None, opener: Opener | None = None) 
             is not read.
 
     Raises:
-        UsageError: the file does not exist, is not a rows file, or has a newer schema.
+        UsageError: the file does not exist, is not a rows file, or has another version's schema.
         CorruptError: a line is damaged.
     """
     header, lines = _open(Path(path), complete, opener)
@@ -195,7 +194,7 @@ def _open(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict
         raise _refusal(path, "a first line without a schema")
     if not check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"):
         raise _refusal(path, f"schema {header['schema']!r}")
-    return current(header), lines
+    return header, lines
 
 
 def _refusal(path: Path, found: str) -> UsageError:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_core import restore, tree
 from fl_core.config import AUTO, RunConfig
-from fl_core.data import FederatedData, Source
+from fl_core.data import FederatedData
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
@@ -127,7 +127,6 @@ def start(
     stored["in_force"] = None if in_force is None else in_force.to_json()
     own = [kind for kind in ("data", "model") if getattr(task.config, f"own_{kind}") is not None]
     stored |= {"command": command, "lost_replies": task.lost_replies, "own": own, **(beside or {})}
-    stored |= {"partitioned": True} if isinstance(task.config.own_data, Source) else {}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)

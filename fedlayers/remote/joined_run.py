@@ -26,7 +26,6 @@ from fl_core.errors import RunError, UsageError, listing
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Serial
 from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
-from fl_core.legacy_names import current_keys
 from fl_core.limits import lacks_memory, parsed_json
 from fl_core.models import lora
 from fl_core.models.counting import check_while_building
@@ -322,8 +321,7 @@ class JoinedRun:
 def check_same_run(folder: Folder, packet: Packet, device: str) -> None:
     """Refuse to join a run of this folder with something else than before, such as another algorithm.
 
-    Otherwise the states that it has kept would train under rules for which they were not made. What an older version
-    did not write down may be anything.
+    Otherwise the states that it has kept would train under rules for which they were not made.
 
     Raises:
         UsageError: names what differs.
@@ -331,7 +329,7 @@ def check_same_run(folder: Folder, packet: Packet, device: str) -> None:
     if not folder.has("join"):
         return
     before, now = decode(folder.read("join")).head, dict(packet.head)
-    stored, config = current_keys(before["config"]), _config(now["config"], now["dataset"], device).to_json()
+    stored, config = before["config"], _config(now["config"], now["dataset"], device).to_json()
     before["config"] = {key: value for key, value in stored.items() if key in config}
     now["config"] = {key: json.loads(json.dumps(config[key])) for key in before["config"]}
     if before.get("plan") is None and folder.has(PLAN) and now["plan"] == parsed_json(folder.read(PLAN)):

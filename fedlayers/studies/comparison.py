@@ -100,7 +100,7 @@ class Comparison:
         for name, part in self.scores.groupby("algorithm", sort=False):
             line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
             for metric in metrics:
-                values = part.loc[part["metric"] == metric, "value"]  # none in the runs of an earlier version
+                values = part.loc[part["metric"] == metric, "value"]
                 line |= (statistics.mean_interval(values) if len(values) else statistics.UNKNOWN).columns(metric)
             line["fairness"] = statistics.fairness(self._of(str(name), self.score))
             line["incentive"] = self._incentive(str(name))

@@ -12,7 +12,6 @@ from fl_core import limits
 from fl_core.config import RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known, listing, warn
-from fl_core.legacy_names import current_keys
 from fl_core.registry import is_outside
 from fl_core.storage.files import check_version, write_json
 from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
@@ -71,8 +70,7 @@ class Tuned:
             raise UsageError(f"tuned must be a file of fedlayers tune; got {path}. Run fedlayers tune first.")
         if wrong := validate(found, FORM) or _unknown(found):
             raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again.")
-        settings = {name: current_keys(each) for name, each in found["settings"].items()}
-        return cls(**{**found, "settings": settings, "seeds": tuple(found["seeds"])})
+        return cls(**{**found, "seeds": tuple(found["seeds"])})
 
     def apply(
         self,
@@ -123,7 +121,7 @@ def _unknown(found: Mapping[str, Any]) -> str:
     """Describe what tuning never writes: a key that it does not search, or code; empty without a fault."""
     if found.keys() != FORM.keys() or found["settings"].keys() != found["options"].keys():
         return "it must have settings and options of the same algorithms alone"
-    keys = {key for each in found["settings"].values() for key in current_keys(each)}
+    keys = {key for each in found["settings"].values() for key in each}
     if other := sorted(keys - set(TRAINING)):
         return f"settings must be among {listing(TRAINING)}; got {other[0]!r}"
     values = [value for each in found["options"].values() for value in each.values()]

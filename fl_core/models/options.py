@@ -10,8 +10,6 @@ from fl_core.errors import UsageError, check_known
 
 PRETRAINED = "pretrained"
 """The option that loads weights. Only the user's own command or call may set it."""
-LOADING = (PRETRAINED, "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-"""Options by which timm loads weights. Stored runs of earlier versions may have them."""
 _TIMM = """
     img_size patch_size embed_dim embed_dims dim dims depth depths num_heads heads head_dim layers channels width widths
     stages num_blocks hidden_size hidden_sizes num_features head_hidden_size mlp_ratio mlp_ratios expand_ratio
@@ -96,8 +94,8 @@ def format_option(key: str, value: Any) -> str:
 
 
 def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without timm's options for loading weights, for a model that receives trained ones."""
-    return {key: value for key, value in options.items() if not (model.startswith("timm:") and key in LOADING)}
+    """Return the options without timm's option that loads weights, for a model that receives trained ones."""
+    return {key: value for key, value in options.items() if not (model.startswith("timm:") and key == PRETRAINED)}
 
 
 def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:

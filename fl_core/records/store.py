@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import rows
 from fl_core.errors import CorruptError, ForeignError, UsageError, damaged, listing
-from fl_core.legacy_names import current_keys
 from fl_core.records import checking
 from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema
@@ -100,13 +99,13 @@ class Run:
 
         Raises:
             CorruptError: it is damaged, or another run's.
-            UsageError: a newer version of this package has written it.
+            UsageError: another version of this package has written it.
         """
         if self.begun:
             self._check("config.json")
         found = self.folder.read_signed("config.json")
         check_version(self.path, found.pop("format", None), FORMAT)
-        return current_keys(found)
+        return found
 
     def task_config(self) -> dict[str, Any]:
         """The configuration, from which a task can be made again; errors as of :attr:`config`."""

@@ -49,18 +49,18 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_atomically(path, json_bytes(data))
 
 
-def check_version(path: Path | str, found: object, newest: str) -> bool:
-    """Return whether a stored format is known: that of ``newest``, such as ``"fedlayers.plan/1"``, or earlier.
+def check_version(path: Path | str, found: object, wanted: str) -> bool:
+    """Return whether a stored format is ``wanted``, such as ``"fedlayers.plan/2"``, and not of another kind.
 
     Raises:
-        UsageError: a later version of this package has written it. The message names the file and both formats.
+        UsageError: another version of this package has written it. The message names the file and both formats.
     """
-    kind, _, number = newest.rpartition("/")
+    kind, _, number = wanted.rpartition("/")
     match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
-    if match and int(match[1]) > int(number):
-        raise UsageError(
-            f"{path} must have a format up to {newest}; got {found}. A newer fedlayers wrote it: update yours."
-        )
+    if match and int(match[1]) != int(number):
+        newer = int(match[1]) > int(number)
+        remedy = "A newer fedlayers wrote it: update yours" if newer else "An older fedlayers wrote it: train again"
+        raise UsageError(f"{path} must have the format {wanted}; got {found}. {remedy}.")
     return bool(match)
 
 

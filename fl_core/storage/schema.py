@@ -52,7 +52,6 @@ CONFIG = {
     "model_options": dict,
     "batchnorm": str,
     "own": [str],
-    "partitioned?": bool,
     "given": (dict, None),
     "in_force?": (dict, None),
     "command": str,

@@ -9,6 +9,7 @@ import shutil
 import struct
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +97,8 @@ def test_a_vast_file_of_a_run(run, name):
     if name == "blobs":
         name = f"blobs/{Run(run).manifest(2)['states']['server']['blob']}.safetensors"
     if name == "plan.json":  # of a run that has a plan
-        plan = next(Path(__file__).parents[1].glob("fixtures/*/finished"))
-        run = Path(shutil.copytree(plan, run.parent / "with a plan"))
+        run = run.parent / "with a plan"
+        runner.run(replace(CONFIG, algorithm="fedper"), run, progress=False)
     grow(run / name)
     refused(readers(run)["verify"], run / name, CorruptError)
 

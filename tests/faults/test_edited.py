@@ -11,9 +11,8 @@ import pytest
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.plan import UNSIGNED, Evidence, LayerPlan
+from fl_core.plan import Evidence, LayerPlan
 from fl_core.records.store import Run
-from fl_core.storage import files
 
 CONFIG = RunConfig(algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1)
 
@@ -63,20 +62,3 @@ def test_a_plan_as_it_was_decided_needs_no_note(decided, tmp_path):
 def test_a_run_says_that_it_shares_nothing_or_all(made, layers, tmp_path):
     (note,) = notes_of(runner.run, CONFIG, plan=made(layers))
     assert f"{len(layers)} layers" in note
-
-
-def test_a_run_whose_plan_has_no_digest_begins_and_is_verified(decided, tmp_path):
-    """A run of an earlier version that was killed before its first round uses its stored plan."""
-    runner.run(replace(CONFIG, plan=None), tmp_path / "run", plan=decided, progress=False)
-    stored = json.loads((tmp_path / "run/config.json").read_bytes())
-    for name in ("given", "in_force"):
-        stored[name] = {**stored[name], "format": UNSIGNED}
-        del stored[name]["sha256"]
-    del stored["sha256"]
-    (tmp_path / "before").mkdir()
-    (tmp_path / "before/config.json").write_bytes(files.sign(stored))
-    runner.resume(tmp_path / "before", progress=False)
-    assert "plan.json" in Run(tmp_path / "before").verify()
-    assert LayerPlan.load(tmp_path / "before/plan.json") == decided
-    blobs = [sorted(path.name for path in (tmp_path / name / "blobs").iterdir()) for name in ("run", "before")]
-    assert blobs[0] == blobs[1]

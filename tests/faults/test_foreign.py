@@ -315,38 +315,43 @@ def test_a_checkpoint_that_names_no_run_is_not_taken_in(sound, tmp_path):
         resume(path)
 
 
-def written_by_a_newer_version(path, **changes):
+def written_by_another_version(path, **changes):
     data = json.loads(path.read_bytes())
     data.pop("sha256", None)
     path.write_bytes(files.sign({**data, **changes}))
 
 
-NEWER = store.FORMAT[:-1] + str(int(store.FORMAT[-1]) + 1)
+def other_versions(current):
+    """A newer and an older format, each with what to do."""
+    kind, _, number = current.rpartition("/")
+    return [(f"{kind}/{int(number) + 1}", "update yours"), (f"{kind}/{int(number) - 1}", "train again")]
 
 
+@pytest.mark.parametrize(("other", "remedy"), other_versions(store.FORMAT))
 @pytest.mark.parametrize("name", ["manifest.json", "config.json"])
-def test_a_newer_run_is_refused_by_name(run, name):
-    written_by_a_newer_version(run / name, format=NEWER)
+def test_a_run_of_another_version_is_refused_by_name(run, name, other, remedy):
+    written_by_another_version(run / name, format=other)
     if name == "config.json":  # of a run that has not begun: nothing else says it
         (run / "manifest.json").unlink()
         shutil.rmtree(run / "checkpoints")
     before = contents(run)
-    message = rf"run.*/{store.FORMAT[-1]}.*{NEWER}"
+    message = rf"run.*{store.FORMAT}.*{other}.*{remedy}"
     for reader in (resume, lambda path: Run(path).config):
         with pytest.raises(UsageError, match=message):
             reader(run)
     assert contents(run) == before
 
 
-def test_newer_rows_and_plans_are_refused_by_name(run, tmp_path):
+def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
     text = (run / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(text.replace(f'"schema":{rows.SCHEMA}', f'"schema":{rows.SCHEMA + 1}', 1))
-    with pytest.raises(UsageError, match=rf"rows\.jsonl.*rows/{rows.SCHEMA + 1}"):
+    with pytest.raises(UsageError, match=rf"rows\.jsonl.*rows/{rows.SCHEMA + 1}.*update yours"):
         rows.read(tmp_path / "rows.jsonl")
     data = json.loads((run / "plan.json").read_bytes())
-    (tmp_path / "plan.json").write_text(json.dumps({**data, "format": "fedlayers.plan/99"}))
-    with pytest.raises(UsageError, match=r"plan\.json.*fedlayers\.plan/99"):
-        plan.LayerPlan.load(tmp_path / "plan.json")
+    for other, remedy in other_versions(plan.FORMAT):
+        (tmp_path / "plan.json").write_text(json.dumps({**data, "format": other}))
+        with pytest.raises(UsageError, match=rf"plan\.json.*{other}.*{remedy}"):
+            plan.LayerPlan.load(tmp_path / "plan.json")
 
 
 def test_verify_says_how_far_a_run_has_come(run, sound):

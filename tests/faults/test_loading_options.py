@@ -329,7 +329,7 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
 def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
     tmp_path: Path, pretrained: tuple[Path, RunConfig]
 ) -> None:
-    """Runs of earlier versions and runs that were killed before they had begun."""
+    """A run that was killed before it had begun."""
     path, config = pretrained
     whole = runner.run(config, tmp_path / "whole", progress=False)
     run = tmp_path / "run"

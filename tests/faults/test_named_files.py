@@ -16,11 +16,9 @@ from fedlayers.studies.training_job import TrainingJob
 from fl_core import defaults, models, restore, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.records.store import START, Run, checkpoint_name
-from fl_core.storage.files import Folder, sha, sign
-from fl_core.stored_models import load_models
+from fl_core.records.store import Run
+from fl_core.storage.files import Folder, sign
 from tests.conftest import CONFIG
-from tests.faults.test_loading_options import SIZES, VIT
 
 SMALL = replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2)
 
@@ -52,22 +50,6 @@ def not_begun(path: Path, found: RunConfig, **changes: Any) -> Path:
     folder = Folder(path)
     folder.write("config.json", sign({**folder.read_signed("config.json"), **changes}))
     return path
-
-
-def without_start(path: Path) -> None:
-    """Make of a run what earlier versions left: checkpoints, and no copy of the initial weights."""
-    folder = Folder(path)
-    manifest = folder.read_signed("manifest.json")
-    del manifest["files"][START]
-    folder.write("manifest.json", sign(manifest))
-    previous = None
-    for which in Run(path).rounds:
-        stored = {**folder.read_signed(checkpoint_name(which)), "run": Run(path).id}
-        if previous:
-            stored["chain"] = previous
-        folder.write(checkpoint_name(which), sign(stored))
-        previous = sha(folder.read(checkpoint_name(which)))
-    (path / START).unlink()
 
 
 @pytest.fixture
@@ -168,37 +150,3 @@ def test_a_begun_run_needs_no_flag(tmp_path: Path, weights: Path, table: Path) -
         runner.run(found, tmp_path / name, progress=False, until=1)
         weights.unlink(missing_ok=True)
         assert runner.resume(tmp_path / name, progress=False).done == 2
-
-
-def test_an_older_run_without_its_copy_names_the_weights_again(tmp_path: Path, weights: Path) -> None:
-    """It has checkpoints, but its clients may still begin from the initial weights."""
-    found = replace(SMALL, init=str(weights))
-    whole = runner.run(found, tmp_path / "whole", progress=False)
-    runner.run(found, tmp_path / "run", progress=False, until=1)
-    without_start(tmp_path / "run")
-    assert Run(tmp_path / "run").verify()
-    assert load_models(tmp_path / "run", which="global")
-    with pytest.raises(UsageError, match="--init"):
-        runner.resume(tmp_path / "run", progress=False)
-    again = runner.resume(tmp_path / "run", init=weights, progress=False)
-    assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
-
-
-def test_an_older_pretrained_run_asks_for_its_weights_again(tmp_path: Path) -> None:
-    """Its checkpoints are read without them; to resume, the flag allows them, and other weights are refused."""
-    file = tmp_path / "vit.safetensors"
-    save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), file)
-    found = replace(SMALL, stack="off", model=VIT, model_options={**SIZES, "pretrained": str(file)})
-    whole = runner.run(found, tmp_path / "whole", progress=False)
-    runner.run(found, tmp_path / "run", progress=False, until=1)
-    without_start(tmp_path / "run")
-    assert load_models(tmp_path / "run", which="global")
-    with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
-        runner.resume(tmp_path / "run", progress=False)
-    kept, said = file.read_bytes(), [f"pretrained={file}"]
-    save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=8, options=SIZES)), file)
-    with pytest.raises(UsageError, match="other weights"):
-        runner.resume(tmp_path / "run", allow_code=said, progress=False)
-    file.write_bytes(kept)
-    again = runner.resume(tmp_path / "run", allow_code=said, progress=False)
-    assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])

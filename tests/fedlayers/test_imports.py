@@ -65,7 +65,7 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "autograd bounds choices errors lazy legacy_names limits model_contexts progress registry scores signatures "
+        "autograd bounds choices errors lazy limits model_contexts progress registry scores signatures "
         "source_scan tree",
         "names seeds tokens layers interrupts",
         "storage rows ordering race_evidence plan statistics stopping",

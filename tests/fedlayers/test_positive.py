@@ -12,7 +12,7 @@ from diagnostics.plots.collect import figure_of
 from fedlayers.cli import tables
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import compare
-from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.comparison import display_name
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
@@ -66,16 +66,6 @@ def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     assert "'died'" in drawn.axes[0].get_ylabel()
     naive = rows.frame(baseline_rows(runner.assemble(config)))
     assert set(naive.loc[naive["metric"].isin(OF_CLASS), "variant"]) == {"died"}
-
-
-def test_rows_without_a_named_class_still_compare(wards, tmp_path):
-    """As those of earlier versions."""
-    found = compare(RunConfig(dataset=wards, rounds=1), ("local", "fedavg"), (0,), tmp_path, progress=False)
-    old = found.frame.assign(variant=found.frame["variant"].where(~found.frame["metric"].isin(OF_CLASS), ""))
-    again = Comparison(old, score="auroc")
-    assert again.positive == ""
-    assert "positive" not in again.table
-    assert again.table["auroc"].tolist() == found.table["auroc"].tolist()
 
 
 def test_what_is_no_class_of_two_is_refused(wards):

@@ -11,10 +11,11 @@ from statistics import median
 import pytest
 
 from fedlayers.cli.main import COMMANDS
+from fl_core import runner
+from fl_core.config import RunConfig
 from tests.conftest import every_other
 
 HEAVY = {"torch", "sklearn", "pandas", "numpy", "scipy", "matplotlib", "seaborn", "PIL", "safetensors", "timm"}
-RUN = Path(__file__).parents[1] / "fixtures/0.1.0/finished"
 TIMES_PASS = 15  # of the CPU time of an empty program; measured beside it: about 3
 PEAK = 80 * 2**20
 PROBE = """
@@ -31,6 +32,14 @@ loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print("\\n" + json.dumps([code, sorted(loaded - set(sys.stdlib_module_names))]))
 """
 MAIN = "from fedlayers.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run."""
+    path = tmp_path_factory.mktemp("startup") / "run"
+    runner.run(RunConfig(rounds=1), path, progress=False)
+    return path
 
 
 def loaded(*words: str, code: str = MAIN, cwd: Path) -> tuple[int, set[str]]:
@@ -95,8 +104,8 @@ def test_listings_and_wrong_words_need_nothing_heavy(tmp_path, line, status):
     assert not modules & HEAVY
 
 
-def test_verify_needs_nothing_that_trains(tmp_path):
-    status, modules = loaded("verify", str(RUN), cwd=tmp_path)
+def test_verify_needs_nothing_that_trains(tmp_path, run):
+    status, modules = loaded("verify", str(run), cwd=tmp_path)
     assert status == 0
     assert modules & HEAVY == {"safetensors"}
 
@@ -128,11 +137,12 @@ def usage(*words: str) -> tuple[float, float]:
     [
         ("-m", "fedlayers", "--help"),
         ("-c", "import fedlayers"),
-        ("-m", "fedlayers", "verify", str(RUN)),
+        ("-m", "fedlayers", "verify", "RUN"),
         ("-m", "fedlayers", "run", "--algorithm", "fedavgg"),
     ],
 )
-def test_what_only_asks_or_is_mistaken_is_cheap(words):
+def test_what_only_asks_or_is_mistaken_is_cheap(words, run):
+    words = [str(run) if word == "RUN" else word for word in words]
     pairs = [(usage(*words), usage("-c", "pass")) for _ in range(3)]
     assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(empty[0] for _, empty in pairs)
     assert max(asked[1] for asked, _ in pairs) < PEAK

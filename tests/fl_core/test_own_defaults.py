@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fedlayers.cli.main import main
-from fl_core import data, restore, runner
+from fl_core import data, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.recipes import PATIENCE
 from fl_core.data.roles import is_identifier
@@ -49,15 +48,12 @@ def test_arrays_and_texts_of_ones_own_stay_as_they_are(tmp_path: Path) -> None:
         data.load(tmp_path / name)
 
 
-def test_the_default_is_stored_when_a_run_begins_and_not_put_into_an_earlier_one(table: Path, tmp_path: Path) -> None:
+def test_the_default_is_stored_when_a_run_begins(table: Path, tmp_path: Path) -> None:
     config = RunConfig(dataset=str(table), rounds=1, batch_size=8)
     runner.run(config, tmp_path / "run", progress=False)
     stored = Run(tmp_path / "run").config
     assert (stored["scale"], stored["keep_ids"]) == ("standard", False)
     assert stored["preprocessing"]["scale"] == "standard"
-    before = {key: value for key, value in json.loads(json.dumps(stored)).items() if key not in ("scale", "keep_ids")}
-    assert restore.stored_config(before)[0].scale == "none"
-    assert restore.stored_config(before)[0].keep_ids
 
 
 def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
@@ -69,13 +65,6 @@ def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
         assert resolve(config).patience == (config.patience or 0)
     ready = data.load(table)
     assert resolve(in_memory(RunConfig(), ready)).patience == 0
-
-
-def test_a_run_begun_before_the_default_keeps_to_its_rounds(table: Path, tmp_path: Path) -> None:
-    runner.run(RunConfig(dataset=str(table), rounds=1, batch_size=8), tmp_path / "run", progress=False)
-    stored = Run(tmp_path / "run").config
-    assert restore.stored_config(stored)[0].patience == PATIENCE
-    assert restore.stored_config({**stored, "patience": None})[0].patience == 0
 
 
 def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(tmp_path: Path) -> None:
