@@ -95,7 +95,7 @@ def race(pairs: int = 1) -> list[Measured]:
         base = Path(folder) / "base"
         runner.run(WHOLE, base, progress=False)
         config, seeds = replace(ADAPTED, init=str(base)), range(pairs)
-        choice = choose(config, Path(folder) / "choose", arms=ARMS, seeds=seeds, complete=False, tell=print)
+        choice = choose(config, Path(folder) / "choose", arms=ARMS, seeds=seeds, tell=print)
     print(choice.text())
     text = f"rounds 1 to {ADAPTED.rounds} after {WHOLE.rounds} of all weights"
     return [

@@ -147,7 +147,7 @@ def _race(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[Ru
         if out is not None:
             writing.check_free(Path(out))
         folder = Path(temporary) if out is None else Path(out).with_name(Path(out).name + RACE)
-        choice = choose(config, folder, seeds=(config.seed,), complete=False, tell=tell)
+        choice = choose(config, folder, seeds=(config.seed,), tell=tell)
     tell(choice.lead())
     return (config if choice.rates is None else replace(config, lr=choice.rates.lr)), choice.plan
 

@@ -12,6 +12,10 @@ from types import FrameType
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
     "mix": "Use the winner's model alone.",
+    "race_fraction": "Arms train to the end, or a judge stops them early under --patience.",
+    "each_seed": "Choice.of_seed has each seed's own winner with thorough=True.",
+    "complete": "The winner is always trained to the end.",
+    "no_final_run": "The winner is always trained to the end.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
     "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
 }

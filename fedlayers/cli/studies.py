@@ -244,13 +244,6 @@ class Choose(OneAlgorithm):
 
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
-    race_fraction: Annotated[
-        float,
-        option(
-            "Fraction of the rounds that arms train, 0.5 to 1. Below 1 is faster, and chose worse in our tests.",
-            "FLOAT",
-        ),
-    ] = 1.0
     thorough: Annotated[
         bool, option("Train all arms fully. Without it, --patience with one seed stops losing arms early.")
     ] = False
@@ -258,7 +251,6 @@ class Choose(OneAlgorithm):
         False
     )
     tune_rates: TuneRates = None
-    no_final_run: Annotated[bool, option("Stop after the race: do not train the winner to the end.")] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
     network: OfSites = NOWHERE
 
@@ -267,8 +259,6 @@ class Choose(OneAlgorithm):
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
-        if self.with_finetuning and self.no_final_run:
-            raise UsageError("--with-finetuning is compared with the winner's complete run. Leave --no-final-run out.")
         over = self.network.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose
@@ -276,9 +266,7 @@ class Choose(OneAlgorithm):
         asked: dict[str, Any] = {
             "arms": self.arms,
             "seeds": seeds,
-            "race_fraction": self.race_fraction,
             "thorough": self.thorough,
-            "complete": not self.no_final_run,
             "with_finetuning": self.with_finetuning,
             "tune_rates": self.tune_rates,
             "tell": _say,

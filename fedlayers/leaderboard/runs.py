@@ -271,7 +271,7 @@ def scores(scene: Scene, predict: Callable[[str, torch.Tensor], torch.Tensor]) -
 
 def recommended_setting(scene: Scene) -> Setting:
     """Return what a whole race of ``choose`` advises for one's own data: a plan, and the rate that it tuned."""
-    asked: dict[str, Any] = {"complete": False, "tune_rates": len(RATES), "thorough": True}
+    asked: dict[str, Any] = {"tune_rates": len(RATES), "thorough": True}
     with TemporaryDirectory() as folder:
         choice = choose(scene.config, Path(folder), seeds=(scene.seed,), **asked)
     assert choice.plan is not None

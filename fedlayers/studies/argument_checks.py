@@ -48,7 +48,7 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
         if not isinstance(config, RunConfig):
             given = type(config).__name__ if args or "config" in kwargs else "nothing"
             raise UsageError(f"the first argument of {name} must be fl.RunConfig(...); got {given}.")
-        if config.leave_out_client is not None and kwargs.get("complete", True):
+        if config.leave_out_client is not None:
             raise UsageError(
                 f"leave_out_client must be left out of {name}, which would score nobody with it; got "
                 f"{config.leave_out_client!r}. Train with fl.run instead."

@@ -53,12 +53,12 @@ class Choice:
         arms: all that raced.
         standing: the scores at the end of the race.
         inference: how certain the decision is.
-        run: the winner's run directory, complete unless only the race was asked for.
-        of_seed: the complete run of each seed's own winner, if asked for.
+        run: the winner's run directory.
+        of_seed: the run that each seed's validation samples alone choose; empty if a judge stopped the race early. Only
+            this run may be scored on the seed's test samples, which other seeds use for validation.
         until: the round after which the race was judged.
         cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call.
         personalised: the cheap alternative, if asked for.
-        whole: whether every arm was trained to the end before it was judged.
         rates: the learning rates that were tried, where they were tuned.
     """
 
@@ -73,7 +73,6 @@ class Choice:
     measured: Cost
     seconds: float
     personalised: PersonalisedModels | None = None
-    whole: bool = False
     rates: Rates | None = None
 
     @property

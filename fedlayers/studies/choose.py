@@ -20,14 +20,11 @@ from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
 from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
-    SHARE,
     Entry,
     Standing,
     Tell,
-    check_end,
     check_scored,
     entries_of,
-    race_end,
     run_entries,
     standings,
     with_evaluations,
@@ -37,7 +34,7 @@ from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_
 from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import InMemoryConfig, RunConfig, in_memory
-from fl_core.errors import RunError, UsageError, check_distinct, listing, warn
+from fl_core.errors import RunError, UsageError, check_distinct, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
@@ -58,10 +55,7 @@ def choose(
     model: Any = None,
     arms: Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] = (0,),
-    race_fraction: float = SHARE,
     thorough: bool = False,
-    complete: bool = True,
-    each_seed: bool = False,
     with_finetuning: bool = False,
     tune_rates: int | None = None,
     backend: Backend | str = "",
@@ -75,15 +69,14 @@ def choose(
     rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one. It trains to its stop. The others have no final
     score. Every other race trains all arms to the end, and ``tell`` receives the reason.
 
-    Each arm of such a race runs to the end, or for less cost to a share of the rounds. Its score in an evaluated round
-    is z(macro-F1) - z(loss) on validation samples, standardised over the arms. The mean over the last three evaluated
-    rounds and over the seeds decides. Equal scores are ordered by macro-F1. With an arm that fine-tunes at the end, the
-    last round alone decides, since the fine-tuned model has no other. Under a stopping rule (``patience``) each arm is
-    judged up to its best round, standardised over the arms of a seed.
+    The score of an arm in an evaluated round is z(macro-F1) - z(loss) on validation samples, standardised over the
+    arms. The mean over the last three evaluated rounds and over the seeds decides. Equal scores are ordered by
+    macro-F1. With an arm that fine-tunes at the end, the last round alone decides, since the fine-tuned model has no
+    other. Under a stopping rule (``patience``) each arm is judged up to its best round, standardised over the arms of a
+    seed.
 
     Several seeds may show no significant difference between some arms and the leader. Of these the arm that sends least
-    is used. The winner's run with the first seed is complete at the end. Test samples are scored and stored with each
-    run as usual. Nothing here reads them.
+    is used. Test samples are scored and stored with each run as usual. Nothing here reads them.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
     ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. If
@@ -95,12 +88,7 @@ def choose(
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision; three or more also show how certain it is.
-        race_fraction: share of the rounds that are raced, from 0.5 to 1. The default is all; ``decision.regret``
-            measures what less costs. An arm that fine-tunes at the end needs all.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
-        complete: train the winner to the end.
-        each_seed: also complete the run that each seed's validation samples alone would choose. Only that run may be
-            scored on the seed's test samples, which other seeds use for validation.
         with_finetuning: also run the cheap alternative with the first seed: one run of FedAvg, then a few epochs of
             each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
@@ -122,52 +110,32 @@ def choose(
 
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
-    >>> choice = choose(RunConfig(dataset="heart", rounds=4, eval_every=1), where.name, complete=False)
+    >>> choice = choose(RunConfig(dataset="heart", rounds=4, eval_every=1), where.name)
     >>> choice.inference.verdict, len(choice.table)
     ('one race', 4)
     """
     out, config = Path(out), in_memory(config, data, model)
     if link is not None and isinstance(config, InMemoryConfig):
         raise UsageError("data and model must be named over sites, which have their own. Leave data= and model= out.")
-    if with_finetuning and not complete:
-        raise UsageError(
-            "with_finetuning must have complete=True; got False. It is compared with the winner's complete run."
-        )
-    if thorough and race_fraction < 1:
-        raise UsageError(f"thorough must have race_fraction=1; got {race_fraction:g}. Leave one of them out.")
-    if race_fraction < 1:
-        if config.patience:
-            raise UsageError(
-                f"race_fraction must be 1 under patience, which ends each run; got {race_fraction:g}. "
-                "Leave one of them out."
-            )
-        config = replace(config, patience=0)
     if config.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     check_distinct("choose", "seed", seeds)
-    if tune_rates and each_seed:
-        raise UsageError(
-            f"tune_rates must be 0 with each_seed; got {tune_rates}. Rates are tuned on all seeds together."
-        )
     if link is not None and config.patience is None:
         config = replace(config, patience=0)  # as a federation trains by default
-    if tune_rates is None and (each_seed or link is not None):
+    if tune_rates is None and link is not None:
         tune_rates = 0
     over = None if link is None else _sites_of(link, timeouts, config, backend)
-    race = _plan_race(config, out, arms, tuple(seeds), race_fraction, with_finetuning, over)
-    task, entries, until = race.task, race.entries, race.until
+    race = _plan_race(config, out, arms, tuple(seeds), with_finetuning, over)
+    task, entries = race.task, race.entries
     search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
     trained = race.at_rates(search)
-    finished = (len(seeds) if each_seed else 1) * complete
     rounds = int(task.config.rounds or 1)
-    whole, at, why = until >= rounds, 0, ""
-    if whole and not thorough:
-        at, why = judged_at(task, race.arms, seeds)
-    until = at or until
+    at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
+    until = at or rounds
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend if over is None else over, race.config.workers) as place:
         cost = estimate_cost(
-            race.tasks, trained, until, finished, place.side_by_side, apart=over is not None, whole=probes * bool(at)
+            race.tasks, trained, until, place.side_by_side, apart=over is not None, whole=probes * bool(at)
         )
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())
         if why:
@@ -175,14 +143,14 @@ def choose(
         began = time.monotonic()
         rates = None
         if search is not None:
-            rates = search.run(race.until, place, tell)
+            rates = search.run(place, tell)
             entries = race.at_rate(rates.lr)
             trained = distinct([*rates.entries, *entries])
         early = None
         if at:
-            stands, early = run_judged(entries, at, rounds, race.guesses, place, tell, finish=complete)
+            stands, early = run_judged(entries, at, rounds, race.guesses, place, tell)
         else:
-            failed = run_entries(entries, until, place, tell)
+            failed = run_entries(entries, None, place, tell)
             if len(failed) == len(entries):
                 raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
             stands = standings(entries, until, failed, race.guesses)
@@ -190,14 +158,7 @@ def choose(
         by_name = {arm.name: arm for arm in race.arms}
         winner = by_name[min(sure.usable, key=lambda name: bytes_a_round(race.tasks[name]))]  # that sends least
         run = next(entry for entry in entries if entry.arm == winner and entry.key not in failed)
-        leading = _of_seeds(entries, stands) if each_seed and complete else {}
-        if complete and not whole:
-            finishing = [run, *(entry for entry in leading.values() if entry != run)]
-            tell(f"continuing to round {rounds} with {listing(dict.fromkeys(e.arm.name for e in finishing))}")
-            reasons = run_entries(finishing, None, place, tell)
-            if reasons:
-                raise RunError(next(iter(reasons.values())))
-        spent = measured_cost(task, trained, until, finished, place.side_by_side)
+        spent = measured_cost(task, trained, until, place.side_by_side)
         alternative = None
         if with_finetuning:
             own = replace(race.config, lr=run.config.lr)
@@ -211,13 +172,12 @@ def choose(
         stands,
         sure,
         run.path,
-        leading,
+        {} if at else _of_seeds(entries, stands),
         until,
         cost,
         spent,
         took,
         alternative,
-        whole and not at,
         rates,
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
@@ -247,7 +207,6 @@ class _Race:
         made: makes a task from a configuration, with data here or at the sites.
         task: of the first seed.
         entries: its runs; ``tasks`` what each arm trains, by its name.
-        until: the round after which it is judged.
         guesses: by seed, each client's balanced accuracy by guessing.
     """
 
@@ -259,7 +218,6 @@ class _Race:
     arms: tuple[Arm, ...]
     entries: list[Entry]
     tasks: dict[str, Task]
-    until: int
     guesses: dict[int, dict[str, float]]
 
     def at_rate(self, lr: float) -> list[Entry]:
@@ -289,7 +247,6 @@ def _plan_race(
     out: Path,
     arms: Sequence[str],
     seeds: tuple[int, ...],
-    share: float,
     personalise: bool,
     over: Federations | None,
 ) -> _Race:
@@ -305,14 +262,12 @@ def _plan_race(
     if over is None:
         check_scored(task)
     racing = arms_of(arms, task.layers, config.algorithm)
-    until = race_end(config, share)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
     of_seed: dict[int, list[Task]] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
         its_task = made(entry.config, plan=entry.arm.plan, loaded=same_data)
-        check_end(entry.arm, its_task, until)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
         of_seed.setdefault(entry.config.seed, []).append(its_task)
@@ -322,7 +277,7 @@ def _plan_race(
     guesses = {
         seed: guessing_accuracy(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()
     }
-    return _Race(config, out, seeds, made, task, racing, entries, tasks, until, guesses)
+    return _Race(config, out, seeds, made, task, racing, entries, tasks, guesses)
 
 
 def _sites_of(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
@@ -340,17 +295,10 @@ def _sites_of(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig,
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
-    """Return for each seed the run of the arm that leads by this seed's validation samples alone.
-
-    Raises:
-        RunError: every arm failed with a seed.
-    """
-    leaders = {}
-    for seed, part in stands.judged.groupby("seed"):
-        if part["score"].isna().all():
-            raise RunError(f"every arm failed with seed {seed}")
-        leaders[seed] = leader_of(part)
-    return {entry.config.seed: entry for entry in entries if leaders[entry.config.seed] == entry.arm.name}
+    """Return for each seed the run of the arm that leads by this seed's validation samples alone."""
+    scored = stands.judged.dropna(subset="score")
+    leaders = {seed: leader_of(part) for seed, part in scored.groupby("seed")}
+    return {entry.config.seed: entry for entry in entries if leaders.get(entry.config.seed) == entry.arm.name}
 
 
 def _with_evidence(

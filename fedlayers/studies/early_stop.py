@@ -31,14 +31,12 @@ class EarlyStop:
         rounds: the planned maximum.
         kept: the arm that was kept.
         gains: what it was forecast to gain on each other arm, in the main score.
-        trained: whether it was trained to its stop.
     """
 
     round: int
     rounds: int
     kept: str
     gains: Mapping[str, float]
-    trained: bool
 
     def line(self, main: str) -> str:
         """Say what the judge forecast, and that the others have no final score."""
@@ -76,8 +74,6 @@ def run_judged(
     guesses: Mapping[int, Mapping[str, float]],
     place: Backend,
     tell: Tell,
-    *,
-    finish: bool = True,
 ) -> tuple[Standing, EarlyStop]:
     """Train the arms of one seed up to a round, keep the one that the judge prefers, and train it to its stop.
 
@@ -86,7 +82,6 @@ def run_judged(
 
     Args:
         at: the round after which they are judged; ``rounds`` is the planned maximum.
-        finish: train the kept arm to its stop; otherwise no arm has a final score.
 
     Raises:
         RunError: every arm failed.
@@ -105,35 +100,31 @@ def run_judged(
         won = int(sums.argmax())
         kept = left[won]
         names = [entry.arm.name for entry in left]
-        if finish:
-            others = listing(name for name in names if name != kept.arm.name)
-            tell(f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}")
-            if reasons := run_entries([kept], None, place, tell):
-                failed |= reasons
-                continue
-        break
+        others = listing(name for name in names if name != kept.arm.name)
+        tell(f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}")
+        reasons = run_entries([kept], None, place, tell)
+        if not reasons:
+            break
+        failed |= reasons
     lead = {name: float(gain) for name, gain in zip(names, gains[won], strict=True) if name != kept.arm.name}
-    early = EarlyStop(at, rounds, kept.arm.name, lead, finish)
-    ended = standings([kept], rounds, {}, guesses) if finish else None
-    final = {} if ended is None else {str(key): value for key, value in ended.judged.iloc[0].items()}
+    early = EarlyStop(at, rounds, kept.arm.name, lead)
+    ended = standings([kept], rounds, {}, guesses)
+    final = ended.judged.iloc[0]
     lines = []
     for entry in entries:
         name, run = entry.arm.name, store.Run(entry.path)
         lost = name not in names
         status = FAILED if lost else KEPT if name == kept.arm.name else NOT_KEPT if _further(run, at) else STOPPED
-        scores = {
-            key: float(final.get(key, math.nan)) if name == kept.arm.name else math.nan
-            for key in (main, "loss", "skill")
-        }
+        scores = {key: float(final[key]) if name == kept.arm.name else math.nan for key in (main, "loss", "skill")}
         score = math.nan if lost else float(sums[names.index(name)])
         forecast = 0.0 if name == kept.arm.name else -lead.get(name, math.nan)
         about = {"status": status, "trained": max(run.rounds, default=0), "forecast": forecast}
         lines.append({"arm": name, "seed": entry.config.seed, **scores, "score": score, **about})
     judged = pd.DataFrame(lines)
-    later = [] if ended is None else [ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)]
+    later = ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)
     about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
-    table = pd.concat([begun.rounds, *later], ignore_index=True).merge(about_runs, on=["arm", "seed"])
-    return Standing(table, judged, failed, {} if ended is None else ended.best, begun.left_out), early
+    table = pd.concat([begun.rounds, later], ignore_index=True).merge(about_runs, on=["arm", "seed"])
+    return Standing(table, judged, failed, ended.best, begun.left_out), early
 
 
 def _further(run: store.Run, at: int) -> bool:

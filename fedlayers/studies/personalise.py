@@ -108,8 +108,8 @@ def then_personalise(
     table["score"] = standardise(table[main_score(table.columns)]) - standardise(table["loss"])
     best = done[int(table["score"].idxmax())]
     spent = [
-        measured_cost(task, [start], int(task.config.rounds or 1), 0, 1),
-        measured_cost(task, entries, 1, 0, near.side_by_side),
+        measured_cost(task, [start], int(task.config.rounds or 1), 1),
+        measured_cost(task, entries, 1, near.side_by_side),
     ]
     n_bytes, seconds = (sum(getattr(each, name) for each in spent) for name in ("n_bytes", "seconds"))
     return PersonalisedModels(best.arm, best.path, table, cost, replace(cost, n_bytes=n_bytes, seconds=seconds))
@@ -127,7 +127,7 @@ def last_scores(path: Path) -> dict[str, float]:
 def _estimate(task: Task, start: Entry, n_depths: int) -> Cost:
     """Estimate the cost of one run of FedAvg, and of own epochs without sending."""
     rounds, epochs = int(task.config.rounds or 1), int(task.config.epochs or 1)
-    fedavg = estimate_cost({start.arm.name: task}, [start], rounds, 0, 1)
+    fedavg = estimate_cost({start.arm.name: task}, [start], rounds, 1)
     own_rounds = n_depths * OWN_EPOCHS / epochs
     seconds = own_rounds * round_seconds(task) / task.config.participation
     return replace(fedavg, runs=1 + n_depths, full_runs=1 + own_rounds / rounds, seconds=fedavg.seconds + seconds)

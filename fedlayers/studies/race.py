@@ -26,10 +26,6 @@ from fl_core.scores import MAIN, TABLE, label_of, main_score
 from fl_core.task import Task
 from fl_core.training.evaluate import scores
 
-SHARE = 1.0
-"""Default share of the rounds that are raced: all, since rankings change until late. Less is cheaper and loses more."""
-LEAST = 0.5
-"""Minimum share of the rounds. Rankings of cuts change much until then."""
 EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
 WINDOW = 3
@@ -126,43 +122,6 @@ def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out
             entry_config = replace(config, algorithm=arm.algorithm, plan=None, seed=seed, options=options, workers=0)
             entries.append(Entry(arm, entry_config, out / "arms" / f"{arm.folder}-{seed}"))
     return entries
-
-
-def race_end(config: RunConfig, share: float = SHARE) -> int:
-    """Return the round after which a race is judged: the first evaluated one at or after this share of all rounds.
-
-    It is at least the third evaluated round, if the run has three.
-
-    Raises:
-        UsageError: a share below a half, while rankings still change, or above 1.
-
-    >>> race_end(RunConfig(rounds=20, eval_every=1)), race_end(RunConfig(rounds=20, eval_every=1), 0.6)
-    (20, 12)
-    >>> race_end(RunConfig(rounds=100, eval_every=25), 0.6)
-    75
-    """
-    if not LEAST <= share <= 1:
-        raise UsageError(
-            f"the share of rounds must be from {LEAST:g} to 1; got {share:g}. Before that, rankings change."
-        )
-    filled = config if config.rounds and config.eval_every else resolve(config)
-    rounds, every = int(filled.rounds or 1), int(filled.eval_every or 1)
-    evaluated = math.ceil(share * rounds / every)
-    return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))
-
-
-def check_end(arm: Arm, task: Task, until: int) -> None:
-    """Refuse a race that ends before an arm fine-tunes, since the arm would be judged without it.
-
-    Raises:
-        UsageError: names the arm.
-    """
-    algorithm, rounds = task.algorithm(task.plan), int(task.config.rounds or 1)
-    if algorithm.finetuning(rounds, 0) and not algorithm.finetuning(until, 0):
-        raise UsageError(
-            f"arm {arm.name!r} fine-tunes after round {rounds}; a race to round {until} would judge it before. "
-            "Race all rounds (share 1), or leave it out."
-        )
 
 
 def check_scored(task: Task) -> None:

@@ -16,14 +16,13 @@ from fedlayers.studies.race import (
     Entry,
     Tell,
     entries_of,
-    race_end,
     run_entries,
     standings,
     with_evaluations,
     with_plan_algorithm,
 )
 from fl_core.config import RunConfig
-from fl_core.defaults import is_file
+from fl_core.defaults import is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
 from fl_core.rows import records
@@ -87,18 +86,18 @@ class RateSearch:
         probe = arms_of((PROBE, "all"), self.layers, config.algorithm)[:1]
         return [entry for lr in self.rates for entry in at_rate(probe, config, (config.seed,), self.out, lr)]
 
-    def run(self, until: int | None, place: Backend, tell: Tell) -> Rates:
-        """Train the runs up to a round, and choose the rate that validation samples prefer.
+    def run(self, place: Backend, tell: Tell) -> Rates:
+        """Train the runs to the end, and choose the rate that validation samples prefer.
 
         Raises:
             RunError: Training diverged at every rate.
         """
         entries = self.entries()
         named = [replace(each, arm=replace(each.arm, name=f"{PROBE} at {each.config.lr:g}")) for each in entries]
-        failed = run_entries(named, until, place, tell)
+        failed = run_entries(named, None, place, tell)
         if len(failed) == len(named):
             raise RunError(f"training failed at every rate, the first with: {next(iter(failed.values()))}")
-        judged = standings(named, until or race_end(named[0].config), failed).judged
+        judged = standings(named, int(resolve(named[0].config).rounds or 1), failed).judged
         rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
         table = judged.assign(lr=judged["arm"].map(rate_of)).drop(columns=["arm", "skill", "score"])
         best = rate_of[rank_arms(judged)[0]]

@@ -65,7 +65,6 @@ def estimate_cost(
     tasks: Mapping[str, Task],
     entries: Sequence[Entry],
     until: int,
-    finished: int,
     workers: int,
     *,
     apart: bool = False,
@@ -75,28 +74,27 @@ def estimate_cost(
 
     Args:
         tasks: the task of each arm, by its name.
-        until: the round in which the race ends.
-        finished: the number of runs that then continue to the end.
+        until: the round in which the race ends. One run then continues to the end.
         workers: the number of runs that train side by side.
         apart: whether each client trains on a machine of its own, all at once, as fast as this one.
         whole: the number of first runs that train to the end before the race.
     """
     task = tasks[entries[0].arm.name]
     full = int(task.config.rounds or 1)
-    rest = (full - until) * finished
+    rest = full - until
     ends = [full] * whole + [until] * (len(entries) - whole)
     rounds = sum(ends) + rest
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
     steps = [round_steps(tasks[entry.arm.name], apart) for entry in entries]
     seconds = _seconds_a_step(task) * (
         sum(end * step for end, step in zip(ends, steps, strict=True)) / _side_by_side(len(entries), workers)
-        + rest * max(steps) / _side_by_side(finished, workers)
+        + rest * max(steps)
     )
     n_bytes = sum(end * each for end, each in zip(ends, moved, strict=True)) + rest * max(moved)
     return Cost(len(entries), rounds, rounds / full, n_bytes, seconds)
 
 
-def measured_cost(task: Task, entries: Sequence[Entry], until: int, finished: int, workers: int) -> Cost:
+def measured_cost(task: Task, entries: Sequence[Entry], until: int, workers: int) -> Cost:
     """Return the cost of a race from its runs' rows and clocks. Earlier training counts as well.
 
     For the arguments see :func:`estimate_cost`.
@@ -111,7 +109,7 @@ def measured_cost(task: Task, entries: Sequence[Entry], until: int, finished: in
         rounds += max(by_round, default=0)
         race_seconds += math.fsum(seconds for done, seconds in by_round.items() if done <= until)
         rest_seconds += math.fsum(seconds for done, seconds in by_round.items() if done > until)
-    seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds / _side_by_side(finished, workers)
+    seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds
     return Cost(len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds)
 
 

@@ -27,7 +27,7 @@ from fedlayers.studies.rates import RateSearch, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import UsageError
+from fl_core.errors import RunError, UsageError
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -136,7 +136,7 @@ def study(
     if rates := rates_of(racing, float(task.config.lr or 0), tune_rates, say):
         search = RateSearch(replace(racing, seed=APART + racing.seed), rates, task.layers, out / "rates")
         with open_parallel(backend, config.workers) as place:
-            found = search.run(None, place, say)
+            found = search.run(place, say)
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
         racing, config = replace(racing, lr=found.lr), replace(config, lr=found.lr)
         task = runner.assemble(config)
@@ -154,8 +154,10 @@ def study(
         choice = None
         if rule is None:
             say("")
-            whole: dict[str, Any] = {"each_seed": True, "thorough": True}  # all are compared
+            whole: dict[str, Any] = {"thorough": True, "tune_rates": 0}  # all are compared, at one rate
             choice = choose(racing, out / "race", arms=arms, seeds=seeds, backend=backend, tell=say, **whole)
+            if len(choice.of_seed) < len(seeds):
+                raise RunError(f"every arm failed with seed {next(s for s in seeds if s not in choice.of_seed)}")
         plan = described if choice is None else choice.plan
         out.mkdir(parents=True, exist_ok=True)
         report.write(out / "rows.jsonl")

@@ -177,7 +177,7 @@ def tune(
     rounds = int(planned.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
     with open_parallel(backend, config.workers) as place:
-        cost = estimate_cost(by_arm, entries, rounds, 0, place.side_by_side).text()
+        cost = estimate_cost(by_arm, entries, rounds, place.side_by_side).text()
         tell(f"at most {cost}" if planned.patience else cost)
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,9 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedlayers.studies.race import LEAST, WINDOW, race_end
+from fedlayers.studies.race import WINDOW
 from figures.decision.federations import FEDERATIONS, cuts
 from figures.decision.runs import DECISION, DITTO, HELD_OUT, PERSONALISED, RULES, TRAINED
+from fl_core.config import RunConfig
 from fl_core.statistics import mean_interval, ratio_interval
 
 RANDOM = "random cut"
@@ -125,6 +127,13 @@ def _judged(table: pd.DataFrame, by: str = "both") -> pd.Series:
 def standing(run: Run, names: Sequence[str], share: float, by: str) -> pd.Series:
     """Each arm's mean over the last evaluated rounds up to a share of all, of what it is judged by."""
     return _standing(run, tuple(names), share, by)
+
+
+def race_end(config: RunConfig, share: float) -> int:
+    """Return the first evaluated round at or after a share of all rounds, and at least the third evaluated one."""
+    rounds, every = int(config.rounds or 1), int(config.eval_every or 1)
+    evaluated = math.ceil(share * rounds / every)
+    return min(rounds, every * max(evaluated, min(WINDOW, rounds // every)))
 
 
 @cache  # many methods ask for the same
@@ -243,8 +252,8 @@ def methods() -> tuple[Method, ...]:
         Method("race of three, 3 seeds, to 75 %", race(share=0.75, seeds=3), race_cost(share=0.75, seeds=3)),
         Method(
             "race of three, two from 50 to 75 %",
-            race(share=0.75, two_from=LEAST),
-            race_cost(share=0.75, two_from=LEAST),
+            race(share=0.75, two_from=0.5),
+            race_cost(share=0.75, two_from=0.5),
         ),
         Method("race of half and all but the last", race(THREE[1:]), race_cost(THREE[1:])),
         Method("race of four, with all, to 75 %", race(four, share=0.75), race_cost(four, share=0.75)),

@@ -73,7 +73,6 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             replace(config, dataset=str(path)),
             Path(out) / "race",
             seeds=tuple(seeds),
-            complete=False,
         )
     sure = choice.inference
     excluded = int(sure.differences["excluded"].sum())

@@ -66,7 +66,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         warnings.filterwarnings("ignore", message="Optimal order is the")  # epsilon is told as what it is: large
         sites = _sites(task, NOISE[run], Path(out) / "race sites")
         race, seed = Path(out) / "race", task.config.seed
-        choice = choose(task.config, race, seeds=(seed,), complete=False, link=InMemoryTransport(sites))
+        choice = choose(task.config, race, seeds=(seed,), link=InMemoryTransport(sites))
         for path in sorted((race / "arms").iterdir()):
             final = headline(Run(path).rows()[1])
             score = float(final[final["metric"] == TEST]["value"].mean())

@@ -176,7 +176,7 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
     config = replace(CONFIG, rounds=2, eval_every=1, workers=2)
     told = []
-    choice = choose(config, tmp_path, arms=("nothing", "all_but_last"), complete=False, tell=told.append)
+    choice = choose(config, tmp_path, arms=("nothing", "all_but_last"), tell=told.append)
     assert len(choice.table) == 2
     assert len(told) == 3
 

@@ -318,7 +318,7 @@ def test_three_seeds_over_sites_are_those_of_one_process(tmp_path: Path) -> None
 def test_a_site_that_answers_for_two_splits_refuses_the_third_seed(tmp_path: Path) -> None:
     link = hospitals(tmp_path / "sites", va=Policy(splits=2))
     with pytest.raises(RefusedError, match=r"'va'.*splits"):
-        choose(RACE, tmp_path / "out", arms=ARMS, seeds=(0, 1, 2), complete=False, link=link)
+        choose(RACE, tmp_path / "out", arms=ARMS, seeds=(0, 1, 2), link=link)
 
 
 # --- what left the sites -----------------------------------------------------------------------------------------

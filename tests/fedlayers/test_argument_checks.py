@@ -34,5 +34,5 @@ def test_a_warning_names_the_line_of_its_caller(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="switzerland") as of_run:
         fl.run(config, progress=False)
     with pytest.warns(UserWarning, match="switzerland") as of_race:
-        fl.choose(config, tmp_path / "race", arms=("nothing", "all"), complete=False)
+        fl.choose(config, tmp_path / "race", arms=("nothing", "all"))
     assert {note.filename for note in (*of_run, *of_race)} == {__file__}

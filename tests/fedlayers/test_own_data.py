@@ -201,5 +201,5 @@ def test_a_race_before_a_run_takes_own_data(tmp_path):
 
 def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fl.choose(CONFIG, data=samples(), arms=("nothing", "all"), complete=False)
+    fl.choose(CONFIG, data=samples(), arms=("nothing", "all"))
     assert (tmp_path / "out" / "choose" / "choice.json").exists()

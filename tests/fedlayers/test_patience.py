@@ -14,7 +14,6 @@ from fedlayers.studies.personalise import last_scores
 from fedlayers.studies.race import validation_scores
 from fedlayers.studies.tune import tune
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.records import store
 
 PATIENT = RunConfig(dataset="heart", rounds=14, eval_every=1, epochs=1, lr=0.05, patience=2)
@@ -40,8 +39,6 @@ def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
         judged["score"] -= sign * (values - values.mean()) / values.std()
     assert judged["score"].abs().max() < 1e-9
     assert choice.run.name.startswith(choice.winner.name)
-    with pytest.raises(UsageError, match=r"race_fraction.*patience"):
-        choose(PATIENT, tmp_path / "short", race_fraction=0.6)
 
 
 def test_trials_are_worth_their_score_up_to_the_best_round(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from fedlayers.studies.choose import choose
-from fedlayers.studies.race import race_end, validation_scores
+from fedlayers.studies.race import validation_scores
 from fedlayers.studies.study import study
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -25,7 +25,7 @@ ARMS = ("nothing", "all_but_last")
 
 def judged(run: store.Run) -> list[float]:
     """A run's macro-F1 and loss: means over the last three evaluated rounds."""
-    lines = [line for line in validation_scores(run.rows()[1]) if line["round"] <= race_end(CONFIG)][-3:]
+    lines = validation_scores(run.rows()[1])[-3:]
     return [sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")]
 
 
@@ -104,11 +104,6 @@ def test_there_are_two_to_five_rates(count: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2 to 5"):
         choose(CONFIG, tmp_path, tune_rates=count)
     assert not (tmp_path / "arms").exists()
-
-
-def test_rates_are_not_tuned_where_each_seed_is_scored(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="each_seed"):
-        choose(CONFIG, tmp_path, tune_rates=3, each_seed=True)
 
 
 def test_a_model_of_one_layer_races_too(tmp_path: Path) -> None:
