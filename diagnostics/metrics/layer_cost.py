@@ -38,9 +38,9 @@ def layer_cost(measurement: Measurement) -> list[Row]:
 
     * ``parameters``: scalars of its parameters, frozen ones included. Sharing the layer sends them too.
     * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.
-    * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains, by PyTorch's
-      counter. It counts matrix products, convolutions and attention. A multiply-add is two, everything elementwise is
-      zero.
+    * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains
+      (:mod:`fl_core.costs.flops`). Matrix products, convolutions and attention count. A multiply-add is two, everything
+      elementwise is zero.
     * ``activation_bytes``: what the forward pass of one sample keeps for the backward pass, without parameters and
       buffers. A tensor that several operations keep counts once, at the first.
 

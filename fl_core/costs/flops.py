@@ -2,22 +2,108 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from fl_core import models
+from fl_core.errors import listing, warn
 from fl_core.model_contexts import preserve_state
 from fl_core.training.workspace import Workspace
 
 
+def _vectors(a: Tensor, b: Tensor, **_: Any) -> int:
+    return 2 * a.numel()
+
+
+def _added(added: Tensor, a: Tensor, b: Tensor, **_: Any) -> int:
+    return 2 * a.numel() * (b.shape[-1] if b.ndim > 1 else 1)
+
+
+def _distances(a: Tensor, b: Tensor, **_: Any) -> int:
+    return 2 * a.numel() * b.shape[-2]
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int, mask: list[bool], **_: Any,
+) -> int:  # fmt: skip
+    """Count the gradients of the input and of the weight. Each takes as many products as the forward pass."""
+    positions = prod((x if transposed else grad).shape[2:])
+    return 2 * len(x) * positions * weight.numel() * (mask[0] + mask[1])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """Count softmax(Q K^T) V, without savings by a mask."""
+    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """Count two products for each one of the forward pass. A kernel that computes the scores again counts no more."""
+    return 2 * _attention(query, key, value)
+
+
+def _trilinear(
+    a: Tensor, b: Tensor, c: Tensor, expand_a: Any, expand_b: Any, expand_c: Any, summed: Any, *_: Any, **__: Any
+) -> int:
+    """Count the product of the first two tensors, summed over all axes that the third lacks, times the third."""
+    shapes = []
+    for tensor, missing in ((a, expand_a), (b, expand_b), (c, expand_c)):
+        shape = list(tensor.shape)
+        for axis in sorted(missing):
+            shape.insert(axis, 1)
+        shapes.append(shape)
+    sizes = torch.broadcast_shapes(*shapes)
+    first = prod(size for axis, size in enumerate(sizes) if not (axis in expand_a and axis in expand_b))
+    second = prod(size for axis, size in enumerate(sizes) if not (axis in summed and axis in expand_c))
+    return 2 * (first + second)
+
+
+FUSED = (
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+    "fused_attention_overrideable",
+)
+FORMULAS: dict[str, Any] = {
+    **{str(operation): formula for operation, formula in flop_registry.items()},
+    **dict.fromkeys(("aten.dot", "aten.vdot", "aten.mv"), _vectors),
+    **dict.fromkeys(("aten.addmv", "aten.addbmm"), _added),
+    "aten._euclidean_dist": _distances,
+    "aten._trilinear": _trilinear,
+    "aten.convolution_backward": _convolution_backward,
+    **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
+    **{f"aten._scaled_dot_product_{kind}_backward": _attention_backward for kind in FUSED},
+    "flex_attention_backward": lambda *given, **_: 2 * _attention(*given),
+}
+"""Operation -> its FLOPs from its arguments: PyTorch's formulas, and those that it lacks or gets wrong."""
+PRODUCTS = re.compile(
+    r"(mm|mv|dot|qr|matmul|conv(?!ert)\w*|linear|attention|rnn|lstm|gru|linalg|solve|cholesky|eigh?)(_|$)"
+)
+"""Words in names of operations that contain matrix products."""
+POINTWISE = re.compile(r"thnn_|_norm$|_cross$|_diagonal$|_check_errors$")
+"""Operations among those that contain none."""
+VISIBLE = ("aten", "prim", "prims", "profiler")
+"""Namespaces of PyTorch itself. An operation of another one may contain anything."""
+
+
 class FlopCounter(TorchDispatchMode):
-    """A sum of FLOPs by PyTorch's own formulas, without its sums by module.
+    """A sum of FLOPs, without PyTorch's sums by module.
 
     The hooks of PyTorch's counter fail for modules that take a parameter. Such modules compute parametrised weights
     (``torch.nn.utils.parametrizations``).
+
+    Attributes:
+        total: the FLOPs so far.
+        unknown: names of operations that may contain matrix products, and have no formula.
     """
 
     supports_higher_order_operators = True
@@ -25,23 +111,44 @@ class FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.total = 0.0
-        self._formulas = FlopCounterMode(display=False).flop_registry
+        self.unknown: set[str] = set()
 
     def _count(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, packet = kwargs or {}, getattr(func, "overloadpacket", None)
-        if packet is not None and packet not in self._formulas:
+        name = str(packet or func).rstrip("_")  # in place or not
+        if packet is not None and name not in FORMULAS:
             with self:
                 parts = func.decompose(*args, **kwargs)
                 if parts is not NotImplemented:
                     return parts
         out = func(*args, **kwargs)
-        if packet in self._formulas:
-            self.total += self._formulas[packet](*args, **kwargs, out_val=out)
+        if name in FORMULAS:
+            self.total += FORMULAS[name](*args, **kwargs, out_val=out)
+        elif name.partition(".")[0] not in VISIBLE or (PRODUCTS.search(name) and not POINTWISE.search(name)):
+            self.unknown.add(name)
         return out
 
 
 # As a method of the class, PyTorch would wrap it, and each first call would import its compiler.
 setattr(FlopCounter, "__torch_dispatch__", FlopCounter._count)  # noqa: B010
+
+
+@contextmanager
+def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
+    """Count FLOPs inside the block, and warn after it of operations without a formula.
+
+    Recurrent networks and transformers run operation by operation, not in one fused kernel.
+    """
+    counter = FlopCounter()
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
+        yield stack.enter_context(counter)
+    if counter.unknown:
+        warn(f"FLOPs are counted without {listing(sorted(counter.unknown))}: no formula is known.")
 
 
 def training_flops(
@@ -51,8 +158,9 @@ def training_flops(
 
     Only the tensors in ``trained`` are trained.
 
-    PyTorch's own counter runs on a batch of two, and the result is halved. It counts matrix products, convolutions and
-    attention. A multiply-add is two operations. Freezing early layers saves their weight gradients and the backward
+    A batch of two is counted, and the result is halved. Matrix products, convolutions and attention count. A
+    multiply-add is two operations. Everything elementwise is zero. A warning names operations that may contain matrix
+    products and have no formula. Freezing early layers saves their weight gradients and the backward
     pass below them. Freezing late layers saves their weight gradients only. Blocks that are not ``held`` cost nothing.
     An algorithm's computations outside the model's own pass are not counted, such as views and keys of a second task or
     a teacher.
@@ -61,8 +169,8 @@ def training_flops(
     x = models.example(shape).to(workspace.device)
     if x.is_floating_point():
         x = x.to(next(iter(workspace.params.values())).dtype)
-    counter = FlopCounter()
-    with preserve_state(workspace.model), workspace.trains(trained) as names, counter:
+    model = workspace.model
+    with preserve_state(model), workspace.trains(trained) as names, count_flops(model) as counter:
         logits = workspace.forward(workspace.params, x)
         if logits.requires_grad:
             torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fl_core import tree
 from fl_core.autograd import nodes
-from fl_core.costs.flops import FlopCounter
+from fl_core.costs.flops import count_flops
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.model_contexts import first_tensor, set_mode
@@ -79,10 +79,9 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
     x = x.clone()  # of a storage that is no larger
     owners = _owners(model, layers)
     seeded = torch_seeded(seed_of(seed, "diagnose", "cost"))
-    with set_mode(model, mode), seeded, torch.enable_grad(), _countable(model), ExitStack() as stack:
+    with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
         params = [p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()]
         counted = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-        counter = FlopCounter()
         booked = 0.0
 
         def book(flops: dict[str, float], layer: str) -> None:
@@ -116,7 +115,7 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
         for path, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(entering(owners.get(path))).remove)
             stack.callback(module.register_forward_hook(leaving).remove)
-        with counter:
+        with count_flops(model) as counter:
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 output = first_tensor(model(x))
             book(work.forward_flops, ledger.last)
@@ -160,13 +159,3 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
             beneath.setdefault(".".join(parts[:k]), set()).add(layer)
     single = {path: next(iter(found)) for path, found in beneath.items() if len(found) == 1}
     return {**{path: layer for path, layer in direct.items() if path}, **single}
-
-
-@contextmanager
-def _countable(model: nn.Module) -> Iterator[None]:
-    """Run recurrent networks as plain matrix products inside the block, since fused kernels are not counted."""
-    with ExitStack() as stack:
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
-        yield

@@ -12,10 +12,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fl_core import models, tree
+from fl_core.costs.flops import training_flops
 from fl_core.errors import UsageError
 from fl_core.models import weights
 from fl_core.registry import Entry
 from fl_core.tokens import TokenShape
+from fl_core.training.workspace import Workspace
 from tests.networks import Wired
 
 IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
@@ -87,6 +89,14 @@ def test_maps_samples_to_logits_and_trains(name):
         assert logits.dtype == torch.float32
         logits.square().sum().backward()
         assert all(bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("error:FLOPs")
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_every_operation_has_its_flops(name):
+    space = Workspace(models.build(name, fitting(name)[0], 3))
+    forward, both = (training_flops(space, fitting(name)[0], train) for train in (frozenset(), frozenset(space.params)))
+    assert 2 * forward < both <= 3 * forward
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,217 @@
+"""FLOPs of single operations, against the same written out in matrix products and against definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fl_core.costs.flops import FORMULAS, count_flops, training_flops
+from fl_core.costs.layers import step_work
+from fl_core.layers import layers_of
+from fl_core.training.workspace import Workspace
+
+torch.manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def counts(work: Callable[..., Tensor], *inputs: Any, model: nn.Module | None = None) -> tuple[float, float]:
+    """FLOPs of the forward and of the backward pass."""
+    with count_flops(model or nn.Identity()) as counter:
+        out = work(*inputs)
+        forward = counter.total
+        if out.requires_grad:
+            out.sum().backward()
+    return forward, counter.total - forward
+
+
+def written_out(work: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
+    """The same for a function of matrix products alone, by PyTorch's formulas."""
+    with FlopCounterMode(display=False) as counter:
+        out = work(*inputs)
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    return forward, counter.get_total_flops() - forward
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+
+
+def grouped(x: Tensor, weight: Tensor, groups: int, **how: int) -> Tensor:
+    """A convolution as one matrix product a group."""
+    side = (x.shape[-1] + 2 * how.get("padding", 0) - weight.shape[-1]) // how.get("stride", 1) + 1
+    columns = F.unfold(x, weight.shape[-1], **how).unflatten(1, (groups, -1))
+    out = torch.stack([weight.flatten(1).chunk(groups)[g] @ columns[:, g] for g in range(groups)], 1)
+    return out.flatten(1, 2).unflatten(2, (side, side))
+
+
+def transposed(x: Tensor, weight: Tensor, size: int, **how: int) -> Tensor:
+    return F.fold(weight.flatten(1).T @ x.flatten(2), size, weight.shape[-1], **how)
+
+
+def lstm(x: Tensor, own: nn.LSTM) -> Tensor:
+    h = c = torch.zeros(x.shape[1], own.hidden_size)
+    out = []
+    for step in x:
+        i, f, g, o = (step @ own.weight_ih_l0.T + h @ own.weight_hh_l0.T).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        out.append(h)
+    return torch.stack(out)
+
+
+RNN = nn.LSTM(3, 4, bias=False)
+X, W, D, T = draw(2, 6, 7, 7), draw(8, 2, 3, 3), draw(6, 1, 3, 3), draw(6, 4, 3, 3)
+SAME: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "grouped": (lambda x, w: F.conv2d(x, w, groups=3), lambda x, w: grouped(x, w, 3), (X, draw(9, 2, 3, 3))),
+    "depthwise": (
+        lambda x, w: F.conv2d(x, w, groups=6, stride=2, padding=1),
+        lambda x, w: grouped(x, w, 6, stride=2, padding=1),
+        (X, D),
+    ),
+    "dense": (lambda x, w: F.conv2d(x, w), lambda x, w: grouped(x, w, 1), (X, draw(8, 6, 3, 3))),
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2),
+        lambda x, w: transposed(x, w, 15, stride=2),
+        (X, T),
+    ),
+    "attention": (F.scaled_dot_product_attention, attend, (draw(2, 3, 5, 8), draw(2, 3, 6, 8), draw(2, 3, 6, 8))),
+    "einsum": (
+        lambda a, b: torch.einsum("nij,njk->nik", a, b),
+        lambda a, b: a @ b,
+        (draw(2, 3, 4), draw(2, 4, 5)),
+    ),
+    "baddbmm": (
+        lambda c, a, b: torch.zeros_like(c).baddbmm_(a, b) + c,
+        lambda c, a, b: c + a @ b,
+        (draw(2, 3, 5), draw(2, 3, 4), draw(2, 4, 5)),
+    ),
+    "addbmm": (torch.addbmm, lambda c, a, b: c + (a @ b).sum(0), (draw(3, 5), draw(2, 3, 4), draw(2, 4, 5))),
+    "lstm": (lambda x: RNN(x)[0], lambda x: lstm(x, RNN), (draw(5, 2, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_operation_counts_as_its_matrix_products(name: str) -> None:
+    work, plain, inputs = SAME[name]
+    assert torch.allclose(work(*inputs), plain(*inputs), atol=1e-4)
+    assert counts(work, *inputs, model=RNN) == written_out(plain, *inputs)
+
+
+def test_bilinear_forms_count_their_sums() -> None:
+    """out[n, k] = sum over i and j of a[n, i] w[k, i, j] b[n, j]: first over i, then over j."""
+    n, k, i, j = 2, 5, 3, 4
+    forward, backward = counts(nn.Bilinear(i, j, k), draw(n, i), draw(n, j))
+    whole = n * k * i * j
+    assert forward == 2 * (whole + n * k * j)
+    assert backward == 2 * (whole + n * i * j) + 2 * (n * k * i + whole) + 2 * (whole + n * k * j)
+
+
+@pytest.mark.parametrize(
+    ("work", "shapes", "products"),
+    [
+        (torch.mv, [(3, 4), (4,)], 12),
+        (torch.dot, [(4,), (4,)], 4),
+        (torch.addmv, [(3,), (3, 4), (4,)], 12),
+        (torch.cdist, [(30, 3), (40, 3)], 30 * 40 * 3),
+        (nn.Linear(3, 4), [(5, 3)], 60),
+        (nn.LSTMCell(3, 4), [(5, 3)], 5 * 4 * 4 * (3 + 4)),
+        (nn.GRUCell(3, 4), [(5, 3)], 5 * 3 * 4 * (3 + 4)),
+        (nn.Conv1d(4, 6, 3, groups=2), [(2, 4, 9)], 2 * 7 * 6 * 2 * 3),
+        (nn.Conv3d(2, 3, 2), [(1, 2, 4, 4, 4)], 27 * 3 * 2 * 8),
+    ],
+)
+def test_forward_passes_by_hand(work: Callable[..., Any], shapes: list[tuple[int, ...]], products: int) -> None:
+    def first(*inputs: Tensor) -> Tensor:
+        out = work(*inputs)
+        return out[0] if isinstance(out, tuple) else out
+
+    assert counts(first, *(draw(*shape) for shape in shapes))[0] == 2 * products
+
+
+def test_every_kernel_of_attention_has_both_formulas() -> None:
+    kernels = [name for name in dir(torch.ops.aten) if name.startswith("_scaled_dot_product_")]
+    q, k, v, grad = (torch.empty(2, 3, s, d) for s, d in ((5, 8), (6, 8), (6, 7), (5, 7)))
+    products = 2 * 3 * 5 * 6 * (8 + 7)
+    for name in kernels:
+        if "math" in name:  # runs as plain products
+            continue
+        inputs = (grad, q, k, v) if name.endswith("backward") else (q, k, v)
+        found = FORMULAS[f"aten.{name}"](*inputs, out_val=None)
+        assert found == 2 * products * (2 if name.endswith("backward") else 1), name
+
+
+class Attention(nn.Module):
+    """512 tokens of width 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 64)
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        return self.head(self.attention(h, h, h, need_weights=False)[0].mean(1))
+
+
+def test_attention_counts_its_scores() -> None:
+    model = Attention()
+    x = torch.randn(2, 512, 4)
+    work = step_work(model, x, layers_of(model, x))
+    assert sum(work.forward_flops.values()) == 2 * 84_148_480
+    trained = frozenset(name for name, _ in model.named_parameters())
+    forward = training_flops(Workspace(model), (512, 4), frozenset())
+    assert forward == 84_148_480, "frozen, no kernel hides the products"
+    assert training_flops(Workspace(model), (512, 4), trained) == 3 * 84_148_480 - 2 * 512 * 4 * 64
+
+
+def test_a_depthwise_convolution_costs_twice_as_much_backward() -> None:
+    conv = nn.Conv2d(256, 256, 3, groups=256, bias=False)
+    assert counts(conv, draw(1, 256, 8, 8)) == (331_776 / 2, 331_776)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "efficientnet_b0", "resnext50_32x4d"])
+def test_a_backward_pass_costs_about_two_forward_passes(name: str) -> None:
+    forward, backward = counts(torchvision.models.get_model(name), torch.randn(2, 3, 32, 32))
+    assert 1.9 < backward / forward <= 2
+
+
+def test_recurrent_networks_count_in_training() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    products = 5 * 4 * 4 * (3 + 4) + 4 * 2
+    assert training_flops(Workspace(Net()), (5, 3), frozenset()) == 2 * products
+
+
+@torch.library.custom_op("fedlayers_test::product", mutates_args=())
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+@pytest.mark.parametrize(
+    ("work", "name"),
+    [
+        (lambda a: torch.linalg.inv(a), "aten.linalg_inv_ex"),
+        (lambda a: product(a, a), "fedlayers_test.product"),
+    ],
+)
+def test_unknown_products_are_named(work: Callable[[Tensor], Tensor], name: str) -> None:
+    with pytest.warns(UserWarning, match=f"without {name}: no formula"):
+        counts(work, torch.eye(3))
