@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock dist demo federation figures notebooks lists docs test coverage test-slow test-federation clean
+.PHONY: help setup lock dist demo federation figures notebooks lists docs test coverage budget test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -73,6 +73,9 @@ test: $(READY)   ## style, types and tests
 coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
 	$(ALL) --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \
 		--cov-report=term:skip-covered --cov-report=html:out/coverage
+
+budget: $(READY) ## store the tokens of code of each part: a test fails above them
+	$(BIN)/python -m benchmarks.lines --store
 
 test-slow: $(READY) ## the tests that take long, some minutes
 	$(ALL) -m slow

@@ -1,29 +1,34 @@
-"""Counts the product's lines of code: without docstrings, comments and blank lines.
+"""Count the tokens of the code of each part: without docstrings and comments.
 
-python -m benchmarks.lines
+python -m benchmarks.lines           # the parts, next to the stored numbers
+python -m benchmarks.lines --store   # make budget: store today's numbers, which a test holds
+
+Neither dense lines nor short lines change the number of tokens.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import re
+import json
+import sys
 import tokenize
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("fl_core", "diagnostics", "fedlayers")
-FLOWER = ROOT / "fedlayers" / "remote" / "flower"
-NAMED = re.compile(r"(from|import) .*\bflower\b|\b(FlowerLink|server\.Superlink|superlink\.serve)\(")
+STORED = Path(__file__).with_name("budget.json")
+PARTS = ("fl_core", "diagnostics", "fedlayers", "figures", "tests")
+OTHERS = ("benchmarks", "docs", "examples", "notebooks")
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
-def lines(source: str) -> int:
-    '''Return the number of lines with code.
+def tokens(source: str) -> int:
+    '''Return the number of tokens of code.
 
     A text that stands alone is a docstring, also that of a constant.
 
-    >>> lines('"""Add."""\\n\\nSTEP = 1  # metres\\n"""One step."""\\nTEXT = """two\\nlines"""\\n')
+    >>> tokens('"""Add."""\\n\\nSTEP = 1  # metres\\n"""One step."""\\n')
     3
     '''
     alone = {
@@ -32,36 +37,32 @@ def lines(source: str) -> int:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    with_code: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _NO_CODE:
-            with_code.update(range(token.start[0], token.end[0] + 1))
-    return len(with_code - alone)
+    found = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in _NO_CODE and token.start[0] not in alone for token in found)
 
 
 def counts() -> dict[str, int]:
-    """Return the lines of code of each package of the product."""
-    files = {name: sorted((ROOT / name).rglob("*.py")) for name in PACKAGES}
-    return {name: sum(lines(path.read_text(encoding="utf-8")) for path in paths) for name, paths in files.items()}
+    """Return the tokens of each part of the project. The smaller parts are together."""
+    found: Counter[str] = Counter()
+    for name in (*PARTS, *OTHERS):
+        for path in (ROOT / name).rglob("*.py"):
+            found[name if name in PARTS else "all else"] += tokens(path.read_text(encoding="utf-8"))
+    return dict(found)
 
 
-def of_flower() -> int:
-    """Return the lines that serve Flower alone: its package, and the lines of other modules that name it."""
-    count = 0
-    for path in sorted((ROOT / "fedlayers").rglob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        if path.parent == FLOWER:
-            count += lines(source)
-        else:
-            count += sum(bool(NAMED.search(line)) for line in source.splitlines())
-    return count
+def stored() -> dict[str, int]:
+    """Return the stored tokens of each part."""
+    return dict(json.loads(STORED.read_text(encoding="utf-8")))
 
 
 def main() -> None:
-    """Print the lines of each package, their sum, and the lines for Flower."""
+    """Print the tokens of each part, or store them."""
     found = counts()
-    for name, count in {**found, "together": sum(found.values()), "for Flower": of_flower()}.items():
-        print(f"{name:12} {count:6,}")
+    if sys.argv[1:] == ["--store"]:
+        STORED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    limits = stored()
+    for name, count in found.items():
+        print(f"{name:12} {count:8,} tokens, at most {limits[name]:8,}")
 
 
 if __name__ == "__main__":
