@@ -16,8 +16,6 @@ STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 ON_DIVERGENCE = ("note", "stop")
 """Reactions to a loss that is finite and far above the initial one."""
-FORMATS = ("auto", "contiguous", "channels_last")
-"""Memory layouts of images."""
 PRECISIONS = ("float32", "bf16")
 """Number types of the model's passes in local training."""
 SCALES = ("none", "standard", "minmax", "robust")

@@ -175,8 +175,6 @@ class ExecutionConfig:
     """Device for training, such as cpu or cuda."""
     stack: Annotated[str, OneOf("value of stack", choices.STACKS)] = "auto"
     """Train several clients in one batched pass: on, off or auto."""
-    memory_format: Annotated[str, OneOf("memory format", choices.FORMATS)] = "auto"
-    """Memory format of tensors: auto, contiguous or channels_last."""
     recompute_frozen: bool = False
     """Compute frozen first layers in every step, instead of once."""
     eval_every: Annotated[int | None, at_least(1)] = None
@@ -185,10 +183,6 @@ class ExecutionConfig:
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
     on_divergence: Annotated[str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)] = "note"
     """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
-    local_scores: bool = False
-    """Score each client's locally trained model in every round, not only in evaluated ones."""
-    local_models: Annotated[int, at_least(0)] = 100
-    """Number of locally trained models in a checkpoint, for diagnoses; they are those of the round's first clients."""
 
 
 @dataclass(frozen=True, kw_only=True)

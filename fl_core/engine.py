@@ -36,6 +36,8 @@ from fl_core.schedule import Schedule, sampled_clients
 from fl_core.stopping import BEST_ROUND, STATE, StoppingRule
 from fl_core.tree import Tree
 
+LOCAL_MODELS = 100
+"""The most locally trained models in a checkpoint, for diagnoses: those of the round's first clients."""
 SECURE_SUM = "secure_sum"
 """The metric of a row about a client whose update reached the server only in a sum: the number of summed clients."""
 
@@ -168,7 +170,7 @@ class Engine:
         work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
-            kept = sampled[: self.schedule.local_models] if last and self.writer and keeps else ()
+            kept = sampled[:LOCAL_MODELS] if last and self.writer and keeps else ()
             self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost)
             gone = {*lost, *self._missing}
             sampled = tuple(client for client in sampled if client not in gone)  # the round goes on without them

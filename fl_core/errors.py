@@ -11,6 +11,9 @@ from types import FrameType
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
+    "local_models": "A checkpoint has the trained models of the round's first 100 clients.",
+    "local_scores": "Use eval_every=1 to score locally trained models in every round.",
+    "memory_format": "It follows from the model.",
     "mix": "Use the winner's model alone.",
     "race_fraction": "Arms train to the end, or a judge stops them early under --patience.",
     "each_seed": "Choice.of_seed has each seed's own winner with thorough=True.",

@@ -33,7 +33,7 @@ _PLAIN = """
     threshold rounds patience seed clients alpha classes_per_client samples_per_client dominance max_samples task
     participation client_weights client_dropout epochs batch_size lr optimizer momentum weight_decay amsgrad
     max_grad_norm keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device
-    recompute_frozen stack memory_format precision eval_every checkpoint_every on_divergence local_scores local_models
+    recompute_frozen stack precision eval_every checkpoint_every on_divergence
     positive client_column label_column text_column columns exclude_columns separator encoding scale impute
     keep_ids leave_out_client adapt
 """

@@ -257,8 +257,6 @@ def _execute(
         config.participation,
         int(config.eval_every or 1),
         int(config.checkpoint_every or 1),
-        config.local_scores,
-        config.local_models,
         pause=how.until,
         save_seconds=how.save_seconds,
         dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),

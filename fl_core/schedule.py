@@ -13,9 +13,7 @@ class Schedule:
     """The rounds of a run with an evaluation or a checkpoint, and the extent of its records of local training.
 
     Attributes:
-        local_scores: score locally trained models in every round, not only when all clients are evaluated.
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.
-        local_models: number of a round's trained models in a checkpoint, those of the first sampled clients.
         dropout: the lost replies.
         save_seconds: least time between two checkpoints. The last round is saved at once.
     """
@@ -24,8 +22,6 @@ class Schedule:
     participation: float
     eval_every: int
     checkpoint_every: int
-    local_scores: bool = False
-    local_models: int = 100
     pause: int | None = None
     dropout: Dropout = field(default_factory=Dropout)
     save_seconds: float = 0.0
@@ -41,9 +37,7 @@ class Schedule:
 
     def splits(self, done: int) -> tuple[str, ...]:
         """Return the splits for scoring locally trained models in the round after ``done`` rounds."""
-        if self.evaluates(done):
-            return ("validation", "test")
-        return ("validation",) if self.local_scores else ()
+        return ("validation", "test") if self.evaluates(done) else ()
 
     def saves(self, done: int) -> bool:
         """Return whether a checkpoint is written after ``done`` rounds."""

@@ -68,7 +68,7 @@ class Task:
             self.layers,
             observers or {},
             config.device,
-            config.memory_format,
+            memory_format(self.model, models.example(self.data.shape)),
             not config.recompute_frozen,
         )
 
@@ -253,7 +253,6 @@ def assemble(
         stack = "off"
     config = replace(
         config,
-        memory_format=memory_format(model, config.memory_format, models.example(data.shape)),
         stack="on" if stacks(model, config.device, stack, config.precision) else "off",
     )
     if config.workers > 1 and config.stack == "off":

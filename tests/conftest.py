@@ -236,7 +236,7 @@ def play(
     borrowed = borrowed or instruments()
     client_runner = client_runner_of(task, borrowed)
     initial = tree.state_dict(task.model)
-    schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1, config.local_scores)
+    schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1)
     schedule.dropout = Dropout(config.client_dropout, frozenset(trace))
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder))

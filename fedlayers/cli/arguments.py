@@ -29,7 +29,7 @@ from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known, warn
 
 RESULTS = {"plan": "plan", "rows": "diagnosis"}
-OTHERWISE = ("options", "model_options", "loss_options", "local_models")
+OTHERWISE = ("options", "model_options", "loss_options")
 """Keys of the configuration without a flag of their own name."""
 USUAL = (
     *("dataset", "client_column", "label_column", "model", "algorithm", "plan"),
@@ -137,7 +137,7 @@ def keys_of(command: type) -> set[str]:
     hints = get_type_hints(command, include_extras=True)
     (flag,) = hints["config"].__metadata__
     keys = {key.name for key in dataclasses.fields(RunConfig)}
-    parsed = keys - {*_WITHOUT[flag], "options", "local_models"}
+    parsed = keys - {*_WITHOUT[flag], "options"}
     return parsed | keys.intersection(hints) | ({"options"} if hints.get("set") == Set else set())
 
 

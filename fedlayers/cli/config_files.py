@@ -102,7 +102,7 @@ def _read(file: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for group, keys in read_toml(file, LARGEST).items():
         check_known(f"group of {file}", group, GROUPS)
-        names = [key.name for key in fields(GROUPS[group]) if key.name != "local_models"]
+        names = [key.name for key in fields(GROUPS[group])]
         if not isinstance(keys, Mapping):
             raise UsageError(f"{group} of {file} must be a group, [{group}]; got {keys!r}.")
         for name, value in keys.items():

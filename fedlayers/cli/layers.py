@@ -92,7 +92,7 @@ class Diagnose(ConfiguredCommand):
         arguments.flags(
             without=(
                 *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
-                *("checkpoint_every", "local_scores", "algorithm", "plan", "rule", "threshold", "leave_out_client"),
+                *("checkpoint_every", "algorithm", "plan", "rule", "threshold", "leave_out_client"),
             )
         ),
     ]

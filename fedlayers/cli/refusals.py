@@ -46,9 +46,9 @@ def one_line(box: str, command: str, helps: str = "--help") -> str:
         if re.fullmatch(said, wrong):
             wrong = re.sub(said, ours, wrong)
             break
-    flag = wrong.removeprefix("unrecognized: ").split()[0]
-    if wrong.startswith("unrecognized: ") and (instead := REMOVED.get(flag.strip("-").replace("-", "_"))):
-        return f"{flag} was removed. {instead}"
+    flag = re.match(r"unrecognized: --([\w-]+)", wrong)
+    if flag and (instead := REMOVED.get(flag[1].replace("-", "_"))):
+        return f"--{flag[1]} was removed. {instead}"
     wrong = wrong.replace("'None', ", "").replace(", 'None'", "")
     near = [flag for part in sections[1:] if part.startswith("Perhaps") for flag in re.findall(r"(?m)^--[\w-]+", part)]
     meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""

@@ -63,7 +63,7 @@ class ClientRunner:
         layers: tuple[Layer, ...],
         observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]],
         device: str = "cpu",
-        memory: str = "auto",
+        memory: str | None = None,
         keep_frozen: bool = True,
     ) -> None:
         self.workspace = Workspace(model, device, memory, keep_frozen, training.precision)

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.choices import FORMATS
-from fl_core.errors import check_known
 from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
 from fl_core.models.batch_norms import batch_norms, tensors_of
@@ -23,18 +21,13 @@ from fl_core.tree import Tree
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
-def memory_format(model: nn.Module, wanted: str = "auto", example: Tensor | None = None) -> str:
+def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
     """Return the memory layout of images and weights in training: ``contiguous`` or ``channels_last``.
 
-    With ``auto`` it is ``channels_last`` for every model with a Conv2d, unless the model fails on such an ``example``.
-    The rule is fixed and not based on timing, since the two formats round differently. Trees that leave a workspace are
-    contiguous in both.
-
-    Raises:
-        UsageError: ``wanted`` is unknown.
+    It is ``channels_last`` for every model with a Conv2d, unless the model fails on such an ``example``. The rule is
+    fixed and not based on timing, since the two formats round differently. Trees that leave a workspace are contiguous
+    in both.
     """
-    if check_known("memory format", wanted, FORMATS) != "auto":
-        return wanted
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return "contiguous"
     return "channels_last" if example is None or takes_channels_last(model, example) else "contiguous"
@@ -85,12 +78,12 @@ class Workspace:
         self,
         model: nn.Module,
         device: str | torch.device = "cpu",
-        memory: str = "auto",
+        memory: str | None = None,
         keep_frozen: bool = True,
         precision: str = "float32",
     ) -> None:
         self.precision = precision
-        self.memory = memory_format(model, memory)
+        self.memory = memory or memory_format(model)
         self.model = copy.deepcopy(model).to(device)
         pool_first(self.model)
         self._format = torch.channels_last if self.memory == "channels_last" else torch.contiguous_format

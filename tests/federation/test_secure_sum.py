@@ -337,7 +337,7 @@ def test_a_secure_sum_gives_the_plain_mean_within_the_step(name: str, tmp_path: 
 
 def test_no_unmasked_update_reaches_the_server(tmp_path: Path) -> None:
     """Neither in a message nor in the run directory. The first updates are those of a plain run, where they do."""
-    config = replace(WHOLE, rounds=1, local_scores=True)
+    config = replace(WHOLE, rounds=1)
     names = len(assemble(config, data=TOY).task_info.tensors)
     plain, line = Listening(sites(tmp_path / "a")), Listening(sites(tmp_path / "b"))
     federation.federate(config, plain, tmp_path / "plain", progress=False)

@@ -336,6 +336,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("study --seeds 0", "--seeds"),
         ("study --rule larges_jump", "mean 'largest_jump'?"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
+        ("run --memory-format contiguous", "--memory-format was removed. It follows from the model."),
         ("run --dropout-trace nowhere.csv", "nowhere.csv, which does not exist"),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
         ("compare --select-by test", "must be one of"),

@@ -67,7 +67,7 @@ def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
 def test_every_round_is_recorded(name: str) -> None:
     """And all algorithms train the same clients in the same rounds."""
-    played = play(algorithm=name, rounds=3, eval_every=2, local_scores=True, participation=0.5)
+    played = play(algorithm=name, rounds=3, eval_every=2, participation=0.5)
     wanted = [sorted(CLIENTS[c] for c in sampled_clients(0, k, len(CLIENTS), 0.5)) for k in range(3)]
     assert [sorted(c.models["local"]) for c in played.checkpoints] == wanted
     steps = played.values("steps", variant="")
@@ -89,20 +89,10 @@ def test_every_round_is_recorded(name: str) -> None:
     assert set(whole["round"]) == every
     assert (whole.groupby("round").client.apply(set) == set(CLIENTS)).all()
     local = scores[(scores.model == "local") & (scores.metric == "loss")]
-    assert set(local[local.split == "validation"]["round"]) == {1, 2, 3}
+    assert set(local[local.split == "validation"]["round"]) == {2, 3}
     assert set(local[local.split == "test"]["round"]) == {2, 3}
     duplicated = table.duplicated(["round", "model", "split", "client", "client_b", "layer", "metric", "variant"])
     assert not duplicated.any()
-
-
-def test_local_models_are_scored_with_all_others_unless_more_is_asked_for() -> None:
-    rare, often = (play(algorithm="fedavg", rounds=3, eval_every=2, local_scores=asked) for asked in (False, True))
-    local = {split: often.values("loss", model="local", split=split) for split in ("validation", "test")}
-    assert {k for k, _ in local["validation"]} == {1, 2, 3}
-    assert {k for k, _ in local["test"]} == {2, 3}
-    kept = [r for r in often.rows if not (r["model"] == "local" and r["round"] == 1)]
-    assert rare.rows == kept
-    assert rare.everything() == often.everything()
 
 
 def test_scores_are_those_of_the_model_after_the_round() -> None:

@@ -122,7 +122,7 @@ def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
 def test_no_forward_pass_reads_what_was_not_sent(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A skeleton full of NaN gives the same bits: rows, costs, states."""
     limits = SEVERAL if name in LIMITED else {}
-    common: dict[str, Any] = {"algorithm": name, "model": kind, "rounds": 2, "options": limits, "local_scores": True}
+    common: dict[str, Any] = {"algorithm": name, "model": kind, "rounds": 2, "options": limits}
     wanted, load = play(**common), Workspace.load
 
     def forget(self: Workspace, source: Tree, held: frozenset[str] | None = None) -> None:

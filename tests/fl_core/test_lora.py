@@ -39,7 +39,7 @@ def test_a_model_predicts_as_before_its_adapters_train() -> None:
 
 @pytest.mark.parametrize("kind", ["norm", "vit"])
 def test_the_base_stays_and_is_counted_once(kind: str) -> None:
-    engine = run(replace(ADAPTED, local_scores=True), data=TOY, model=network(kind), progress=False)
+    engine = run(ADAPTED, data=TOY, model=network(kind), progress=False)
     before = tree.state_dict(network(kind))
     frozen = lora.base(engine.client_runner.workspace.model)
     assert {name.replace(".base_layer", ""): tree.digest({"": each}) for name, each in frozen.items()} == {

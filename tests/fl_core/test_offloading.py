@@ -243,10 +243,11 @@ def test_a_client_holds_its_personal_layers_only(monkeypatch: pytest.MonkeyPatch
     assert nothing.clients.states._trees.held == len(nothing.clients.states._trees) == 0
 
 
-def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path) -> None:
-    made = replace(CONFIG, local_models=3, rounds=1)
-    engine = runner.run(made, tmp_path / "run", data=MANY, model=network("plain"), progress=False)
+def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 3)
+    engine = runner.run(replace(CONFIG, rounds=1), tmp_path / "run", data=MANY, model=network("plain"), progress=False)
     assert list(store.Run(tmp_path / "run").checkpoint().models["local"]) == engine.names[:3]
+    monkeypatch.undo()
     everyone: Played = play(CONFIG, data=MANY, rounds=1)
     assert len(everyone.checkpoints[0].models["local"]) == len(MANY.clients)
 
@@ -254,7 +255,8 @@ def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path) -> None:
 def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = replace(CONFIG, algorithm="fedper", participation=0.2, local_models=0)
+    made = replace(CONFIG, algorithm="fedper", participation=0.2)
+    monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 0)
     put: list[State] = []
     original = writing.Writer._put
 

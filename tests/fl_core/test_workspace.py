@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
-from fl_core.errors import UsageError
 from fl_core.execution.local_training import train
 from fl_core.tokens import TokenShape
 from fl_core.training.context import Context
@@ -21,7 +20,7 @@ from fl_core.training.losses import build
 from fl_core.training.phases import Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace, memory_format, pool_first
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, client_runner_of, network
+from tests.conftest import CONFIG, TOY, client_runner_of
 from tests.networks import Wired
 
 CE = build("cross_entropy")
@@ -49,7 +48,7 @@ def samples(n: int = 29, shape: tuple[int, ...] = (3, 8, 8)) -> Split:
 
 
 def trained(
-    model: nn.Module, training: Training, split: Split, memory: str = "auto", kept: Tree | None = None
+    model: nn.Module, training: Training, split: Split, memory: str | None = None, kept: Tree | None = None
 ) -> tuple[Tree, Tree]:
     space = Workspace(model, memory=memory)
     start = tree.state_dict(model)
@@ -91,7 +90,6 @@ def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
     model = models.build(name, shape, 3)
     wanted = "contiguous" if name in ("heart_mlp", "mlp", "text_transformer") else "channels_last"
     assert memory_format(model) == Workspace(model).memory == wanted
-    assert memory_format(model, "contiguous") == "contiguous"
 
 
 def views() -> Wired:
@@ -102,28 +100,13 @@ def views() -> Wired:
 
 def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=views())
-    assert task.config.memory_format == "contiguous"
+    assert client_runner_of(task).workspace.memory == "contiguous"
     rows = runner.run(CONFIG, data=TOY, model=views(), progress=False).rows
     assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {"ok"}
     assert any(row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows)
     assert all(module.training for module in task.model.modules())
     with pytest.raises(RuntimeError, match="1 channels"):
         memory_format(views(), example=torch.randn(2, 2, 6, 6))
-
-
-def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'chanels_last'.*'channels_last'"):
-        memory_format(nn.Linear(1, 1), "chanels_last")
-    with pytest.raises(UsageError, match="memory format"):
-        runner.assemble(replace(CONFIG, memory_format="fast"), data=TOY, model=network("norm"))
-
-
-@pytest.mark.parametrize(("kind", "wanted"), [("norm", "channels_last"), ("plain", "contiguous")])
-def test_the_format_is_recorded_and_obeyed(kind: str, wanted: str) -> None:
-    task = runner.assemble(CONFIG, data=TOY, model=network(kind))
-    assert task.config.memory_format == client_runner_of(task).workspace.memory == wanted
-    chosen = runner.assemble(replace(CONFIG, memory_format="contiguous"), data=TOY, model=network(kind))
-    assert client_runner_of(chosen).workspace.memory == "contiguous"
 
 
 def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
