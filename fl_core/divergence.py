@@ -14,6 +14,7 @@ from fl_core.errors import DivergedError, NonFiniteError, warn
 from fl_core.layers import tensor_in_layer
 from fl_core.scores import MULTILABEL
 from fl_core.training.losses import Loss
+from fl_core.tree import Tree
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run
@@ -32,14 +33,14 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
     return float(criterion.per_sample(torch.zeros(n_classes, criterion.outputs(n_classes)), y).mean())
 
 
-def check_finite(algorithm: Algorithm, server: State, done: int) -> None:
-    """Check that the server's state has no NaN or infinity after ``done`` rounds.
+def check_finite(algorithm: Algorithm, server: State, done: int, initial: Tree) -> None:
+    """Check that the server's state has no NaN or infinity after ``done`` rounds, besides those of the initial model.
 
     Raises:
         NonFiniteError: names the first tensor, and its layer.
     """
     for name, held in server.trees.items():
-        bad = tree.first_nonfinite(held)
+        bad = tree.first_nonfinite(held, before=initial)
         if bad is not None:
             tensor = tensor_in_layer(bad, algorithm.task_info.layers)
             raise NonFiniteError(

@@ -179,7 +179,7 @@ class Engine:
                 self._adopt(plan)
         self.done += 1
         contract.check_unchanged(self.algorithm)
-        check_finite(self.algorithm, self.server, self.done)
+        check_finite(self.algorithm, self.server, self.done, self.initial)
         self.record_work(work)
         last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
         untuned = self._finetune(recorded=last) if last or evaluates or due else frozenset[int]()

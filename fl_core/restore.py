@@ -204,7 +204,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             raise UsageError(
                 f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
             )
-        bad = next(filter(None, map(tree.first_nonfinite, server.trees.values())), None)
+        bad = next(filter(None, (tree.first_nonfinite(held, before=initial) for held in server.trees.values())), None)
         if bad is not None:
             raise UsageError(f"tensors of the server must be finite; got NaN or infinity in {bad!r}.")
     check_one("server", server, algorithm.server_state(tree.clone(initial)))

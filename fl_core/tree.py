@@ -192,9 +192,22 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())  # NaN is both the minimum and the maximum
 
 
-def first_nonfinite(tree: Mapping[str, Tensor]) -> str | None:
-    """Return the first key whose tensor has NaN or infinity, or None."""
-    return next((name for name, tensor in tree.items() if not is_finite(tensor)), None)
+def first_nonfinite(tree: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+    """Return the first key whose tensor has NaN or infinity that it did not have before, or None.
+
+    A mask of -inf, kept as a buffer, is no fault.
+
+    >>> first_nonfinite({"mask": torch.tensor([0.0, -torch.inf])}, {"mask": torch.tensor([0.0, -torch.inf])})
+    >>> first_nonfinite({"mask": torch.tensor([0.0, -torch.inf])}, {})
+    'mask'
+    """
+    for name, tensor in tree.items():
+        if not is_finite(tensor):
+            known = before.get(name)
+            allowed = None if known is None or known.shape != tensor.shape else ~known.isfinite()
+            if allowed is None or bool((~tensor.isfinite() & ~allowed).any()):
+                return name
+    return None
 
 
 class Mean:

@@ -111,7 +111,7 @@ def decode(data: bytes, most: int | None = None) -> Packet:
     except ValueError as error:
         raise PacketError(f"a packet's tensors cannot be read: {error}") from error
     for name, each in trees.items():
-        bad = tree.first_nonfinite(each)
+        bad = tree.first_nonfinite(each, {})
         if bad is not None:
             raise PacketError(f"tensor {bad!r} of {name!r} must be finite; got NaN or infinity.")
     return Packet(head, trees)

@@ -81,7 +81,7 @@ def train(
             if training.keep_optimizer:
                 state = optimizer_state.to_tree(optimizer_state.read(optimizer, names, params), phase)
     result = workspace.read()
-    bad = tree.first_nonfinite(tree.select(result, phase.train))
+    bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
     if bad is not None:
         tensor = tensor_in_layer(bad, algorithm.task_info.layers)
         raise NonFiniteError(f"{ctx.location(phase.name)}: {tensor} is not finite. Use a smaller lr.")

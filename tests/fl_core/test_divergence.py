@@ -19,7 +19,8 @@ from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
 from fl_core.training.losses import LOSSES, build
-from tests.conftest import CONFIG, TOY
+from tests.conftest import CONFIG, TOY, play
+from tests.networks import Wired
 
 LARGE = replace(CONFIG, lr=1e6, rounds=4, optimizer="sgd", stack="off")
 
@@ -142,3 +143,23 @@ def test_a_personal_model_that_diverges_is_noted(algorithm: str, stops_at: int |
 def test_a_run_that_ends_well_is_not_refused(tmp_path: Path) -> None:
     run(CONFIG, tmp_path / "run")
     check_end(store.Run(tmp_path / "run"), int(CONFIG.rounds or 0))
+
+
+def masked() -> nn.Module:
+    """A network that adds a mask of -inf, kept as a buffer."""
+    model = Wired(lambda m, x: m.fc((m.flat(x) + m.mask).softmax(1)), flat=nn.Flatten(), fc=nn.Linear(36, 3))
+    model.register_buffer("mask", torch.zeros(36).index_fill(0, torch.tensor([3]), -math.inf))
+    return model
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlama", "fedala", "pfedme"])
+def test_infinity_in_a_mask_is_no_fault(name: str) -> None:
+    played = play(algorithm=name, model=masked(), rounds=2)
+    assert torch.equal(played.engine.models(0)[played.engine.algorithm.evaluates]["mask"], masked().mask)
+    assert all(math.isfinite(row["value"]) for row in played.rows if row["metric"] == "loss")
+
+
+def test_a_run_with_a_mask_resumes(tmp_path: Path) -> None:
+    given = {"data": TOY, "model": masked(), "progress": False}
+    runner.run(CONFIG, tmp_path / "run", until=1, **given)
+    assert runner.resume(tmp_path / "run", **given).finished

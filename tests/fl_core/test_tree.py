@@ -180,9 +180,9 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(bad, dtype):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_first_nonfinite(bad):
     clean = {"n": torch.tensor(3), "a": torch.zeros(2), "b": torch.zeros(2), "c": torch.full((1,), bad)}
-    assert tree.first_nonfinite({**clean, "c": torch.zeros(1)}) is None
-    assert tree.first_nonfinite(clean) == "c"
-    assert tree.first_nonfinite({**clean, "b": torch.tensor([0.0, bad])}) == "b"
+    assert tree.first_nonfinite({**clean, "c": torch.zeros(1)}, {}) is None
+    assert tree.first_nonfinite(clean, {}) == "c"
+    assert tree.first_nonfinite({**clean, "b": torch.tensor([0.0, bad])}, {}) == "b"
 
 
 def exact(values: list[float], weights: list[int]) -> float:
