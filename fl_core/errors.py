@@ -17,6 +17,7 @@ REMOVED = {
     "mix": "Use the winner's model alone.",
     "race_fraction": "Arms train to the end, or a judge stops them early under --patience.",
     "each_seed": "Choice.of_seed has each seed's own winner with thorough=True.",
+    "with_finetuning": "Name fine-tuned FedAvg among the arms: local_adaptation.",
     "complete": "The winner is always trained to the end.",
     "no_final_run": "The winner is always trained to the end.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",

@@ -88,11 +88,9 @@ class Backend(ABC):
 
     Attributes:
         side_by_side: the number of jobs that run at a time.
-        here: whether jobs see this machine's files.
     """
 
     side_by_side = 1
-    here = True
 
     @abstractmethod
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:

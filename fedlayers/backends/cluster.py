@@ -44,8 +44,6 @@ class Cluster(WorkerPool[int]):
         UsageError: Ray is not installed, or no cluster answers.
     """
 
-    here = False
-
     def __init__(self, address: str = "") -> None:
         self._ray, self._ours = connect(address)
         self.side_by_side = self._cpus()

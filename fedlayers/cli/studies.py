@@ -239,7 +239,7 @@ class Choose(OneAlgorithm):
     Examples:
         fedlayers choose --dataset heart --seeds 3
         fedlayers choose --dataset digits --arms nothing half all --out out/digits
-        fedlayers choose --dataset heart --with-finetuning --out out/finetuning
+        fedlayers choose --dataset heart --arms half all local_adaptation --out out/finetuning
     """
 
     arms: Arms = ("nothing", "half", "all_but_last", "all")
@@ -247,9 +247,6 @@ class Choose(OneAlgorithm):
     thorough: Annotated[
         bool, option("Train all arms fully. Without it, --patience with one seed stops losing arms early.")
     ] = False
-    with_finetuning: Annotated[bool, option("Also try FedAvg with a few epochs of each client alone at the end.")] = (
-        False
-    )
     tune_rates: TuneRates = None
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
     network: OfSites = NOWHERE
@@ -267,7 +264,6 @@ class Choose(OneAlgorithm):
             "arms": self.arms,
             "seeds": seeds,
             "thorough": self.thorough,
-            "with_finetuning": self.with_finetuning,
             "tune_rates": self.tune_rates,
             "tell": _say,
         }

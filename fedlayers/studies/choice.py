@@ -11,15 +11,12 @@ import pandas as pd
 from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.inference import Inference, rank_arms
-from fedlayers.studies.personalise import OWN_EPOCHS, PersonalisedModels, last_scores
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import Cost, format_seconds
+from fedlayers.studies.runtime_estimate import Cost
 from fl_core import __version__
-from fl_core.errors import UsageError, plural
-from fl_core.limits import format_bytes
+from fl_core.errors import plural
 from fl_core.plan import LayerPlan
-from fl_core.records import store
 from fl_core.rows import records
 from fl_core.scores import column_of, in_column, label_of, main_score
 
@@ -58,7 +55,6 @@ class Choice:
             this run may be scored on the seed's test samples, which other seeds use for validation.
         until: the round after which the race was judged.
         cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call.
-        personalised: the cheap alternative, if asked for.
         rates: the learning rates that were tried, where they were tuned.
     """
 
@@ -72,7 +68,6 @@ class Choice:
     cost: Cost
     measured: Cost
     seconds: float
-    personalised: PersonalisedModels | None = None
     rates: Rates | None = None
 
     @property
@@ -116,10 +111,9 @@ class Choice:
             )
         shown = pd.DataFrame(columns).replace("nan", "-")
         cost = self.cost.compare_line(self.measured)
-        beside = [] if self.personalised is None else [self.side_by_side()]
         rates = [] if self.rates is None else [self.rates.text()]
         table = shown.to_string(index=False)
-        found = [self.lead(), table, *self.standing.notes, legend, *rates, self.promises, cost, *beside]
+        found = [self.lead(), table, *self.standing.notes, legend, *rates, self.promises, cost]
         return "\n\n".join(found)
 
     @property
@@ -128,38 +122,6 @@ class Choice:
         if self.rates is None or self.main != "macro_f1":
             return PROMISES
         return f"{PROMISES} {certainty(*(ALL_TRAINED if self.inference.early is None else JUDGED))}"
-
-    def side_by_side(self) -> str:
-        """Compare the winner with the cheap alternative: validation scores and costs.
-
-        Raises:
-            UsageError: the alternative was not asked for.
-        """
-        other = self.personalised
-        if other is None:
-            raise UsageError(
-                "The race has no alternative to compare with. Pass with_finetuning=True (--with-finetuning)."
-            )
-        seed = self.standing.judged["seed"].iloc[0]
-        best = other.table.set_index("arm").loc[other.best.name]
-        ways = [
-            (f"race: {self.winner.name}", last_scores(self.run), self.measured),
-            (f"FedAvg, {OWN_EPOCHS} own epochs: {other.best.name}", best, other.measured),
-        ]
-        shown = pd.DataFrame(
-            {
-                "way": [way for way, _, _ in ways],
-                column_of(self.main): [in_column(self.main, scores[self.main]) for _, scores, _ in ways],
-                "loss": [f"{scores['loss']:.3f}" for _, scores, _ in ways],
-                "full runs": [f"{cost.full_runs:.1f}" for _, _, cost in ways],
-                "sent": [format_bytes(cost.n_bytes) for _, _, cost in ways],
-                "training": [format_seconds(cost.seconds) for _, _, cost in ways],
-            }
-        )
-        own = store.Run(self.run).config["seed"]  # another one where the winner failed with the first
-        of = f"seed {seed}" if own == seed else f"seed {own} for the race and {seed} for FedAvg"
-        legend = f"Validation samples of {of}, at the end of each. first_K: the first K layers stay FedAvg's."
-        return f"{shown.to_string(index=False)}\n\n{legend}"
 
     @property
     def answers(self) -> Answers:
@@ -193,6 +155,5 @@ class Choice:
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,
-            "personalised": None if self.personalised is None else self.personalised.to_json(),
             "version": __version__,
         }

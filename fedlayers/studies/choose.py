@@ -18,7 +18,6 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
-from fedlayers.studies.personalise import FEDAVG, OWN, then_personalise
 from fedlayers.studies.race import (
     Entry,
     Standing,
@@ -56,7 +55,6 @@ def choose(
     arms: Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] = (0,),
     thorough: bool = False,
-    with_finetuning: bool = False,
     tune_rates: int | None = None,
     backend: Backend | str = "",
     link: SiteLink | None = None,
@@ -89,8 +87,6 @@ def choose(
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision; three or more also show how certain it is.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
-        with_finetuning: also run the cheap alternative with the first seed: one run of FedAvg, then a few epochs of
-            each client alone (:mod:`fedlayers.studies.personalise`), below ``out``/personalised.
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
@@ -125,7 +121,7 @@ def choose(
     if tune_rates is None and link is not None:
         tune_rates = 0
     over = None if link is None else _sites_of(link, timeouts, config, backend)
-    race = _plan_race(config, out, arms, tuple(seeds), with_finetuning, over)
+    race = _plan_race(config, out, arms, tuple(seeds), over)
     task, entries = race.task, race.entries
     search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
     trained = race.at_rates(search)
@@ -159,10 +155,6 @@ def choose(
         winner = by_name[min(sure.usable, key=lambda name: bytes_a_round(race.tasks[name]))]  # that sends least
         run = next(entry for entry in entries if entry.arm == winner and entry.key not in failed)
         spent = measured_cost(task, trained, until, place.side_by_side)
-        alternative = None
-        if with_finetuning:
-            own = replace(race.config, lr=run.config.lr)
-            alternative = then_personalise(task, own, out / "personalised", place, tell, race.made)
     plan = _with_evidence(winner, stands, sure, until, task, rates)
     winner = replace(winner, plan=plan)
     took = time.monotonic() - began
@@ -177,7 +169,6 @@ def choose(
         cost,
         spent,
         took,
-        alternative,
         rates,
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
@@ -247,7 +238,6 @@ def _plan_race(
     out: Path,
     arms: Sequence[str],
     seeds: tuple[int, ...],
-    personalise: bool,
     over: Federations | None,
 ) -> _Race:
     """Make every run's task, so that errors are found before any training."""
@@ -271,9 +261,6 @@ def _plan_race(
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
         of_seed.setdefault(entry.config.seed, []).append(its_task)
-    if personalise:
-        beside = [replace(config, algorithm=name, options={}, seed=seeds[0]) for name in (FEDAVG, OWN)]
-        of_seed[seeds[0]] += [made(each, loaded=task.data) for each in beside]
     guesses = {
         seed: guessing_accuracy(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()
     }

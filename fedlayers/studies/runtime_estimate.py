@@ -86,7 +86,7 @@ def estimate_cost(
     rounds = sum(ends) + rest
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
     steps = [round_steps(tasks[entry.arm.name], apart) for entry in entries]
-    seconds = _seconds_a_step(task) * (
+    seconds = seconds_a_step(task) * (
         sum(end * step for end, step in zip(ends, steps, strict=True)) / _side_by_side(len(entries), workers)
         + rest * max(steps)
     )
@@ -126,11 +126,6 @@ def bytes_a_round(task: Task) -> float:
     return task.config.participation * sum(tree.n_bytes(tree.select(live, names)) for names in sent)
 
 
-def round_seconds(task: Task) -> float:
-    """Estimate the seconds of a round's local training in one process, from one client's timed steps of FedAvg."""
-    return round_steps(task) * _seconds_a_step(task)
-
-
 def round_steps(task: Task, apart: bool = False) -> float:
     """Return the steps of the sampled clients in the first round, over all phases of local training.
 
@@ -160,7 +155,7 @@ class _Short(FedAvg):
         return tuple(replace(phase, steps=STEPS) for phase in super().phases(rnd, client))
 
 
-def _seconds_a_step(task: Task) -> float:
+def seconds_a_step(task: Task) -> float:
     """Return the seconds of one step in a client's round, with its share of batches, optimiser and messages.
 
     A client of median size trains with FedAvg for at most :data:`STEPS` steps, after one untimed round. It uses a copy

@@ -15,7 +15,7 @@ COMMANDS = {
     "run": ("run", "--rounds", "1"),
     "run by a rule": ("run", "--algorithm", "playerfl", "--rounds", "1"),
     "run by a race": ("run", "--algorithm", "fedper", "--plan", "choose", "--rounds", "2"),
-    "choose": ("choose", "--rounds", "2", "--seeds", "2", "--tune-rates", "2", "--with-finetuning"),
+    "choose": ("choose", "--rounds", "2", "--seeds", "2", "--tune-rates", "2"),
     "compare": ("compare", "--rounds", "1", "--seeds", "2", "--baselines"),
     "tune": ("tune", "--rounds", "1", "--algorithms", "fedavg", "fedprox", "--search", "lr=0.01,0.1", "mu=0.1,1"),
     "diagnose": ("diagnose", "--null", "labels", "clients", "fresh"),
