@@ -115,7 +115,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _summary(below.subplots(), regrets, mean)
     caption = (
         f"Above: macro-F1 on the test split after the last round of FedPer, under every cut from none to all layers. "
-        f"No choice saw that split. Coloured marks: each rule's choice after the first epoch. "
+        f"Neither training nor a rule saw that split. Coloured marks: each rule's choice after the first epoch. "
         f"The axes end at 0 and 100 %. An interval of few seeds may reach beyond. "
         f"Below: regret, the score of the best mean over seeds (the star) minus the choice's. A "
         f"grey mark is a dataset's mean over seeds. The bar is the mean over datasets with its 95 % interval. "

@@ -22,6 +22,8 @@ SCORE = "macro_f1"
 OUTER = ("nothing", "all")
 ARMS = ("nothing", "half", MAIN_CUT, "all")
 RANDOM, MEAN_OF_ALL = "random cut", "mean of all cuts"
+FINE_TUNED_OR_NOT = "fine-tuned or not"
+"""FedAvg with as many own epochs as validation prefers, 0 among them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Scores:
         """Return the scores with a seed's worst for each run that diverged; on validation that has none."""
         held_out = np.where(np.isnan(self.held_out), worst[:, None, None], self.held_out)
         return replace(self, held_out=held_out)
+
+    def joined(self, other: Scores, variant: str) -> Scores:
+        """Return the scores with one more variant, of other runs with the same rates."""
+        k = other.variants.index(variant)
+        pairs = [(getattr(self, name), getattr(other, name)[:, [k]]) for name in ("validation", "held_out", "rounds")]
+        return Scores((*self.variants, variant), *(np.concatenate(pair, axis=1) for pair in pairs))
 
     def rate(self, seed: int, variant: int) -> int:
         """Return the rate with the best mean score on validation in all seeds but this one."""
@@ -134,6 +142,8 @@ def _part(name: str, frame: pd.DataFrame) -> Part:
         rates = each.rates if kind != RESTARTS else (each.config.lr,)
         if len(own):
             kinds[kind] = _scores(own, rates, variants).without_gaps(worst)
+    if tuned := kinds.get(PERSONALISED):
+        kinds[FINE_TUNED_OR_NOT] = tuned.joined(cuts.without_gaps(worst), "all")
     rules = frame[frame["metric"] == DECISION].pivot(index="variant", columns="seed", values="value")
     decided = {str(rule): values.to_numpy(float) for rule, values in rules.iterrows()}
     assert each.config.lr is not None

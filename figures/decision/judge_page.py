@@ -16,6 +16,7 @@ from fedlayers.studies.judge import FROZEN, Judge
 from figures import items
 from figures.decision import judge
 from figures.decision.finished_page import POINT, calibrated, calibration, certainty, certainty_columns, whole
+from figures.decision.finished_regret import natural
 from figures.decision.finished_runs import NAME
 from figures.decision.finished_ways import Part
 from figures.drawing import Drawing, Finding
@@ -119,6 +120,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Each family was left out of the fit. Shares and numbers were chosen on these, so this table flatters.",
         "## All families",
         markdown(_columns(judge.table(parts, curves, unseen))),
+        "## Natural clients",
+        markdown(_columns(judge.table([part for part in parts if natural(part)], curves, unseen))),
+        "The federations whose data name their clients.",
         "## How certain one race is",
         markdown(certainty_columns(certainty(parts, races))),
         "All families, cuts judged by the judge; those of before by one that was fitted without them. The distance is "

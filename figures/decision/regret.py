@@ -90,9 +90,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     caption = (
         f"{len(parts)} federations with {span(counts)} seeds each. Macro-F1 after the last round on "
-        f"{held_out.min():.0f} to {held_out.max():.0f} held-out samples a run. No choice saw these samples. Left: "
+        f"{held_out.min():.0f} to {held_out.max():.0f} held-out samples a run, which the run did not see. Left: "
         "summed regret of eight methods as a share of a random cut's. Bars are 95 % t intervals over "
-        "federations and runs. The cost in full runs is in brackets. Right: regret in each federation against the cut "
+        "federations. The cost in full runs is in brackets. Right: regret in each federation against the cut "
         "with the best mean (mean over runs). A value below 0 is better than every cut."
     )
     table = pd.concat([table.assign(part=name) for name, table in tables.items()], ignore_index=True)

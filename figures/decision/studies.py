@@ -84,7 +84,7 @@ def known(frame: pd.DataFrame, federation: str, won: Mapping[str, float]) -> dic
     """Return the gains of the races' winners in the runs of every cut, for each arm that they are compared with.
 
     Args:
-        frame: rows of :mod:`figures.decision.runs`, whose held-out samples no choice saw.
+        frame: rows of :mod:`figures.decision.runs`, with held-out samples that the run did not see.
         won: races won by each arm, by which the arms' scores are weighted.
     """
     own = frame[(frame["run"] == federation) & (frame["metric"] == "macro_f1") & (frame["split"] == HELD_OUT)]

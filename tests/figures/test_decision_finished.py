@@ -166,7 +166,7 @@ def test_regrets_of_known_scores_are_exact():
     assert table.loc["all", ["above", "below", "p"]].tolist() == [3, 0, 0.25]
     assert table.loc[MAIN_CUT, ["above", "below"]].tolist() == [0, 3]
     worth = finished_regret.worth(parts).set_index("what")["gain"]
-    assert worth.tolist() == pytest.approx([0.1, 0, 0.1, 0, 0, 0, 0, 0])
+    assert worth.tolist() == pytest.approx([0.1, 0, 0.1, 0, 0, 0, 0, 0, 0, 0])
     main = finished_regret.compared(parts, finished_regret.MAIN_COMPARISONS)
     assert main["gain"].tolist() == pytest.approx([0.1, 0, 0.1, 0.1])
     assert main[["above", "below"]].iloc[0].tolist() == [3, 0]
